@@ -1,0 +1,43 @@
+"""Steps as data: decided by pure functions, acted on here, or printed as the bash script that does the same."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Step:
+    """One program call. `why` is shown to the user; `env` is laid over the caller's environment."""
+
+    why: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    pipe_to: tuple[str, ...] = ()
+    """a program that reads this one's stdout; empty: none"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Steps in order; the first that fails ends the plan."""
+
+    steps: tuple[Step, ...]
+
+
+def bash(plan: Plan) -> str:
+    """The plan as a bash script that does the same by hand."""
+    lines = ["#!/usr/bin/env bash", "set -euo pipefail"]
+    for step in plan.steps:
+        lines += ["", *(f"# {line}" for line in step.why.splitlines()), _line(step)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(step: Step) -> str:
+    assignments = [f"{name}={shlex.quote(value)}" for name, value in step.env.items()]
+    command = " ".join([*assignments, shlex.join(step.argv)])
+    if step.pipe_to:
+        command += " | " + shlex.join(step.pipe_to)
+    return f"( cd {shlex.quote(str(step.cwd))} && {command} )" if step.cwd else command

@@ -1,0 +1,35 @@
+"""What this machine is and has: asked cheaply, changing nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+
+# what OCI, Debian and Slurm sites call the same processors
+_OCI_ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+def architecture() -> str:
+    """This machine's architecture in OCI's words (`amd64`, `arm64`, ...)."""
+    return oci_architecture(platform.machine())
+
+
+def oci_architecture(name: str) -> str:
+    """An architecture name of any dialect (`x86_64`, `aarch64`, `amd64`) in OCI's words."""
+    return _OCI_ARCHITECTURES.get(name, name)
+
+
+def is_root() -> bool:
+    """Whether we run as root."""
+    return os.geteuid() == 0
+
+
+def has_terminal() -> bool:
+    """Whether stdin and stderr are a terminal, so that a question can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def fuse_usable() -> bool:
+    """Whether this user may open /dev/fuse (what squashfuse needs)."""
+    return os.access("/dev/fuse", os.R_OK | os.W_OK)

@@ -1,0 +1,190 @@
+"""Programs of the machine, started from argument tuples, never from shell text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError
+
+# Debian's name of the package that brings a program, for the advice in errors
+PACKAGES = {
+    "podman": "podman",
+    "docker": "docker.io",
+    "skopeo": "skopeo",
+    "mksquashfs": "squashfs-tools",
+    "unsquashfs": "squashfs-tools",
+    "tar2sqfs": "squashfs-tools-ng",
+    "squashfuse": "squashfuse",
+    "bwrap": "bubblewrap",
+    "mmdebstrap": "mmdebstrap",
+    "sbatch": "slurm-client",
+    "srun": "slurm-client",
+    "squeue": "slurm-client",
+    "scancel": "slurm-client",
+    "git": "git",
+}
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished program: its argv, exit code, and what it printed."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def which(program: str) -> str | None:
+    """The absolute path of a program on PATH (with /usr/sbin and /sbin, where daemons live), or None."""
+    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    return shutil.which(program, path=path)
+
+
+def need(programs: Iterable[str]) -> None:
+    """Raise one RunnerError that names every program of `programs` that is missing, and its package."""
+    missing = [program for program in programs if which(program) is None]
+    if missing:
+        packages = sorted({PACKAGES.get(program, program) for program in missing})
+        raise RunnerError(
+            f"missing on this machine: {', '.join(missing)}",
+            "these programs are not on PATH",
+            f"apt-get install --no-install-recommends {' '.join(packages)}   (or ask the admin for them)",
+        )
+
+
+def environment(extra: Mapping[str, str] | None) -> dict[str, str]:
+    """This process's environment with `extra` laid over it."""
+    return {**os.environ, **(extra or {})}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    text_input: str | None = None,
+    check: bool = True,
+    timeout_seconds: float | None = None,
+) -> Completed:
+    """Run a program to its end and return what it printed. Raises RunnerError when it is missing, hangs or
+    (with `check`) fails; the error keeps the program's own words."""
+    need((argv[0],)) if os.sep not in argv[0] else None
+    try:
+        done = subprocess.run(
+            tuple(argv),
+            env=environment(env),
+            cwd=cwd,
+            input=text_input,
+            stdin=subprocess.DEVNULL if text_input is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RunnerError(
+            f"{argv[0]} did not answer", f"no answer within {timeout_seconds:.0f} s", "try again, or look at its server"
+        ) from error
+    except OSError as error:
+        raise RunnerError(f"cannot start {argv[0]}", str(error), "mend the program or its mode") from error
+    completed = Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
+    if check and done.returncode != 0:
+        raise failed(completed)
+    return completed
+
+
+def failed(completed: Completed, fix: str = "") -> RunnerError:
+    """The error for a program that ended with a code other than 0; `why` holds its last words."""
+    words = (completed.stderr.strip() or completed.stdout.strip() or "it printed nothing").splitlines()
+    return RunnerError(
+        f"{Path(completed.argv[0]).name} failed with exit code {completed.exit_code}",
+        "\n".join(words[-12:]),
+        fix or f"run it by hand: {' '.join(completed.argv[:6])}{' …' if len(completed.argv) > 6 else ''}",
+    )
+
+
+def follow(
+    argv: Sequence[str],
+    line: Callable[[str], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> int:
+    """Run a program and hand over each line of its stdout and stderr as it comes; returns the exit code.
+
+    On an exception (Ctrl-C among them) the program's whole process group is ended before it goes on upwards.
+    """
+    need((argv[0],)) if os.sep not in argv[0] else None
+    child = subprocess.Popen(
+        tuple(argv),
+        env=environment(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        assert child.stdout is not None
+        for text in child.stdout:
+            line(text.rstrip("\n"))
+        return child.wait()
+    except BaseException:
+        end_group(child.pid)
+        child.wait()
+        raise
+
+
+def end_group(pid: int, grace_seconds: float = 5.0) -> None:
+    """End a process group that we started: SIGTERM, then SIGKILL after the grace."""
+    import time
+
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        while time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                if os.waitpid(pid, os.WNOHANG)[0] == pid:
+                    break
+            time.sleep(0.05)
+        os.killpg(pid, signal.SIGKILL)
+
+
+def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
+    """Run a program on our own terminal (stdin, stdout, stderr as they are); returns its exit code.
+
+    128 + N for a program that signal N ended, as shells say it.
+    """
+    need((argv[0],)) if os.sep not in argv[0] else None
+    child = subprocess.Popen(tuple(argv), env=environment(env), cwd=cwd)
+    while True:
+        try:
+            code = child.wait()
+            return code if code >= 0 else 128 - code
+        except KeyboardInterrupt:
+            continue  # the terminal sent Ctrl-C to the program too: its own answer counts
+
+
+def detached(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
+    """Start a program that outlives us, its output appended to `log`; returns its process id."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            tuple(argv),
+            env=environment(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return child.pid

@@ -1,0 +1,83 @@
+"""Where recipes, environments and jobs are looked up: the user's project first, else the shipped copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError, unknown
+
+SUFFIXES = {"containers": ".toml", "edf": ".toml", "jobs": ".toml"}
+KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's root (None outside of one) and the shipped folder that stands in for what it lacks."""
+
+    root: Path | None
+    shipped: Path
+    start: Path
+    """the folder that the user stands in; relative paths are read from here"""
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """The folders that are searched, the user's own first."""
+        return tuple(dict.fromkeys(folder for folder in (self.root, self.shipped) if folder is not None))
+
+    @property
+    def runs(self) -> Path:
+        """The project's own folder of runs, used where the site names none."""
+        return (self.root or self.start) / "runs"
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        """The known names of a kind (`containers`, `edf` or `jobs`), from all roots."""
+        found = {path.stem for root in self.roots for path in (root / kind).glob("*" + SUFFIXES[kind])}
+        return tuple(sorted(found))
+
+    def find(self, kind: str, name: str) -> Path:
+        """The file of a named recipe, environment or job, or of a path that the user gave.
+
+        `NAME`, `NAME.toml`, `./NAME.toml` and absolute paths are accepted.
+        Raises RunnerError that lists the known names and suggests the nearest.
+        """
+        if "/" in name or name.startswith("."):
+            path = (self.start / Path(name).expanduser()).resolve()
+            if path.is_file():
+                return path
+            raise RunnerError(
+                f"there is no {KIND_NAMES[kind]} file {name!r}", f"{path} does not exist", "check the path"
+            )
+        stem = name.removesuffix(SUFFIXES[kind])
+        for root in self.roots:
+            path = root / kind / (stem + SUFFIXES[kind])
+            if path.is_file():
+                return path
+        raise unknown(KIND_NAMES[kind], stem, self.names(kind))
+
+
+def shipped_folder() -> Path:
+    """The folder with the recipes, environments and jobs that come with runner.
+
+    Package data in an installed wheel; the top level of the checkout in an editable install.
+    """
+    package = Path(__file__).resolve().parent
+    installed = package / "shipped"
+    return installed if installed.is_dir() else package.parent.parent
+
+
+def find_project(start: Path | None = None) -> Project:
+    """The project that `start` (default: the current folder) lies in.
+
+    Its root is the nearest folder upwards with a `runner.toml`, else the git root where that has one of the three
+    folders `containers/`, `edf/`, `jobs/`.
+    """
+    here = (start or Path.cwd()).resolve()
+    shipped = shipped_folder()
+    for folder in (here, *here.parents):
+        if (folder / "runner.toml").is_file():
+            return Project(folder, shipped, here)
+        if (folder / ".git").exists():
+            owns = any((folder / kind).is_dir() for kind in SUFFIXES)
+            return Project(folder if owns else None, shipped, here)
+    return Project(None, shipped, here)

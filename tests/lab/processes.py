@@ -1,0 +1,124 @@
+"""Start and stop the lab's daemons: only processes that carry the lab's own mark are ever signalled."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+MARK = "RUNNER_LAB_FOLDER"  # set in the environment of daemons, inherited by slurmstepd, never by a job's own processes
+
+
+class LabError(RuntimeError):
+    """A part of the lab could not be started or did not do what it must; the text holds the daemon's own words."""
+
+
+def wait_until(ready: Callable[[], bool], seconds: float, what: str, pause: float = 0.02) -> None:
+    """Return as soon as `ready()` is true; LabError when `seconds` have passed."""
+    deadline = time.monotonic() + seconds
+    while not ready():
+        if time.monotonic() > deadline:
+            raise LabError(f"waited {seconds:g} s in vain: {what}")
+        time.sleep(pause)
+
+
+def start_daemon(argv: Sequence[str], environ: Mapping[str, str], log: Path, folder: Path) -> None:
+    """Run a program that puts itself into the background; LabError with its output when it refuses."""
+    marked = {**environ, MARK: str(folder)}
+    with log.open("ab") as output:
+        code = subprocess.run(
+            argv, env=marked, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+        ).returncode
+    if code != 0:
+        raise LabError(f"{argv[0]} ended with {code}: {log.read_text(errors='replace')[-2000:]}")
+
+
+def spawn(argv: Sequence[str], environ: Mapping[str, str], log: Path, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a program that stays in the foreground, in its own session, marked as the lab's."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            argv,
+            env={**environ, MARK: str(folder)},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def read_pid(path: Path) -> int | None:
+    """Return the process id in a pid file, None where there is none yet."""
+    try:
+        return int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def is_marked(pid: int, folder: Path) -> bool:
+    """True when the process was started by the lab in `folder` (its start environment says so)."""
+    try:
+        return f"{MARK}={folder}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    """True while the process runs; one that has ended but was not yet waited for counts as gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def marked(folder: Path) -> frozenset[int]:
+    """Every process of the lab in `folder`."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    return frozenset(pid for pid in pids if pid != os.getpid() and is_marked(pid, folder))
+
+
+def descendants(roots: Iterable[int]) -> frozenset[int]:
+    """The processes below `roots`, without the roots."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            children.setdefault(parent, []).append(int(name))
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in found:
+                found.add(child)
+                waiting.append(child)
+    return frozenset(found)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def stop(pids: Iterable[int], seconds: float = 5.0) -> None:
+    """Ask the processes to end, wait until each is gone, and kill what is left after `seconds`."""
+    asked = frozenset(pids)
+    _signal(asked, signal.SIGTERM)
+    try:
+        wait_until(lambda: not any(map(is_alive, asked)), seconds, "daemons to end")
+    except LabError:
+        _signal(filter(is_alive, asked), signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, asked)), 5, f"killed processes {sorted(asked)} to be gone")
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill at once and wait until each is gone."""
+    asked = frozenset(pids)
+    _signal(asked, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_alive, asked)), 5, f"killed processes {sorted(asked)} to be gone")
