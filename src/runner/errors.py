@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class RunnerError(Exception):
@@ -29,6 +31,8 @@ class RunnerError(Exception):
 
 def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> RunnerError:
     """The error for a name that does not exist: near-misses are suggested, all known names listed."""
+    import difflib  # slow to import, and only errors need it
+
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     advice = f"did you mean {close[0]!r}?" if close else fix

@@ -1,0 +1,166 @@
+"""argv -> command: the only parser, the only place where a RunnerError becomes an exit code.
+
+Exit codes: 0 done, 1 the user can mend it, 2 usage, 3 our bug (log kept), 130 Ctrl-C;
+`shell` and `launch --wait` pass the child's code on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from runner import __version__
+from runner.commands.console import Console
+from runner.errors import RunnerError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from runner.commands.options import Parser
+
+# verb -> (module in runner.commands, one line of help); the groups are those of the printed overview.
+# Only the module of the verb in use is imported, and argparse only where there is something to parse: that keeps `runner --help` near the start of Python itself.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "images": {
+        "build": ("images", "Containerfile -> OCI image; prints NAME:TAG"),
+        "import": ("images", "OCI image -> squashfs; prints the path"),
+        "images": ("images", "list the squashfs files: source, size, age"),
+    },
+    "environments": {
+        "env": ("environments", "show | emit | check an environment (an EDF file)"),
+    },
+    "runs": {
+        "launch": ("runs", "start a script or a command in an environment; prints RUN"),
+        "shell": ("runs", "a prompt, or a command, in an environment or a run"),
+        "status": ("runs", "what the runs are doing"),
+        "logs": ("runs", "what a run has printed; -f follows it"),
+        "cancel": ("runs", "end runs"),
+    },
+    "machine": {
+        "init": ("host", "copy recipes, environments and jobs here, to edit them"),
+        "site": ("host", "list | show the sites (clusters) and where each value comes from"),
+        "doctor": ("host", "what this machine can do, and how to mend what it cannot"),
+        "completion": ("host", "print the completion script of a shell"),
+    },
+}
+VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
+
+
+def split_rest(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...], bool]:
+    """The words before the first bare `--`, the words after it untouched, and whether there was one."""
+    words = list(argv)
+    if "--" not in words:
+        return words, (), False
+    at = words.index("--")
+    return words[:at], tuple(words[at + 1 :]), True
+
+
+def make_parser(verbs: Sequence[str]) -> Parser:
+    """The parser with the given verbs; their modules are imported."""
+    import importlib
+
+    from runner.commands.options import Parser, common_options
+
+    parser = Parser(prog="runner", description="From a Containerfile to a running, restartable Slurm job.")
+    parser.add_argument("--version", action="version", version=f"runner {__version__}")
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    common = common_options()
+    for module in dict.fromkeys(VERBS[verb][0] for verb in verbs):
+        importlib.import_module(f"runner.commands.{module}").add(subparsers, common)
+    return parser
+
+
+def full_parser() -> Parser:
+    """The parser with every verb: what completion scripts are made from."""
+    return make_parser(tuple(VERBS))
+
+
+def overview() -> str:
+    """The text of `runner --help`."""
+    lines = [
+        "usage: runner VERB [options] [-- ARGS…]",
+        "",
+        "From a Containerfile to a running, restartable Slurm job.",
+    ]
+    for group, verbs in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {verb:<12}{summary}" for verb, (_, summary) in verbs.items()]
+    lines += [
+        "",
+        "options:",
+        "  --site NAME  the cluster (default: RUNNER_SITE, then detection)",
+        "  -v           say more on stderr",
+        "  --version    print the version",
+        "",
+        "`runner VERB --help` tells the rest. The short way:",
+        "  runner build && runner import && runner launch --env ngc-ds --script sft",
+    ]
+    return "\n".join(lines)
+
+
+def find_verb(words: Sequence[str]) -> str | None:
+    """The first word that is not an option (nor the value of --site), or None."""
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "--site":
+            skip = True
+        elif not word.startswith("-"):
+            return word
+    return None
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace | None:
+    """The parsed command, or None where only help or version was asked for (and printed)."""
+    words, rest, has_rest = split_rest(argv)
+    verb = find_verb(words)
+    if verb is None:
+        if "--version" in words:
+            print(f"runner {__version__}")
+            return None
+        print(overview())
+        if "-h" in words or "--help" in words or not words:
+            return None
+        raise RunnerError(
+            f"runner: no verb in {' '.join(words)!r}", "every call names a verb", "runner --help", exit_code=2
+        )
+    if verb not in VERBS:
+        import difflib
+
+        close = difflib.get_close_matches(verb, VERBS, n=1)
+        fix = f"did you mean `runner {close[0]}`?" if close else "runner --help"
+        raise RunnerError(f"there is no verb {verb!r}", f"known: {', '.join(VERBS)}", fix, exit_code=2)
+    # options of every verb may also stand before it
+    at = words.index(verb)
+    args = make_parser((verb,)).parse_args([verb, *words[:at], *words[at + 1 :]])
+    args.rest, args.has_rest, args.full_parser = rest, has_rest, full_parser
+    return args
+
+
+def run(argv: Sequence[str]) -> int:
+    """Carry out a command line; returns the exit code."""
+    console = Console(verbose="-v" in argv or "--verbose" in argv)
+    try:
+        args = parse(argv)
+        if args is None:
+            return 0
+        code: int = args.run(args, console)
+        sys.stdout.flush()
+        return code
+    except RunnerError as error:
+        console.error(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.error_line("runner: stopped by Ctrl-C")
+        return 130
+    except BrokenPipeError:
+        # the reader of our stdout (head, grep -q) has gone: nothing more to say, and no noise at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0
+    except Exception as error:
+        return console.bug(error, argv)
