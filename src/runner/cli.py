@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from runner import __version__
 from runner.commands.console import Console
 from runner.errors import RunnerError
 
+TYPE_CHECKING = False  # what type checkers take as true; `typing` itself is slow to import
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from runner.commands.options import Parser
 
 # verb -> (module in runner.commands, one line of help); the groups are those of the printed overview.
-# Only the module of the verb in use is imported, and argparse only where there is something to parse: that keeps `runner --help` near the start of Python itself.
+# Only the module of the verb in use is imported, and argparse only where there is something to parse: that keeps
+# `runner --help` near the start of Python itself.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "images": {
         "build": ("images", "Containerfile -> OCI image; prints NAME:TAG"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # what type checkers take as true; `typing` itself is slow to import
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
