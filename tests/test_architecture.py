@@ -1,0 +1,163 @@
+"""The rules that keep the house in order, read from the source itself."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src" / "runner"
+JOBS = ROOT / "jobs"
+
+# who may import whom: each room only those after it (cli > commands > runs > environments > images > the ground)
+FLOORS = ("cli", "commands", "runs", "environments", "images", "ground", "machine", "errors")
+GROUND = {"site", "doctor", "located_toml", "project"}
+# the rooms that may touch subprocess, sockets, or files for writing
+DOORS = ("machine", "images/oci", "images/squashfs")
+SLOW = {"jinja2", "tomlkit", "docker", "rich", "shtab"}
+TRAINING = {"torch", "deepspeed", "transformers", "trl", "datasets", "accelerate", "peft"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor_of(module: str) -> str | None:
+    """The floor of a dotted module name of runner; None for the package itself and `__main__`."""
+    parts = module.split(".")
+    if len(parts) < 2 or parts[1] == "__main__":
+        return None
+    return "ground" if parts[1] in GROUND else parts[1]
+
+
+def imports(path: Path, *, top_only: bool = False) -> set[str]:
+    """The dotted names that a file imports, those under `if TYPE_CHECKING:` left out."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST, inside_function: bool) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import) and not (top_only and inside_function):
+            found.update(alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module and not (top_only and inside_function):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        inside = inside_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for child in ast.iter_child_nodes(node):
+            visit(child, inside)
+
+    visit(ast.parse(path.read_text()), False)
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_point_downwards(path: Path) -> None:
+    """A module imports its own floor and those below it, never one above."""
+    own = floor_of(name_of(path))
+    if own is None:
+        return
+    for imported in imports(path):
+        other = floor_of(imported) if imported.startswith("runner.") else None
+        if other in FLOORS:
+            assert FLOORS.index(other) >= FLOORS.index(own), f"{name_of(path)} imports {imported}, which lies above it"
+
+
+def test_every_module_has_a_floor() -> None:
+    """A new room at the top of runner is given its place in this test first."""
+    rooms = {floor_of(name_of(path)) for path in modules()} - {None}
+    assert rooms <= set(FLOORS)
+
+
+def test_no_import_cycles() -> None:
+    """Following imports never leads back, those inside functions included."""
+    names = {name_of(path): path for path in modules()}
+    arrows = {
+        name: {found for found in imports(path) if found in names and found != name} for name, path in names.items()
+    }
+    # a package's __init__ that gathers its own modules is no cycle with them unless they import the package's names
+    done: set[str] = set()
+
+    def walk(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail[trail.index(name) :], name))
+        if name in done:
+            return
+        for other in sorted(arrows[name]):
+            walk(other, (*trail, name))
+        done.add(name)
+
+    for name in sorted(names):
+        walk(name, ())
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_only_the_doors_touch_the_machine(path: Path) -> None:
+    """Only machine/ and the byte pumps of images/ use subprocess, sockets, or open files for writing."""
+    place = path.relative_to(SOURCE).as_posix()
+    if place.startswith(DOORS):
+        return
+    assert not imports(path) & {"subprocess", "socket", "pty", "fcntl"}, place
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            call = ast.unparse(node.func)
+            assert node.func.attr not in {"write_text", "write_bytes"}, f"{place}:{node.lineno} {call}"
+            assert call not in {"os.system", "os.popen", "os.execvp", "os.spawnvp"}, f"{place}:{node.lineno} {call}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_only_commands_print(path: Path) -> None:
+    """print() and sys.stdout belong to cli.py and commands/."""
+    place = path.relative_to(SOURCE).as_posix()
+    if place == "cli.py" or place.startswith("commands/"):
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            assert node.func.id != "print", f"{place}:{node.lineno} prints"
+        if isinstance(node, ast.Attribute):
+            assert ast.unparse(node) not in {"sys.stdout", "sys.stderr.write"}, f"{place}:{node.lineno}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_slow_imports_happen_inside_functions(path: Path) -> None:
+    """jinja2, tomlkit, docker, rich and shtab are imported where they are used; the training stack never."""
+    assert not {name.split(".")[0] for name in imports(path, top_only=True)} & SLOW
+    assert not {name.split(".")[0] for name in imports(path)} & TRAINING
+
+
+def test_engines_and_schedulers_do_not_know_each_other() -> None:
+    """They meet as data (an Attachment); payload/ never imports runner."""
+    for path in modules():
+        place = path.relative_to(SOURCE).as_posix()
+        if place.startswith("environments/engines/"):
+            assert not any("schedulers" in name for name in imports(path)), place
+        if place.startswith("runs/schedulers/"):
+            assert not any("engines" in name for name in imports(path)), place
+
+
+def test_jobs_never_import_runner_and_shadow_no_package() -> None:
+    """Jobs run where runner is not installed, on any Python path."""
+    for path in sorted(JOBS.rglob("*.py")):
+        found = {name.split(".")[0] for name in imports(path)}
+        assert "runner" not in found, path
+    for path in [*JOBS.glob("*.py"), *{path.parent for path in JOBS.glob("*/*.py")}]:
+        assert path.stem not in TRAINING | SLOW | set(sys.stdlib_module_names), path
+
+
+@pytest.mark.parametrize(
+    "path", [*modules(), *sorted(JOBS.rglob("*.py"))], ids=lambda p: p.relative_to(ROOT).as_posix()
+)
+def test_rooms_are_small(path: Path) -> None:
+    """No module over 300 lines, no function over 50."""
+    text = path.read_text()
+    assert text.count("\n") <= 300, path
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or node.lineno) - node.lineno + 1 <= 50, f"{path}:{node.lineno} {node.name}"
