@@ -1,0 +1,177 @@
+"""TOML files with the line of every key, so that each complaint and each value can say where it stands.
+
+`tomllib` reads the file and is the only judge of its syntax; toml_lines.py then finds where each key stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import tomllib
+
+from runner.errors import RunnerError
+from runner.toml_lines import Keys, key_lines
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file and, where it is known, a line in it."""
+
+    path: Path
+    line: int | None = None
+
+    def __str__(self) -> str:
+        """`edf/x.toml:12`, relative to the current folder where the file lies below it."""
+        here = Path.cwd()
+        path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
+        return str(path) if self.line is None else f"{path}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A TOML file's data, and the line of each key path. Elements of arrays have their index as key ("mounts", "0")."""
+
+    path: Path
+    data: Mapping[str, Any]
+    lines: Mapping[Keys, int] = field(default_factory=dict)
+
+    def place(self, *keys: str) -> Place:
+        """Where a key stands; the nearest table around it where it does not stand in the file itself."""
+        for length in range(len(keys), 0, -1):
+            if keys[:length] in self.lines:
+                return Place(self.path, self.lines[keys[:length]])
+        return Place(self.path)
+
+    def get(self, *keys: str) -> Any:
+        """The value at a key path, or None."""
+        value: Any = self.data
+        for key in keys:
+            if not isinstance(value, Mapping) or key not in value:
+                return None
+            value = value[key]
+        return value
+
+
+def read_toml(path: Path) -> Document:
+    """The file's data and lines. Raises RunnerError for a missing or unreadable file and for TOML errors."""
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise RunnerError(
+            f"cannot read {Place(path, line)}", "it is not UTF-8 text", f"iconv -t UTF-8 {path} > new.toml"
+        ) from error
+    except OSError as error:
+        raise RunnerError(f"cannot read {path}", error.strerror or str(error), "check the path and its mode") from error
+    return parse_toml(text, path)
+
+
+def parse_toml(text: str, path: Path) -> Document:
+    """The data and lines of TOML text that came from `path`."""
+    text = text.replace("\r\n", "\n")
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _syntax_error(text, path, str(error)) from error
+    return Document(path, data, key_lines(text))
+
+
+def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
+    found = re.search(r" \(at line (\d+), column (\d+)\)", message)
+    if not found:  # "(at end of document)"
+        return RunnerError(f"{Place(path)} is not TOML", message, "close the string, array or table that stays open")
+    line, column = int(found[1]), int(found[2])
+    wrong = text.split("\n")[line - 1]
+    why = f"{message.replace(found[0], '')}, line {line}, column {column}: {wrong.strip()}"
+    return RunnerError(f"{Place(path, line)} is not TOML", why, _syntax_advice(message))
+
+
+def _syntax_advice(message: str) -> str:
+    if re.search(r"twice|overwrite|namespace|mutate", message):
+        return "a table may be opened only once: put all its keys under one [table] heading"
+    if "Invalid value" in message:
+        return 'text stands in quotes: key = "value"'
+    return "mend that line"
+
+
+def refuse_unknown_keys(document: Document, table: Keys, known: Iterable[str], kind: str) -> None:
+    """Raise RunnerError for the first key of a table that is not one of `known`; its line and the nearest name."""
+    names = sorted(known)
+    content = document.get(*table) if table else document.data
+    for key in content or ():
+        if key not in names:
+            import difflib  # slow to import, and only errors need it
+
+            close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+            where = f" in [{'.'.join(table)}]" if table else ""
+            raise RunnerError(
+                f"{document.place(*table, key)}: unknown key {key!r}{where}",
+                f"the keys of this {kind}: {', '.join(names)}",
+                f"did you mean {close[0]!r}?" if close else "remove it, or correct its name",
+            )
+
+
+_NAMES: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "a table",
+    list: "an array",
+}
+
+
+def wrong_type(document: Document, keys: Keys, expected: str) -> RunnerError:
+    """The error for a value of another type than `expected`."""
+    value = document.get(*keys)
+    hint = f'write "{str(value).lower() if isinstance(value, bool) else value}"' if expected == "text" else ""
+    return RunnerError(
+        f"{document.place(*keys)}: {'.'.join(keys)} must be {expected}",
+        f"it is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
+        hint if isinstance(value, bool | int | float) and hint else f"write {expected} there",
+    )
+
+
+@overload
+def typed(document: Document, keys: Keys, kind: type[T], default: T) -> T: ...
+@overload
+def typed(document: Document, keys: Keys, kind: type[T], default: None = None) -> T | None: ...
+def typed(document: Document, keys: Keys, kind: type[T], default: T | None = None) -> T | None:
+    """The value at a key path, or the default where the key is absent. Raises RunnerError for another type."""
+    value = document.get(*keys)
+    if value is None:
+        return default
+    if kind is float and type(value) is int:
+        return kind(value)
+    if type(value) is not kind:  # not isinstance: true is no number
+        raise wrong_type(document, keys, _NAMES.get(kind, kind.__name__))
+    return value  # type: ignore[no-any-return]
+
+
+def strings(document: Document, keys: Keys, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """An array of strings as a tuple. Raises RunnerError that names the line of an element of another type."""
+    values = typed(document, keys, list)
+    if values is None:
+        return default
+    for index, value in enumerate(values):
+        if not isinstance(value, str):
+            place = document.place(*keys, str(index))
+            raise RunnerError(
+                f"{place}: every element of {'.'.join(keys)} must be text", f"this one is {value!r}", f'write "{value}"'
+            )
+    return tuple(values)
+
+
+def string_table(document: Document, keys: Keys) -> dict[str, str]:
+    """A table of strings. Raises RunnerError that names the line of a value of another type."""
+    table = typed(document, keys, dict, {})
+    for name, value in table.items():
+        if not isinstance(value, str):
+            raise wrong_type(document, (*keys, name), "text")
+    return dict(table)
