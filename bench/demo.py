@@ -1,0 +1,100 @@
+"""The main job on this machine, as the commands a user would type; ends with a table of what was made.
+
+`python bench/demo.py` (what `nox -s demo` runs). Each command is printed before it runs. Where no image can be built
+here (neither podman nor docker), the same job runs without a container, and that is said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PINS = ROOT / "containers" / "pins" / "cpu.txt"
+SECONDS: dict[str, float] = {}
+
+
+def command(title: str, *argv: str) -> str:
+    """Run `runner …` as printed, its stderr on ours; returns its stdout. Ends the demo where it fails."""
+    print(f"\n$ runner {shlex.join(argv)}", flush=True)
+    start = time.monotonic()
+    done = subprocess.run((sys.executable, "-m", "runner", *argv), stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    SECONDS[title] = time.monotonic() - start
+    if done.stdout.strip():
+        print(done.stdout.rstrip(), flush=True)
+    if done.returncode != 0:
+        sys.exit(done.returncode)
+    return done.stdout.strip()
+
+
+def container_engine() -> str | None:
+    """The program that can build an image here, or None."""
+    return next((name for name in ("podman", "docker") if shutil.which(name)), None)
+
+
+def install_without_container() -> Path:
+    """A folder with a Python that holds the job's packages: what stands in for the image where none can be built."""
+    folder = ROOT / ".nox" / "demo-host"
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"\n$ python -m venv {folder} && {python} -m pip install -r {PINS.relative_to(ROOT)}", flush=True)
+        subprocess.run((sys.executable, "-m", "venv", "--clear", folder), check=True)
+        subprocess.run((python, "-m", "pip", "install", "-q", "torch==2.13.0"), check=True)
+        subprocess.run((python, "-m", "pip", "install", "-q", "-r", PINS), check=True)
+        (folder / "complete").touch()
+    return folder
+
+
+def prepare() -> tuple[str, ...]:
+    """Make the image and the squashfs; returns the options that the launch needs beside the plain ones."""
+    if container_engine():
+        command("build", "build", "cpu")
+        squashfs = command("import", "import", "cpu")
+        print(f"  {Path(squashfs).resolve()}  {Path(squashfs).stat().st_size / 1e6:,.0f} MB")
+        command("check", "env", "check", "cpu")
+        return ()
+    print("neither podman nor docker is here: the demo runs the same job WITHOUT a container (--engine host)")
+    print("  to see it in one: apt-get install podman mmdebstrap squashfs-tools-ng squashfuse bubblewrap")
+    folder = install_without_container()
+    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return ("--engine", "host")
+
+
+def report(run: str) -> None:
+    """Print the closing table: seconds of each step, the training's figures, and where things lie."""
+    status = json.loads(subprocess.check_output((sys.executable, "-m", "runner", "status", run, "--json"), cwd=ROOT))
+    folder = Path(status[0]["folder"])
+    summary = json.loads((folder / "summary.json").read_text())
+    rows = [(f"{title} (s)", f"{seconds:.1f}") for title, seconds in SECONDS.items()]
+    rows += [
+        ("all (s)", f"{sum(SECONDS.values()):.1f}"),
+        ("training steps", f"{summary['steps']}"),
+        ("loss, first -> last", f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f}"),
+        ("tokens/s", f"{summary['tokens_per_second']:,.0f}"),
+        ("image", status[0].get("image_source") or "none"),
+        ("squashfs", status[0].get("image") or "none"),
+        ("run folder", str(folder)),
+        ("loss picture", str(folder / "loss.png")),
+    ]
+    width = max(len(name) for name, _ in rows)
+    print("\n" + "\n".join(f"{name:<{width}}  {value}" for name, value in rows))
+
+
+def main() -> None:
+    """Build, import, check, launch, generate, report."""
+    os.environ["RUNNER_SITE"] = "local"
+    print("$ export RUNNER_SITE=local", flush=True)
+    options = prepare()
+    run = command("launch", "launch", "--env", "cpu", "--script", "sft", *options, "--wait")
+    command("generate", "shell", run, "--", "python", "jobs/generate.py")
+    report(run)
+
+
+if __name__ == "__main__":
+    main()

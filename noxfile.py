@@ -1,0 +1,110 @@
+"""Sessions: they call `runner` commands and print them as a user would type them.
+
+./nox -s demo          the main job end to end: image, squashfs, environment, training, sample
+./nox -s tests         the test suite on real parts (real Slurm, podman, registry, squashfs)
+./nox -s build-image   runner build [-- RECIPE …]
+./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
+./nox -s lint          ruff, mypy --strict, shellcheck
+./nox -s bench         figures, measured side by side
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+import nox
+
+nox.options.sessions = ["tests"]
+nox.options.reuse_existing_virtualenvs = True
+# pip finds wheels that other installers do not look for (find-links folders, the CPU build of torch)
+nox.options.default_venv_backend = "virtualenv"
+
+CONTAINERS = ["podman", "crun", "runc", "uidmap", "slirp4netns", "fuse-overlayfs", "fuse3", "netavark", "catatonit", "mmdebstrap", "skopeo", "squashfs-tools", "squashfs-tools-ng", "squashfuse", "bubblewrap"]
+LAB = ["slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libslurm-dev", "gcc", "libc6-dev", "buildah", "docker-registry", "busybox-static", "shellcheck", "git"]
+TEST_TOOLS = (
+    "pytest>=8",
+    "pytest-xdist",
+    "pytest-cov",
+    "hypothesis",
+    "mypy",
+    "ruff",
+    "types-docker",
+    "build",
+    "hatchling",
+)
+
+
+def debian_packages(session: nox.Session, packages: list[str]) -> bool:
+    """Install the Debian packages that are missing, as root; else say which they are. True when none is missing."""
+    if shutil.which("dpkg-query") is None:
+        session.warn(f"this is not Debian or Ubuntu: what these packages bring is needed here: {' '.join(packages)}")
+        return False
+    listed = subprocess.run(("dpkg-query", "-W", "-f=${Package} ${db:Status-Status}\n"), capture_output=True, text=True)
+    installed = {line.split()[0] for line in listed.stdout.splitlines() if line.endswith(" installed")}
+    missing = [package for package in packages if package not in installed]
+    if not missing:
+        return True
+    command = ("apt-get", "install", "-y", "--no-install-recommends", *missing)
+    sudo = () if os.geteuid() == 0 else ("sudo", "-n")
+    if shutil.which("apt-get") is None or (sudo and subprocess.run((*sudo, "true"), capture_output=True).returncode):
+        session.warn(f"missing Debian packages: {' '.join(missing)}\n  try: sudo {' '.join(command)}")
+        return False
+    session.log(f"installing Debian packages: {' '.join(missing)}")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    session.run(*sudo, "apt-get", "update", "-qq", external=True, env=quiet)
+    session.run(*sudo, *command, external=True, env=quiet, silent=True)
+    return True
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The main job end to end on this machine: no GPU, no registry account, no cluster, no model download."""
+    debian_packages(session, CONTAINERS)
+    session.install("-q", "-e", ".")
+    session.run("python", "bench/demo.py", *session.posargs)
+
+
+@nox.session(name="build-image")
+def build_image(session: nox.Session) -> None:
+    """runner build [RECIPE …]: by default the NGC image, Containerfile.ngc-deepspeed."""
+    session.install("-q", "-e", ".")
+    session.run("runner", "build", *session.posargs)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The test suite on real parts; words after -- go to pytest."""
+    debian_packages(session, CONTAINERS + LAB)
+    session.install("-q", "-e", ".", *TEST_TOOLS)
+    # one torch for all tests that train: the CPU build, whose name differs where the index has only that build
+    session.install("-q", "torch==2.13.0")
+    session.install("-q", "-r", "tests/training-requirements.txt")
+    session.run(
+        "python", "-m", "pytest", *(session.posargs or ("-n", "2", "--cov=runner", "--cov-report=term:skip-covered"))
+    )
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff, mypy --strict, shellcheck on every shell file."""
+    session.install("-q", "-e", ".", *TEST_TOOLS)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+def lab(session: nox.Session) -> None:
+    """A private Slurm cluster of three virtual nodes, to try things on."""
+    debian_packages(session, CONTAINERS + LAB)
+    session.install("-q", "-e", ".")
+    session.run("python", "-m", "tests.lab", *(session.posargs or ("up",)))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Figures as ratios, measured side by side in one run: start-up."""
+    session.install("-q", "-e", ".", "torchx")
+    session.run("python", "bench/startup.py", *session.posargs)
