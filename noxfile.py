@@ -21,8 +21,14 @@ nox.options.reuse_existing_virtualenvs = True
 # pip finds wheels that other installers do not look for (find-links folders, the CPU build of torch)
 nox.options.default_venv_backend = "virtualenv"
 
-CONTAINERS = ["podman", "crun", "runc", "uidmap", "slirp4netns", "fuse-overlayfs", "fuse3", "netavark", "catatonit", "mmdebstrap", "skopeo", "squashfs-tools", "squashfs-tools-ng", "squashfuse", "bubblewrap"]
-LAB = ["slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge", "libslurm-dev", "gcc", "libc6-dev", "buildah", "docker-registry", "busybox-static", "shellcheck", "git"]
+CONTAINERS = (
+    *("podman", "crun", "runc", "uidmap", "slirp4netns", "fuse-overlayfs", "fuse3", "netavark", "catatonit"),
+    *("mmdebstrap", "skopeo", "squashfs-tools", "squashfs-tools-ng", "squashfuse", "bubblewrap"),
+)
+LAB = (
+    *("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
+    *("libslurm-dev", "gcc", "libc6-dev", "buildah", "docker-registry", "busybox-static", "shellcheck", "git"),
+)
 TEST_TOOLS = (
     "pytest>=8",
     "pytest-xdist",
@@ -36,7 +42,7 @@ TEST_TOOLS = (
 )
 
 
-def debian_packages(session: nox.Session, packages: list[str]) -> bool:
+def debian_packages(session: nox.Session, packages: tuple[str, ...]) -> bool:
     """Install the Debian packages that are missing, as root; else say which they are. True when none is missing."""
     if shutil.which("dpkg-query") is None:
         session.warn(f"this is not Debian or Ubuntu: what these packages bring is needed here: {' '.join(packages)}")

@@ -50,7 +50,7 @@ def main() -> None:
     """Run the commands in turn, so that a change of the machine's speed meets all alike; print medians and ratios."""
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     samples: dict[str, list[float]] = {name: [] for name in COMMANDS}
-    for name, argv in COMMANDS.items():  # one warm-up each: byte code, page cache
+    for argv in COMMANDS.values():  # one warm-up each: byte code, page cache
         seconds(argv)
     for _ in range(runs):
         for name, argv in COMMANDS.items():
