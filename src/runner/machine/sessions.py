@@ -1,0 +1,93 @@
+"""Process sessions that outlive us: which process it was, whether it still runs, how to end it.
+
+A process id alone is reused by the kernel; with the start time and the boot it names one process for ever.
+Source: proc(5), /proc/PID/stat field 22, /proc/sys/kernel/random/boot_id.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+
+def identity(pid: int) -> str:
+    """What tells this process from a later one with the same id: `BOOT:START`; empty when it has ended."""
+    fields = _stat(pid)
+    if fields is None or fields[0] in "ZX":
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{boot}:{fields[19]}"
+
+
+def members(session: int) -> tuple[int, ...]:
+    """The live processes of a session (its leader may have ended)."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    found = ((pid, _stat(pid)) for pid in pids)
+    return tuple(pid for pid, stat in found if stat and stat[0] not in "ZX" and stat[3] == str(session))
+
+
+def end(session: int, grace_seconds: float) -> bool:
+    """End a session: SIGTERM to its leader (whose trap tells the rest), SIGTERM to all, SIGKILL after the grace.
+
+    Returns whether everything is gone. Only processes of that session are touched.
+    """
+    leader_seconds = grace_seconds / 2
+    for number, pids, seconds in (
+        (signal.SIGTERM, (session,), leader_seconds),
+        (signal.SIGTERM, None, grace_seconds - leader_seconds),
+        (signal.SIGKILL, None, 5.0),
+    ):
+        for pid in pids or members(session):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not members(session):
+                return True
+            time.sleep(0.05)
+    return not members(session)
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from `state` on (the name before may hold anything), None when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+@contextmanager
+def uninterrupted(*, children: bool) -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done; with `children` from the programs started inside too.
+
+    For the moment between a submission and the record of it: a job that nobody knows of must not exist.
+    Programs that outlive us must not inherit the blocked signal: no `children` for those.
+    """
+    came: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread: Ctrl-C does not come here
+        yield
+        return
+    try:
+        if children:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        yield
+    finally:
+        if children:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt

@@ -1,0 +1,61 @@
+"""The runs that a folder of runs holds, and which of them a user's word means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runner.errors import RunnerError, unknown
+from runner.runs.run import RECORD, Run, load
+
+
+def list_runs(runs_folder: Path) -> tuple[Run, ...]:
+    """The runs in a folder of runs, oldest first; folders without a whole record are left out."""
+    if not runs_folder.is_dir():
+        return ()
+    found = []
+    for record in runs_folder.glob(f"*/{RECORD}"):
+        try:
+            found.append(load(record.parent))
+        except RunnerError:
+            continue
+    return tuple(sorted(found, key=lambda run: (run.created, run.name)))
+
+
+def find_run(word: str, runs_folder: Path) -> Run:
+    """The run that a user's word means: a name, a job id, `last`, or a path to a run folder.
+
+    Raises RunnerError that names the known runs (the nearest first) otherwise.
+    """
+    if "/" in word:
+        return load(Path(word).expanduser().resolve())
+    if (runs_folder / word / RECORD).is_file():
+        return load(runs_folder / word)
+    runs = list_runs(runs_folder)
+    if word == "last" and runs:
+        return runs[-1]
+    for run in reversed(runs):
+        # an array task or a step of a job (`123_4`, `123.0`) belongs to the job's run
+        if run.job_ids and word.replace("_", ".").split(".")[0] in run.job_ids:
+            return run
+    raise _unknown_run(word, runs, runs_folder)
+
+
+def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerError:
+    if not runs:
+        return RunnerError(
+            f"there is no run {word!r}",
+            f"{runs_folder} holds no runs",
+            "start one with `runner launch`, or name the site (--site) or folder (RUNNER_RUNS) where it was started",
+        )
+    names = [run.name for run in runs]
+    if word.isdigit() or word.startswith("local-"):
+        newest = ", ".join(f"{run.job_id} ({run.name})" for run in reversed(runs[-5:]) if run.job_id)
+        return RunnerError(
+            f"no run has the job id {word!r}",
+            f"newest job ids in {runs_folder}: {newest or 'none'}",
+            "its run folder may have been deleted, or lie in the folder of another site (--site, RUNNER_RUNS)",
+        )
+    error = unknown("run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too")
+    if (runs_folder / word).is_dir():
+        error.why = f"the folder {runs_folder / word} has no {RECORD}: its launch did not get that far"
+    return error

@@ -1,0 +1,102 @@
+"""A run: our name for one launch, however many jobs of a scheduler its attempts take; a folder with a record.
+
+The folder is `<runs>/<job>-NNNN`; its record `run.json` says what became of the launch itself
+(`preparing`, `submitted`). What the job does is asked elsewhere (status.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.machine import files
+
+RECORD = "run.json"
+PREPARING, SUBMITTED = "preparing", "submitted"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The record of a launch, as it stands in RUN/run.json."""
+
+    name: str
+    """`sft-0007`"""
+    folder: Path
+    """where it was found; not written down, since a run folder may be moved"""
+    job: str
+    site: str
+    scheduler: str
+    """`slurm` or `local`"""
+    created: str
+    """ISO 8601 with the time zone"""
+    state: str = PREPARING
+    """`preparing` until the scheduler has accepted it: a run that stays so was never submitted"""
+    job_ids: tuple[str, ...] = ()
+    """the scheduler's numbers, newest last; `local-PID` without a scheduler"""
+    environment: str = ""
+    engine: str = ""
+    image: str = ""
+    command_line: tuple[str, ...] = ()
+    """the words after `runner`, secrets left out"""
+    project: str = ""
+    host: str = ""
+    """where a local run lives"""
+    process: str = ""
+    """a local run's process identity (machine/sessions.py)"""
+    nodes: int = 1
+    slurm: Mapping[str, str] = field(default_factory=dict)
+    """the cluster and version that took it"""
+
+    @property
+    def job_id(self) -> str:
+        """The newest job id; empty before submission."""
+        return self.job_ids[-1] if self.job_ids else ""
+
+    @property
+    def log(self) -> Path:
+        """The one appended output file."""
+        return self.folder / "job.log"
+
+    @property
+    def code(self) -> Path:
+        """The snapshot."""
+        return self.folder / "code"
+
+    @property
+    def attempts(self) -> tuple[Path, ...]:
+        """The attempts' folders, oldest first."""
+        folder = self.folder / "attempts"
+        if not folder.is_dir():
+            return ()
+        found = [path for path in folder.iterdir() if path.name.isdigit()]
+        return tuple(sorted(found, key=lambda path: int(path.name)))
+
+
+def save(run: Run) -> None:
+    """Write RUN/run.json whole."""
+    record = {key: value for key, value in asdict(run).items() if key != "folder"}
+    files.write(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def load(folder: Path) -> Run:
+    """The run in a folder. Raises RunnerError where the record is missing or damaged."""
+    path = folder / RECORD
+    try:
+        data = json.loads(path.read_text())
+        known = {each.name for each in fields(Run)} - {"folder"}
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in known
+        }
+        return Run(folder=folder, **values)
+    except FileNotFoundError:
+        raise RunnerError(
+            f"{folder} is not a run folder", f"it has no {RECORD}", "name a run that `runner status` lists"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise RunnerError(
+            f"cannot read {path}", str(error), "restore the file, or remove the run folder when it is not needed"
+        ) from error

@@ -1,0 +1,97 @@
+"""A run folder has one owner, a whole record, and is found by every name that a user has for it."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.machine import folders
+from runner.runs import history
+from runner.runs.run import RECORD, SUBMITTED, Run, load, save
+
+
+def make_run(runs: Path, job: str = "sft", job_ids: tuple[str, ...] = (), created: str = "2026-11-21T10:00:00") -> Run:
+    folder = folders.take_numbered(runs, job)
+    run = Run(folder.name, folder, job, "local", "slurm", created, state=SUBMITTED, job_ids=job_ids)
+    save(run)
+    return run
+
+
+def test_a_record_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    run = make_run(tmp_path, job_ids=("17", "18"))
+    run = replace(run, command_line=("launch", "--", "echo", "ü '\" \n"), slurm={"version": "22.05.8"})
+    save(run)
+    assert load(run.folder) == run
+
+
+def test_numbers_go_on_after_the_highest_and_never_touch_another_job(tmp_path: Path) -> None:
+    (tmp_path / "sft-0041").mkdir()
+    (tmp_path / "sft-long-0099").mkdir()
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0042"
+    assert folders.take_numbered(tmp_path, "sft-long").name == "sft-long-0100"
+    assert folders.take_numbered(tmp_path, "a.b").name == "a.b-0001"
+
+
+def test_concurrent_launches_get_different_folders(tmp_path: Path) -> None:
+    """Six processes that take fifteen folders each make ninety folders, none twice."""
+    code = (
+        "import sys; from pathlib import Path; from runner.machine.folders import take_numbered\n"
+        "for _ in range(15): print(take_numbered(Path(sys.argv[1]), 'sft').name)"
+    )
+    racers = [
+        subprocess.Popen((sys.executable, "-c", code, str(tmp_path)), stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    names = [name for racer in racers for name in racer.communicate()[0].split()]
+    assert len(names) == len(set(names)) == 90
+
+
+def test_a_run_is_found_by_name_job_id_last_and_path(tmp_path: Path) -> None:
+    first = make_run(tmp_path, job_ids=("17", "23"), created="2026-11-21T10:00:00")
+    second = make_run(tmp_path, job_ids=("local-99",), created="2026-11-21T10:00:01")
+    assert history.find_run("sft-0001", tmp_path) == first
+    assert history.find_run("23", tmp_path) == first
+    assert history.find_run("17_4", tmp_path) == first
+    assert history.find_run("local-99", tmp_path) == second
+    assert history.find_run("last", tmp_path) == second
+    assert history.find_run(str(first.folder), tmp_path) == first
+
+
+def test_an_unknown_run_lists_the_nearest(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    with pytest.raises(RunnerError, match="no run 'stf-0001'") as caught:
+        history.find_run("stf-0001", tmp_path)
+    assert "did you mean 'sft-0001'?" in caught.value.fix
+
+
+def test_an_unknown_job_id_lists_the_newest(tmp_path: Path) -> None:
+    make_run(tmp_path, job_ids=("17",))
+    with pytest.raises(RunnerError, match="'18'") as caught:
+        history.find_run("18", tmp_path)
+    assert "17 (sft-0001)" in caught.value.why
+
+
+def test_no_runs_at_all_says_where_it_looked(tmp_path: Path) -> None:
+    with pytest.raises(RunnerError) as caught:
+        history.find_run("last", tmp_path / "nothing")
+    assert str(tmp_path / "nothing") in caught.value.why
+
+
+def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run.folder / RECORD).write_text('{"name": ')
+    with pytest.raises(RunnerError, match=r"cannot read .*run\.json"):
+        history.find_run("sft-0001", tmp_path)
+    assert history.list_runs(tmp_path) == ()
+
+
+def test_a_deleted_run_folder_is_an_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    folders.remove(run.folder)
+    with pytest.raises(RunnerError, match="is not a run folder"):
+        history.find_run(str(run.folder), tmp_path)
+    with pytest.raises(RunnerError, match="there is no run 'sft-0001'"):
+        history.find_run("sft-0001", tmp_path)
