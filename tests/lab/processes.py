@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 MARK = "RUNNER_LAB_FOLDER"  # set in the environment of daemons, inherited by slurmstepd, never by a job's own processes
@@ -74,20 +75,20 @@ def is_alive(pid: int) -> bool:
 
 def marked(folder: Path) -> frozenset[int]:
     """Every process of the lab in `folder`."""
-    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
     return frozenset(pid for pid in pids if pid != os.getpid() and is_marked(pid, folder))
 
 
 def descendants(roots: Iterable[int]) -> frozenset[int]:
     """The processes below `roots`, without the roots."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
             try:
-                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except (OSError, ValueError, IndexError):
                 continue
-            children.setdefault(parent, []).append(int(name))
+            children.setdefault(parent, []).append(int(entry.name))
     found: set[int] = set()
     waiting = list(roots)
     while waiting:
@@ -100,10 +101,8 @@ def descendants(roots: Iterable[int]) -> frozenset[int]:
 
 def _signal(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def stop(pids: Iterable[int], seconds: float = 5.0) -> None:

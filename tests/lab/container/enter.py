@@ -1,0 +1,40 @@
+"""Become a task's command inside the container that the holder keeps."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from tests.lab.container import kernel, variables
+
+
+def enter(argv: list[str]) -> None:
+    """Replace this process by the command; like slurmstepd, exit with the errno when it cannot be run."""
+    state = json.loads(Path(os.environ[variables.PREFIX + "ENTER"]).read_text())
+    program = os.environ[variables.PREFIX + "PROGRAM"]
+    environ = variables.task_environment(os.environ, state["container"], state["edf"], state["remap_torch"])
+    user, group = os.geteuid(), os.getegid()
+    # Both must be opened before the first is entered: afterwards /proc is the container's.
+    names = ("user", "mnt") if state["user_namespace"] else ("mnt",)
+    for name in names:
+        kernel.setns(f"/proc/{state['pid']}/ns/{name}")
+    if state["user_namespace"] and not state["remap_root"]:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        kernel.map_ids(user, group, 0, 0)
+    os.chdir(state["workdir"])
+    environ["PWD"] = state["workdir"]
+    try:
+        os.execve(_find(program, environ), [program, *argv], environ)
+    except OSError as error:
+        print(f"slurmstepd: error: execve(): {program}: {error.strerror}", file=sys.stderr, flush=True)
+        os._exit(error.errno or 1)
+
+
+def _find(program: str, environ: dict[str, str]) -> str:
+    if "/" in program:
+        return program
+    for folder in environ.get("PATH", variables.DEFAULT_PATH).split(":"):
+        path = f"{folder}/{program}"
+        if os.access(path, os.X_OK) and not Path(path).is_dir():
+            return path
+    return program

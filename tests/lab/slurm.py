@@ -1,0 +1,293 @@
+"""A private Slurm: own munged, one slurmctld and virtual nodes that look like GH200 nodes, all under one folder.
+
+Works as root and entirely as an ordinary user; any number of labs run side by side.
+"""
+
+import os
+import pwd
+import random
+import shutil
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.lab import plugins, processes
+from tests.lab.processes import LabError
+
+PLUGINS = ("environment", "pyxis")
+GPUS_PER_NODE = 4
+CPUS_PER_NODE = 288
+# Below the ephemeral ports (32768 up), so that no outgoing connection can take one between choice and use.
+PORTS = range(20000, 32000)
+
+CONFIG = """\
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={controller_port}
+AuthType=auth/munge
+AuthInfo=cred_expire=5,socket={folder}/munge/munge.socket
+CredType=cred/munge
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SwitchType=switch/none
+MpiDefault=none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+ReturnToService=2
+EnforcePartLimits=ALL
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=100000,batch_sched_delay=0
+KillWait=5
+MinJobAge=600
+JobRequeue=1
+JobCompType=jobcomp/filetxt
+JobCompLoc={folder}/jobcomp.log
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+PlugStackConfig={folder}/plugstack.conf
+{nodes}
+PartitionName=normal Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP
+PartitionName=debug Nodes=ALL MaxTime=00:30:00 DefaultTime=00:10:00 State=UP
+{extra}
+"""
+NODE = (
+    "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} "
+    "Sockets=4 CoresPerSocket=72 ThreadsPerCore=1 RealMemory=870000 Gres=gpu:4 State=UNKNOWN"
+)
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` TCP ports of 127.0.0.1 that nobody listens on now."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise LabError(f"no {count} free ports in {PORTS}")
+
+
+class SlurmLab:
+    """A Slurm cluster of `nodes` virtual nodes, running between `start` and `stop` (or inside `with`)."""
+
+    def __init__(
+        self,
+        nodes: int = 3,
+        plugins: Sequence[str] = PLUGINS,
+        folder: Path | None = None,
+        extra_config: Sequence[str] = (),
+    ) -> None:
+        """`plugins`: names of SPANK plugins to load; `extra_config`: lines for slurm.conf, such as PreemptType."""
+        self.nodes = tuple(f"nid{number:03}" for number in range(1, nodes + 1))
+        self.plugins = tuple(plugins)
+        self.extra_config = tuple(extra_config)
+        # A short path: a munge or podman socket has room for 107 characters.
+        self.folder = (folder or Path(tempfile.mkdtemp(prefix="runner-lab-"))).resolve()
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """This process's environment with everything that makes Slurm's commands talk to the lab."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "PYXIS_", processes.MARK))
+        }
+        path = ":".join(dict.fromkeys([*inherited.get("PATH", os.defpath).split(":"), "/usr/sbin", "/sbin"]))
+        return {**inherited, "PATH": path, "SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command against the lab; output captured as text, `check` on, one minute at most unless told."""
+        settings: dict[str, Any] = {
+            "env": self.environ,
+            "text": True,
+            "capture_output": True,
+            "stdin": subprocess.DEVNULL,
+            "timeout": 60,
+            "check": True,
+            **options,
+        }
+        extra: Mapping[str, str] = settings.pop("extra_environ", {})
+        settings["env"] = {**settings["env"], **extra}
+        return subprocess.run(argv, **settings)
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """The fields of `scontrol show job`, as text; empty when Slurm does not know the job."""
+        shown = self.run(("scontrol", "show", "--oneliner", "job", job_id), check=False).stdout
+        return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+    def wait_for(self, job_id: str, states: Sequence[str] | str, timeout: float = 30.0) -> dict[str, str]:
+        """The job's fields as soon as its state is one of `states`; LabError with the last state otherwise."""
+        wanted = (states,) if isinstance(states, str) else tuple(states)
+        deadline = time.monotonic() + timeout
+        while (fields := self.job(job_id)).get("JobState") not in wanted:
+            if time.monotonic() > deadline:
+                raise LabError(f"job {job_id} is {fields.get('JobState')} ({fields.get('Reason')}), not {wanted}")
+            time.sleep(0.05)
+        return fields
+
+    def start(self) -> Self:
+        """Bring the cluster up and return when all nodes are idle; nothing is left behind on failure."""
+        try:
+            for attempt in range(3):
+                try:
+                    self._start()
+                    return self
+                except LabError:  # most likely somebody took one of the ports: other ports next time
+                    if attempt == 2:
+                        raise
+                    self._end_processes()
+        except BaseException:
+            self.stop()
+            raise
+        raise AssertionError("unreachable")
+
+    def stop(self) -> None:
+        """End everything that this lab started, wait until it is gone, remove its folder."""
+        self._end_processes()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self._write_configuration(free_ports(len(self.nodes) + 1))
+        self._start_munge()
+        processes.start_daemon(
+            (_daemon("slurmctld"), "-c", "-i", "-f", str(self.folder / "slurm.conf")),
+            self.environ,
+            self.folder / "slurmctld.start",
+            self.folder,
+        )
+        for node in self.nodes:
+            self.start_node(node)
+        processes.wait_until(self._all_idle, 20, f"{len(self.nodes)} idle nodes\n{self.logs()}", pause=0.03)
+
+    def start_node(self, node: str) -> None:
+        """Start the slurmd of one node."""
+        processes.start_daemon(
+            (_daemon("slurmd"), "-N", node, "-f", str(self.folder / "slurm.conf")),
+            self.environ,
+            self.folder / f"slurmd-{node}.start",
+            self.folder,
+        )
+
+    def stop_node(self, node: str) -> None:
+        """Kill the slurmd of one node, as a crash of the node would."""
+        pid = processes.read_pid(self.folder / f"slurmd-{node}.pid")
+        if pid is not None and processes.is_marked(pid, self.folder):
+            processes.kill((pid,))
+
+    def logs(self) -> str:
+        """The last lines of every daemon's log, for error messages."""
+        texts = []
+        for log in sorted((*self.folder.glob("*.log"), *self.folder.glob("*.start"))):
+            lines = log.read_text(errors="replace").splitlines()[-8:]
+            texts += [f"--- {log.name}", *lines] if lines else []
+        return "\n".join(texts)
+
+    def _all_idle(self) -> bool:
+        shown = self.run(("sinfo", "--noheader", "-N", "-p", "normal", "-o", "%T"), check=False).stdout.split()
+        return shown == ["idle"] * len(self.nodes)
+
+    def _write_configuration(self, ports: Sequence[int]) -> None:
+        if os.geteuid() == 0:
+            self.folder.chmod(0o755)  # slurmstepd and munge refuse or fail behind a private folder for other users
+        for name in ("state", "spool", "munge", "dev", "steps"):
+            (self.folder / name).mkdir(exist_ok=True)
+        (self.folder / "steps").chmod(0o1777)
+        nodes = (NODE.format(name=name, port=port) for name, port in zip(self.nodes, ports[1:], strict=True))
+        text = CONFIG.format(
+            host=socket.gethostname().split(".")[0],
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            controller_port=ports[0],
+            folder=self.folder,
+            nodes="\n".join(nodes),
+            extra="\n".join(self.extra_config),
+        )
+        (self.folder / "slurm.conf").write_text(text)
+        (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
+        (self.folder / "gres.conf").write_text(
+            "".join(f"NodeName={node} Name=gpu File={self._gpu_files()}\n" for node in self.nodes)
+        )
+        (self.folder / "plugstack.conf").write_text(plugins.plugstack(self.plugins, self.folder))
+
+    def _gpu_files(self) -> str:
+        """Slurm's word for four character devices; plain files would give no CUDA_VISIBLE_DEVICES and no error."""
+        for number in range(GPUS_PER_NODE):
+            device = self.folder / "dev" / f"gpu{number}"
+            try:
+                if not device.exists():
+                    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, number))
+            except PermissionError:
+                return "/dev/tty[10-13]"
+        return f"{self.folder}/dev/gpu[0-{GPUS_PER_NODE - 1}]"
+
+    def _start_munge(self) -> None:
+        folder = self.folder / "munge"
+        folder.chmod(0o755)
+        private = folder / "private"
+        private.mkdir(exist_ok=True)
+        private.chmod(0o700)
+        key = private / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        processes.start_daemon(
+            (
+                _daemon("munged"),
+                f"--key-file={key}",
+                f"--socket={folder}/munge.socket",
+                f"--pid-file={private}/munged.pid",
+                f"--log-file={private}/munged.log",
+                f"--seed-file={private}/munged.seed",
+                "--num-threads=2",
+            ),
+            self.environ,
+            self.folder / "munged.start",
+            self.folder,
+        )
+
+    def _pid_files(self) -> list[Path]:
+        files = [self.folder / f"slurmd-{node}.pid" for node in self.nodes]
+        return [*files, self.folder / "slurmctld.pid", self.folder / "munge/private/munged.pid"]
+
+    def _end_processes(self) -> None:
+        """End the daemons, then the steps and what runs below them; nothing without the lab's mark is touched.
+
+        They are killed: their state goes with the folder, and slurmctld takes 5 s to leave in good order.
+        """
+        listed = [processes.read_pid(path) for path in self._pid_files()]  # daemons remove them early
+        processes.kill(pid for pid in listed if pid is not None and processes.is_marked(pid, self.folder))
+        while ours := processes.marked(self.folder):
+            processes.kill(processes.descendants(ours) | ours)
+
+
+def _daemon(name: str) -> str:
+    path = shutil.which(name, path=f"/usr/sbin:/sbin:{os.environ.get('PATH', os.defpath)}")
+    if path is None:
+        raise LabError(f"{name} is not installed")
+    return path
