@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import tomllib
 
@@ -148,10 +148,10 @@ def typed(document: Document, keys: Keys, kind: type[T], default: T | None = Non
     if value is None:
         return default
     if kind is float and type(value) is int:
-        return kind(value)
+        return cast("T", float(value))
     if type(value) is not kind:  # not isinstance: true is no number
         raise wrong_type(document, keys, _NAMES.get(kind, kind.__name__))
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def strings(document: Document, keys: Keys, default: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -1,0 +1,26 @@
+"""What an engine adds to a step so that its command runs inside an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """A step is `srun *flags *prefix COMMAND`, with `exports` set before it and `files` lying in the run folder.
+
+    In flags, prefix and exports `${NAME}` is live: the shell of the batch script puts the value there when it runs.
+    `$${NAME}` is the literal text `${NAME}`; every other character is literal. Defaults (`${NAME:-x}`) never occur.
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """path relative to the run folder -> text"""
+    flags: tuple[str, ...] = ()
+    """flags of srun"""
+    prefix: tuple[str, ...] = ()
+    """words in front of the command"""
+    exports: Mapping[str, str] = field(default_factory=dict)
+    """exported on the host, before the step"""
+    notes: tuple[str, ...] = ()
+    """warnings for stderr, one line each"""

@@ -1,0 +1,109 @@
+"""References to variables in text: `${VAR}`, `${VAR:-default}`, and `$${VAR}` for the literal text `${VAR}`.
+
+That is the grammar of the Container Engine. `$VAR` without braces is plain text to it, and to us.
+Source: CSCS documentation, software/container-engine/edf.md, "Environment variables" (2026-08-20).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.errors import RunnerError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPEN = re.compile(r"\$?\$\{")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`${name}` or `${name:-default}`; the default may hold references of its own."""
+
+    name: str
+    default: str | None = None
+
+
+def parts(text: str, what: str = "text") -> tuple[str | Variable, ...]:
+    """Text cut into literal pieces and variables. Raises RunnerError for a reference that is cut off or misspelt."""
+    found: list[str | Variable] = []
+    literal, position = "", 0
+    while match := _OPEN.search(text, position):
+        literal += text[position : match.start()]
+        if match[0] == "$${":
+            literal += "${"
+            position = match.end()
+            continue
+        variable, position = _variable(text, match.end(), what)
+        found += [literal, variable] if literal else [variable]
+        literal = ""
+    literal += text[position:]
+    return (*found, literal) if literal else tuple(found)
+
+
+def _variable(text: str, start: int, what: str) -> tuple[Variable, int]:
+    """The variable whose name begins at `start`, and the position behind its closing brace."""
+    name = _NAME.match(text, start)
+    if name and text.startswith("}", name.end()):
+        return Variable(name[0]), name.end() + 1
+    if name and text.startswith(":-", name.end()):
+        depth, position = 1, name.end() + 2
+        while position < len(text):
+            if text.startswith("${", position):
+                depth += 1
+            elif text[position] == "}":
+                depth -= 1
+            position += 1
+            if depth == 0:
+                return Variable(name[0], text[name.end() + 2 : position - 1]), position
+    raise RunnerError(
+        f"cannot read the variable in {what}: {text[start - 2 : start + 40]!r}",
+        "a reference is ${NAME} or ${NAME:-default}",
+        "close the brace; write $${ where the text ${ itself is meant",
+    )
+
+
+def names(text: str, what: str = "text") -> tuple[str, ...]:
+    """The names of the variables in a text, those inside defaults included."""
+    found: list[str] = []
+    for part in parts(text, what):
+        if isinstance(part, Variable):
+            found += [part.name, *names(part.default or "", what)]
+    return tuple(dict.fromkeys(found))
+
+
+def expand(text: str, variables: Mapping[str, str], what: str) -> str:
+    """The text with every reference replaced; a default counts where the variable is unset or empty.
+
+    Raises RunnerError for a variable that is not defined and has no default.
+    """
+    return "".join(part if isinstance(part, str) else _value(part, variables, what) for part in parts(text, what))
+
+
+def _value(variable: Variable, variables: Mapping[str, str], what: str) -> str:
+    if variable.default is not None:
+        return variables.get(variable.name) or expand(variable.default, variables, what)
+    if variable.name in variables:
+        return variables[variable.name]
+    raise RunnerError(
+        f"the variable {variable.name} in {what} is not defined",
+        f"{what} says ${{{variable.name}}}, and the environment of this command has no {variable.name}",
+        f"export {variable.name}=…   or give it a default: ${{{variable.name}:-…}}",
+    )
+
+
+def literal(text: str) -> str:
+    """The text written so that expansion gives it back unchanged."""
+    return text.replace("${", "$${")
+
+
+def join(pieces: tuple[str | Variable, ...]) -> str:
+    """The text that `parts` cuts into these pieces."""
+    return "".join(
+        literal(piece)
+        if isinstance(piece, str)
+        else f"${{{piece.name}}}"
+        if piece.default is None
+        else f"${{{piece.name}:-{piece.default}}}"
+        for piece in pieces
+    )
