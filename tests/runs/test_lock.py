@@ -1,0 +1,70 @@
+"""The lock says what a run was made of, is TOML that reads back, and holds no secret."""
+
+import pytest
+import tomllib
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.runs.lock import lock_text
+from runner.runs.secrets import HIDDEN, hide_values, hide_words, looks_secret
+
+ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)))
+
+
+@given(st.dictionaries(ANY_TEXT, ANY_TEXT | st.integers(-(2**62), 2**62) | st.booleans() | st.lists(ANY_TEXT)))
+def test_any_value_reads_back_as_it_was(values: dict[str, object]) -> None:
+    read = tomllib.loads(lock_text({"job.values": values}))  # type: ignore[dict-item]
+    assert (read["job"]["values"] if values else {}) == values
+
+
+def test_what_is_not_known_is_not_written() -> None:
+    assert tomllib.loads(lock_text({"image": {"digest": None, "path": "/a.sqsh"}, "empty": {}})) == {
+        "image": {"path": "/a.sqsh"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_TOKEN", "abc"),
+        ("WANDB_API_KEY", "0123456789abcdef"),
+        ("wandb-key", "x"),
+        ("DB_PASSWORD", "x"),
+        ("anything", "hf_" + "a" * 34),
+        ("PROXY", "http://user:word@proxy:3128"),
+        ("x", "-----BEGIN OPENSSH PRIVATE KEY-----"),
+        ("y", "ghp_" + "1" * 36),
+    ],
+)
+def test_secrets_are_known_by_name_or_form(name: str, value: str) -> None:
+    assert looks_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_tokens", "many"),
+        ("tokens", "1024"),
+        ("PATH", "/usr/bin"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+        ("URL", "https://example.org/a@b"),
+        ("HF_TOKEN", ""),
+        ("KEYBOARD", "us"),
+        ("MONKEY", "x"),
+    ],
+)
+def test_ordinary_values_are_kept(name: str, value: str) -> None:
+    assert not looks_secret(name, value)
+
+
+def test_command_lines_lose_their_secrets_only() -> None:
+    words = ("launch", "--env", "cpu", "--", "x.py", "--wandb-key", "abc", "--hf_token=abc", "A_TOKEN=abc", "--lr", "1")
+    assert hide_words(words) == (
+        *words[:6],
+        HIDDEN,
+        f"--hf_token={HIDDEN}",
+        f"A_TOKEN={HIDDEN}",
+        "--lr",
+        "1",
+    )
+    assert hide_values({"HF_TOKEN": "abc", "LANG": "C"}) == {"HF_TOKEN": HIDDEN, "LANG": "C"}
