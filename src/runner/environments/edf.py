@@ -1,0 +1,162 @@
+"""One EDF file: where it is looked up, and what stands in it, before any base environment is merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.environments.mount import Mount, parse_mount
+from runner.errors import RunnerError, unknown
+from runner.expansion import parts
+from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
+from runner.project import Project
+from runner.site import Origin
+from runner.toml_lines import Keys
+
+KEYS = (
+    "base_environment",
+    "image",
+    "workdir",
+    "entrypoint",
+    "writable",
+    "mounts",
+    "env",
+    "annotations",
+    "devices",
+)
+SYSTEM_FOLDER = Path("/etc/edf")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one EDF file says. None and empty: it says nothing about that."""
+
+    document: Document
+    bases: tuple[str, ...]
+    image: str | None
+    workdir: str | None
+    entrypoint: bool | None
+    writable: bool | None
+    mounts: tuple[Mount, ...]
+    env: Mapping[str, str]
+    annotations: Mapping[str, str]
+    devices: tuple[str, ...]
+
+    def origin(self, *keys: str) -> Origin:
+        """Where a value of this file stands."""
+        return Origin("", "", self.document.place(*keys))
+
+
+def search_folders(project: Project, environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The folders in which a NAME is looked up: the project's edf/, EDF_PATH (else ~/.edf), ours, the system's.
+
+    Source: CSCS documentation, software/container-engine/run.md: EDF_PATH replaces ~/.edf (2026-08-20).
+    """
+    own = (project.root / "edf",) if project.root else ()
+    if environ.get("EDF_PATH"):
+        personal = tuple(Path(folder) for folder in environ["EDF_PATH"].split(":") if folder)
+    else:
+        personal = (Path(environ["HOME"]) / ".edf",) if environ.get("HOME") else ()
+    return tuple(dict.fromkeys((*own, *personal, project.shipped / "edf", SYSTEM_FOLDER)))
+
+
+def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
+    """The file of an environment: `NAME`, `NAME.toml`, `./path`, or an absolute path.
+
+    Raises RunnerError that lists the known names.
+    """
+    if "/" in name or name.startswith((".", "~")):
+        path = Path(name).expanduser()
+        candidates = [path] if path.is_absolute() else [project.start / path]
+        candidates += [candidate.with_name(f"{candidate.name}.toml") for candidate in candidates]
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
+        raise RunnerError(
+            f"there is no environment file {name!r}", f"{candidates[0]} does not exist", "check the path; a name "
+            "without a slash is looked up in edf/, EDF_PATH and ~/.edf"
+        )  # fmt: skip
+    stem = name.removesuffix(".toml")
+    folders = search_folders(project, environ)
+    for folder in folders:
+        if (folder / f"{stem}.toml").is_file():
+            return folder / f"{stem}.toml"
+    raise unknown("environment", stem, environment_names(project, environ), f"make edf/{stem}.toml, or give a ./path")
+
+
+def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Every environment that can be named here."""
+    return tuple(sorted({path.stem for folder in search_folders(project, environ) for path in folder.glob("*.toml")}))
+
+
+def read_layer(path: Path) -> Layer:
+    """What one EDF file says. Raises RunnerError that names the line of the first fault."""
+    document = read_toml(path)
+    refuse_unknown_keys(document, (), KEYS, "EDF")
+    base = document.get("base_environment")
+    bases = (typed(document, ("base_environment",), str, ""),) if not isinstance(base, list) else ()
+    layer = Layer(
+        document=document,
+        bases=tuple(name for name in bases or strings(document, ("base_environment",)) if name),
+        image=typed(document, ("image",), str),
+        workdir=typed(document, ("workdir",), str),
+        entrypoint=typed(document, ("entrypoint",), bool),
+        writable=typed(document, ("writable",), bool),
+        mounts=tuple(
+            parse_mount(_checked(document, text, "mounts", str(index)), str(document.place("mounts", str(index))))
+            for index, text in enumerate(strings(document, ("mounts",)))
+        ),
+        env=string_table(document, ("env",)),
+        annotations=dict(_annotations(document, ("annotations",))),
+        devices=strings(document, ("devices",)),
+    )
+    _check_texts(layer)
+    return layer
+
+
+def _annotations(document: Document, keys: Keys) -> Iterator[tuple[str, str]]:
+    """Dotted name and value of each annotation, whether the file nests tables or writes dotted keys."""
+    table = typed(document, keys, dict, {})
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _annotations(document, (*keys, name))
+        elif isinstance(value, str):
+            yield ".".join((*keys[1:], name)), _checked(document, value, *keys, name)
+        else:
+            raise wrong_type(document, (*keys, name), "text")
+
+
+def _check_texts(layer: Layer) -> None:
+    for key in ("image", "workdir"):
+        _checked(layer.document, getattr(layer, key) or "", key)
+    for index, device in enumerate(layer.devices):
+        _checked(layer.document, device, "devices", str(index))
+    for name, value in layer.env.items():
+        _checked(layer.document, value, "env", name)
+        if not name or set(name) & set("= \t\n\0"):
+            raise RunnerError(
+                f"{layer.document.place('env', name)}: {name!r} cannot be the name of a variable",
+                "it is empty, or has a blank or an equals sign in it",
+                'write NAME = "value"',
+            )
+
+
+def _checked(document: Document, text: str, *keys: str) -> str:
+    """The text. Raises RunnerError for a broken variable reference and for the byte that ends every C string."""
+    place = document.place(*keys)
+    if "\0" in text:
+        raise RunnerError(
+            f"{place}: {'.'.join(keys)} holds a NUL byte",
+            "no program can be handed one in an argument or a variable",
+            "remove it; binary data belongs in a file that is mounted",
+        )
+    parts(text, f"{'.'.join(keys)} ({place})")
+    return text
+
+
+def as_data(layer: Layer) -> dict[str, Any]:
+    """The scalar fields that this layer sets, by name."""
+    names = ("image", "workdir", "entrypoint", "writable")
+    return {name: value for name in names if (value := getattr(layer, name)) is not None}

@@ -1,0 +1,77 @@
+"""Mounts: `SOURCE[:TARGET[:FLAG+FLAG]]`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from runner.errors import RunnerError
+from runner.expansion import parts
+
+# a colon inside of `${VAR:-x}` separates nothing
+_FIELDS = re.compile(r"(?:\$\{(?:[^{}]|\$\{[^{}]*\})*\}|[^:])*")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file or folder of the host (or, with the flag `sqsh`, what is in a squashfs file) at a path inside."""
+
+    source: str
+    target: str
+    flags: tuple[str, ...] = ()
+
+    def text(self, separator: str = "+") -> str:
+        """`SOURCE:TARGET[:FLAGS]`; flags join with `+` for the Container Engine, `,` for Sarus Suite and podman."""
+        return ":".join((self.source, self.target, *((separator.join(self.flags),) if self.flags else ())))
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be written through it."""
+        return "ro" in self.flags or "sqsh" in self.flags
+
+
+def split_fields(text: str) -> tuple[str, ...]:
+    """The text cut at each colon that does not stand inside of a `${VAR:-default}`."""
+    fields, position = [], 0
+    while True:
+        match = _FIELDS.match(text, position)
+        assert match is not None  # the pattern matches the empty text too
+        fields.append(match[0])
+        position = match.end() + 1
+        if position > len(text):
+            return tuple(fields)
+
+
+def parse_mount(text: str, where: str = "") -> Mount:
+    """The mount that a text describes. Without a target, the source's path is used inside too; flags are joined with
+    `+` (Container Engine, pyxis) or `,` (Sarus Suite). Raises RunnerError that begins with `where`."""
+    fields = split_fields(text)
+    what = f"{where}: " if where else ""
+    if len(fields) > 3 or not all(fields):
+        raise RunnerError(
+            f"{what}cannot read the mount {text!r}",
+            "a mount is SOURCE[:TARGET[:FLAG+FLAG]], no field empty",
+            "'${SCRATCH}/data:/data:ro'",
+        )
+    source, target = fields[0], fields[1] if len(fields) > 1 else fields[0]
+    for field in fields:
+        parts(field, f"{what}the mount {text!r}")
+    for role, path, begins in (("source", source, ("/", ".", "${")), ("target", target, ("/", "${"))):
+        if not path.startswith(begins):
+            raise RunnerError(
+                f"{what}cannot read the mount {text!r}",
+                f"its {role} {path!r} does not begin with {' or '.join(begins)}",
+                _advice(role, path),
+            )
+    flags = tuple(re.split(r"[+,]", fields[2])) if len(fields) > 2 else ()
+    if not all(flags):
+        raise RunnerError(f"{what}cannot read the mount {text!r}", "a flag is empty", f"'{source}:{target}:ro'")
+    return Mount(source, target, flags)
+
+
+def _advice(role: str, path: str) -> str:
+    if path.startswith("~"):
+        return f"write ${{HOME}}{path[1:]}"
+    if path.startswith("$"):
+        return f"put the variable in braces: ${{{path[1:].partition('/')[0]}}}"
+    return f"write ./{path}, relative to the folder in which the job is started" if role == "source" else f"/{path}"
