@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.lab.images import make_busybox_squashfs
-from tests.lab.slurm import SlurmLab
+from tests.lab.slurm import PLUGINS, SlurmLab
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmLab]:
     """A private Slurm cluster of three nodes with `--environment` and `--container-*`."""
-    with SlurmLab(plugins=("environment",)) as lab:
+    with SlurmLab(plugins=PLUGINS) as lab:
         yield lab
 
 

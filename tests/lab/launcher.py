@@ -19,7 +19,11 @@ def main() -> int:
     from tests.lab.container.request import Refusal
     from tests.lab.container.resolve import resolve
 
-    here = os.environ.get(PREFIX + "HERE") or str(Path.cwd())
+    here = os.environ.get(PREFIX + "HERE") or os.environ.get("SLURM_SUBMIT_DIR") or str(Path.cwd())
+    if sys.argv[1] == "save":
+        from tests.lab.container.enter import save
+
+        return save(sys.argv[2], sys.argv[3])
     if sys.argv[1] == "check":
         try:
             resolve(os.environ, here, lenient=True)

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -105,19 +106,25 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def stop(pids: Iterable[int], seconds: float = 5.0) -> None:
-    """Ask the processes to end, wait until each is gone, and kill what is left after `seconds`."""
-    asked = frozenset(pids)
-    _signal(asked, signal.SIGTERM)
-    try:
-        wait_until(lambda: not any(map(is_alive, asked)), seconds, "daemons to end")
-    except LabError:
-        _signal(filter(is_alive, asked), signal.SIGKILL)
-        wait_until(lambda: not any(map(is_alive, asked)), 5, f"killed processes {sorted(asked)} to be gone")
-
-
 def kill(pids: Iterable[int]) -> None:
     """Kill at once and wait until each is gone."""
     asked = frozenset(pids)
     _signal(asked, signal.SIGKILL)
     wait_until(lambda: not any(map(is_alive, asked)), 5, f"killed processes {sorted(asked)} to be gone")
+
+
+def end_all(folder: Path) -> None:
+    """Kill every process of the lab in `folder` and what runs below them, until none is left."""
+    while ours := frozenset(filter(is_alive, marked(folder))):
+        kill(descendants(ours) | ours)
+
+
+def guard(folder: Path) -> subprocess.Popen[bytes]:
+    """A process of its own session that ends the lab as soon as this process has gone, even by SIGKILL."""
+    return subprocess.Popen(
+        (sys.executable, str(Path(__file__).with_name("guard.py")), str(folder)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )

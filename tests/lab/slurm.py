@@ -102,6 +102,7 @@ class SlurmLab:
         self.plugins = tuple(plugins)
         self.extra_config = tuple(extra_config)
         # A short path: a munge or podman socket has room for 107 characters.
+        self._guard: subprocess.Popen[bytes] | None = None
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="runner-lab-"))).resolve()
 
     @property
@@ -145,8 +146,12 @@ class SlurmLab:
             time.sleep(0.05)
         return fields
 
-    def start(self) -> Self:
-        """Bring the cluster up and return when all nodes are idle; nothing is left behind on failure."""
+    def start(self, guarded: bool = True) -> Self:
+        """Bring the cluster up and return when all nodes are idle; nothing is left behind on failure.
+
+        `guarded`: the lab ends with this process, however that ends.
+        """
+        self._guard = processes.guard(self.folder) if guarded else None
         try:
             for attempt in range(3):
                 try:
@@ -165,6 +170,10 @@ class SlurmLab:
         """End everything that this lab started, wait until it is gone, remove its folder."""
         self._end_processes()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -282,8 +291,7 @@ class SlurmLab:
         """
         listed = [processes.read_pid(path) for path in self._pid_files()]  # daemons remove them early
         processes.kill(pid for pid in listed if pid is not None and processes.is_marked(pid, self.folder))
-        while ours := processes.marked(self.folder):
-            processes.kill(processes.descendants(ours) | ours)
+        processes.end_all(self.folder)
 
 
 def _daemon(name: str) -> str:

@@ -2,11 +2,10 @@
 
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import tomllib
 
 from tests.lab.container.expand import expand
 from tests.lab.container.request import Refusal, Request, check_image, parse_mount
@@ -88,6 +87,16 @@ def _judge_annotations(table: Mapping[str, Any], path: Path, where: str) -> None
             raise Refusal(f"{path}: {where}.{name} must be a string, not {value!r}")
 
 
+def _annotation(table: Mapping[str, Any], name: str) -> str:
+    """The value of an annotation, however its dots were spread over tables; "" where it is not there."""
+    for key, value in table.items():
+        if key == name and isinstance(value, str):
+            return value
+        if isinstance(value, dict) and name.startswith(f"{key}."):
+            return _annotation(value, name.removeprefix(f"{key}."))
+    return ""
+
+
 def _merge(merged: dict[str, Any], table: Mapping[str, Any]) -> None:
     for key, value in table.items():
         if isinstance(value, dict):
@@ -128,5 +137,5 @@ def request(
         entrypoint=table.get("entrypoint", False),
         mounts=tuple(mounts),
         env={name: full(value, f"env.{name}") for name, value in table.get("env", {}).items()},
-        is_edf=True,
+        remap_torch=_annotation(table.get("annotations", {}), "com.pyxis.pytorch_remap_vars") == "true",
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,13 +14,12 @@ def enter(argv: list[str]) -> None:
     state = json.loads(Path(os.environ[variables.PREFIX + "ENTER"]).read_text())
     program = os.environ[variables.PREFIX + "PROGRAM"]
     environ = variables.task_environment(os.environ, state["container"], state["edf"], state["remap_torch"])
-    user, group = os.geteuid(), os.getegid()
-    # Both must be opened before the first is entered: afterwards /proc is the container's.
     names = ("user", "mnt") if state["user_namespace"] else ("mnt",)
     for name in names:
         kernel.setns(f"/proc/{state['pid']}/ns/{name}")
-    if state["user_namespace"] and not state["remap_root"]:
+    if state["user_namespace"] and state["ids"][0] != 0:
         kernel.unshare(kernel.CLONE_NEWUSER)
+        user, group = state["ids"]
         kernel.map_ids(user, group, 0, 0)
     os.chdir(state["workdir"])
     environ["PWD"] = state["workdir"]
@@ -38,3 +38,16 @@ def _find(program: str, environ: dict[str, str]) -> str:
         if os.access(path, os.X_OK) and not Path(path).is_dir():
             return path
     return program
+
+
+def save(state_file: str, target: str) -> int:
+    """Write the container's own file system, without its mounts, to a squashfs file; mksquashfs' exit code."""
+    state = json.loads(Path(state_file).read_text())
+    partial = f"{target}.{os.getpid()}.partial"
+    argv = ("mksquashfs", f"/proc/{state['pid']}/root/.", partial, "-one-file-system", "-all-root", "-noappend")
+    code = subprocess.run((*argv, "-quiet", "-no-progress"), stdout=subprocess.DEVNULL, check=False).returncode
+    if code == 0:
+        Path(partial).replace(target)
+    else:
+        Path(partial).unlink(missing_ok=True)
+    return code

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-FLAGS = frozenset(
-    ("ro", "rw", "private", "rprivate", "shared", "rshared", "slave", "rslave", "nosuid", "nodev", "noexec", "bind")
-)
+BIND_FLAGS = ("ro", "rw", "private", "rprivate", "shared", "rshared", "slave", "rslave", "nosuid", "nodev", "noexec")
+FLAGS = frozenset((*BIND_FLAGS, "bind", "rbind", "sqsh"))  # sqsh: mount a squashfs file; the Container Engine alone
 
 
 class Refusal(Exception):
@@ -42,7 +41,7 @@ class Request:
     name: str = ""
     name_mode: str = "auto"
     save: str = ""
-    is_edf: bool = False
+    remap_torch: bool = True  # RANK and LOCAL_RANK from Slurm where the image has PYTORCH_VERSION
 
     def but(self, **changes: object) -> Self:
         return replace(self, **changes)  # type: ignore[arg-type]

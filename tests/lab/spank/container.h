@@ -23,6 +23,7 @@ extern char **environ;
 
 static char launcher[PATH_MAX];
 static char folder[PATH_MAX];
+static char *failure;   /* why there is no container; said by the task, which then exits with 1 as under pyxis */
 static int last_plugin; /* only the last plugin of plugstack.conf starts the container: it sees all settings */
 
 static int read_arguments(int ac, char **av)
@@ -43,14 +44,13 @@ static int read_arguments(int ac, char **av)
 }
 
 /* True in the commands of the user: srun, and sbatch or salloc. */
-static int in_client(spank_t sp)
+static int in_client(void)
 {
-	(void)sp;
 	return spank_context() == S_CTX_LOCAL || spank_context() == S_CTX_ALLOCATOR;
 }
 
-/* Let the launcher judge the settings before anything is submitted; its words go to the user's terminal. */
-__attribute__((unused)) static int check(char *const settings[])
+/* Let the launcher judge all settings before anything is submitted; its words go to the user's terminal. */
+static int check(void)
 {
 	int status = 0;
 	pid_t child = fork();
@@ -58,8 +58,6 @@ __attribute__((unused)) static int check(char *const settings[])
 	if (child < 0)
 		return -1;
 	if (!child) {
-		for (int i = 0; settings[i]; i++)
-			putenv(settings[i]);
 		execl(PYTHON, PYTHON, "-IS", launcher, "check", (char *)NULL);
 		_exit(127);
 	}
@@ -91,6 +89,39 @@ static void exec_holder(char **job_environment, int alive, int ready)
 	setenv(PREFIX "FOLDER", folder, 1); /* the lab's mark: it ends what carries it */
 	execve(PYTHON, argv, environ);
 	_exit(127);
+}
+
+struct setting {
+	const char *variable; /* RUNNER_LAB_... */
+	char *value;          /* NULL: not given */
+};
+
+/* In srun, sbatch, salloc: show this plugin's settings to the last plugin's check, then forget them, so that no job
+ * inherits them; only the caller's folder stays, since relative paths are relative to it. */
+static int check_settings(struct setting *settings)
+{
+	char here[PATH_MAX];
+	int code;
+
+	for (struct setting *s = settings; s->variable; s++)
+		if (s->value)
+			setenv(s->variable, s->value, 1);
+	if (!last_plugin)
+		return 0;
+	if (getcwd(here, sizeof(here)))
+		setenv(PREFIX "HERE", here, 1);
+	code = check();
+	for (char **entry = environ; *entry;) {
+		char name[256];
+		size_t length = strcspn(*entry, "=");
+
+		snprintf(name, sizeof(name), "%.*s", (int)length, *entry);
+		if (strncmp(name, PREFIX, strlen(PREFIX)) || !strcmp(name, PREFIX "HERE"))
+			entry++;
+		else
+			unsetenv(name); /* moves the following entries up */
+	}
+	return code;
 }
 
 /* Start the holder and wait for its answer: "+STATE" (the path of its state file), or the reason why not. */
@@ -126,18 +157,23 @@ static int start_holder(spank_t sp)
 		return 0;
 	if (answer[0] == '+')
 		return spank_setenv(sp, ENTER, answer + 1, 1) == ESPANK_SUCCESS ? 0 : -1;
-	for (char *line = strtok(answer, "\n"); line; line = strtok(NULL, "\n"))
-		slurm_error("%s", line);
-	return -1;
+	failure = strdup(answer);
+	return 0;
 }
 
-/* Hand the name of the batch script's private copy to the holder: it must be seen inside the container. */
-static int announce_script(spank_t sp)
+/* Tell the holder which node this is, and the name of the batch script's private copy: it must be seen inside. */
+static int announce_step(spank_t sp)
 {
+	char text[16];
+	uint32_t node = 0;
 	char **argv = NULL;
 	int argc = 0;
 	uint32_t step = 0;
 
+	spank_get_item(sp, S_JOB_NODEID, &node);
+	snprintf(text, sizeof(text), "%u", node);
+	if (spank_setenv(sp, PREFIX "NODEID", text, 1) != ESPANK_SUCCESS)
+		return -1;
 	if (spank_get_item(sp, S_JOB_STEPID, &step) != ESPANK_SUCCESS || step != SLURM_BATCH_SCRIPT)
 		return 0;
 	if (spank_get_item(sp, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS || argc < 1)
@@ -145,13 +181,53 @@ static int announce_script(spank_t sp)
 	return spank_setenv(sp, PREFIX "SCRIPT", argv[0], 1) == ESPANK_SUCCESS ? 0 : -1;
 }
 
+/* In slurmstepd, once per step and node: publish the settings; the last plugin then makes the container. */
+static int make_container(spank_t sp, struct setting *settings)
+{
+	for (struct setting *s = settings; s->variable; s++)
+		if (s->value && spank_setenv(sp, s->variable, s->value, 1) != ESPANK_SUCCESS)
+			return -1;
+	if (!last_plugin)
+		return 0;
+	return announce_step(sp) || start_holder(sp) ? -1 : 0;
+}
+
+/* Write the container's file system to a squashfs file. */
+__attribute__((unused)) static int save(char *state, char *target)
+{
+	int status = 0;
+	gid_t group = getegid();
+	uid_t user = geteuid();
+	pid_t child = fork();
+
+	if (child < 0)
+		return -1;
+	if (!child) {
+		if (user != getuid() && (seteuid(0) || setresgid(group, group, group) || setresuid(user, user, user)))
+			_exit(126);
+		execl(PYTHON, PYTHON, "-IS", launcher, "save", state, target, (char *)NULL);
+		_exit(127);
+	}
+	while (waitpid(child, &status, 0) < 0 && errno == EINTR)
+		;
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+		return 0;
+	slurm_error("pyxis: failed to save the container to %s", target);
+	return -1;
+}
+
 /* Put the launcher in the place of the task's program, which it finds in its environment. */
-__attribute__((unused)) static int enter_task(spank_t sp)
+static int enter_task(spank_t sp)
 {
 	char state[PATH_MAX];
 	char **argv = NULL;
 	int argc = 0;
 
+	if (failure) {
+		for (char *line = strtok(failure, "\n"); line; line = strtok(NULL, "\n"))
+			slurm_error("%s", line);
+		return -1;
+	}
 	if (!last_plugin || spank_getenv(sp, ENTER, state, sizeof(state)) != ESPANK_SUCCESS)
 		return 0;
 	if (spank_get_item(sp, S_JOB_ARGV, &argc, &argv) != ESPANK_SUCCESS || argc < 1)

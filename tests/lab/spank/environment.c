@@ -3,7 +3,7 @@
 
 SPANK_PLUGIN(environment, 1)
 
-static char *environment_file;
+static struct setting settings[] = { { PREFIX "EDF", NULL }, { NULL, NULL } };
 
 static int take(int value, const char *argument, int remote)
 {
@@ -13,12 +13,12 @@ static int take(int value, const char *argument, int remote)
 		slurm_error("--environment: argument required");
 		return -1;
 	}
-	if (environment_file && strcmp(environment_file, argument)) {
+	if (settings[0].value && strcmp(settings[0].value, argument)) {
 		slurm_error("--environment specified multiple times with different values");
 		return -1;
 	}
-	free(environment_file);
-	environment_file = strdup(argument);
+	free(settings[0].value);
+	settings[0].value = strdup(argument);
 	return 0;
 }
 
@@ -36,28 +36,17 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 
 int slurm_spank_init_post_opt(spank_t sp, int ac, char **av)
 {
-	char setting[PATH_MAX + 32], here[PATH_MAX];
-	char *settings[] = { setting, NULL };
-
+	(void)sp;
 	(void)ac;
 	(void)av;
-	if (!environment_file || !in_client(sp))
-		return 0;
-	snprintf(setting, sizeof(setting), PREFIX "EDF=%s", environment_file);
-	if (getcwd(here, sizeof(here))) /* a relative path is relative to the caller */
-		setenv(PREFIX "HERE", here, 1);
-	return check(settings);
+	return settings[0].value && in_client() ? check_settings(settings) : 0;
 }
 
 int slurm_spank_user_init(spank_t sp, int ac, char **av)
 {
 	(void)ac;
 	(void)av;
-	if (environment_file && spank_setenv(sp, PREFIX "EDF", environment_file, 1) != ESPANK_SUCCESS)
-		return -1;
-	if (!environment_file || !last_plugin)
-		return 0;
-	return announce_script(sp) || start_holder(sp) ? -1 : 0;
+	return settings[0].value ? make_container(sp, settings) : 0;
 }
 
 int slurm_spank_task_init(spank_t sp, int ac, char **av)
