@@ -1,0 +1,17 @@
+"""What a batch script needs at run time: plain files that are copied into the run folder.
+
+bash and coreutils on the host, `/bin/sh` alone inside the container. Nothing here imports runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+FOLDER = "payload"
+
+
+def files() -> Mapping[str, str]:
+    """Path relative to the run folder -> text, for every file of the payload."""
+    here = Path(__file__).resolve().parent
+    return {f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in sorted(here.glob("*.sh"))}

@@ -1,0 +1,116 @@
+# shellcheck shell=bash
+# Functions of job.sbatch, on the host: the attempt's folder, the rendezvous, what tasks are told, the way out.
+
+# shellcheck source=/dev/null
+. payload/signals.sh
+# an outer run's words would be taken for this one's
+unset RUNNER_TASK RUNNER_TASKS
+
+say() { printf 'job.sbatch: %s\n' "$*" >&2; }
+
+# Make the first attempts/N that is not there: a requeue and a second submission of the same file are both new attempts.
+next_attempt() {
+    local number=$((${SLURM_RESTART_COUNT:-0} + 1))
+    mkdir -p attempts || exit 1
+    until mkdir "attempts/$number" 2>/dev/null; do
+        if [ ! -d "attempts/$number" ]; then
+            say "cannot make $RUNNER_RUN/attempts/$number: is the disk full, or the quota used up?"
+            exit 1
+        fi
+        number=$((number + 1))
+    done
+    export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
+    export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
+    trap 'code=$?; ended "$code"' EXIT
+    {
+        printf 'started %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
+        printf 'job %s\n' "${SLURM_JOB_ID:-local-$$}"
+        printf 'nodes %s\n' "${SLURM_JOB_NODELIST:-$(uname -n)}"
+    } >"$RUNNER_ATTEMPT/started"
+    say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
+}
+
+# Leave the exit code behind, so that it is known when no scheduler remembers the job.
+ended() {
+    date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
+    printf '%s\n' "$1" >"$RUNNER_ATTEMPT/.exit_code.partial" &&
+        mv "$RUNNER_ATTEMPT/.exit_code.partial" "$RUNNER_ATTEMPT/exit_code"
+}
+
+# The first IPv4 address of a name. Given a second word, loopback addresses are passed over.
+ipv4() {
+    local address _
+    while read -r address _; do
+        case $address in
+        127.*) [ -n "${2:-}" ] || { printf '%s' "$address" && return; } ;;
+        *.*.*.*) printf '%s' "$address" && return ;;
+        esac
+    done < <(getent ahostsv4 "$1" 2>/dev/null)
+}
+
+# Where the processes meet: the first node of the job, by an IPv4 address that the other nodes can reach.
+# A node may know its own name as 127.0.1.1; NodeAddr is the address that Slurm itself uses.
+rendezvous() {
+    if [ -z "${SLURM_JOB_NODELIST:-}" ]; then
+        MASTER_ADDR=127.0.0.1
+    else
+        local first node_address
+        first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+        MASTER_ADDR=$(ipv4 "$first" not-loopback)
+        if [ -z "$MASTER_ADDR" ]; then
+            node_address=$(scontrol show node --oneliner "$first" | tr ' ' '\n' | sed -n 's/^NodeAddr=//p')
+            MASTER_ADDR=$(ipv4 "${node_address:-$first}")
+        fi
+        MASTER_ADDR=${MASTER_ADDR:-$first}
+    fi
+    MASTER_PORT=$(free_port "${SLURM_JOB_ID:-$$}")
+    export MASTER_ADDR MASTER_PORT
+}
+
+# A port that follows from the job id, so that two jobs on a node differ; outside the range from which the kernel takes
+# ports for outgoing connections, and that nobody uses now.
+free_port() {
+    local low=32768 high=60999 port tried
+    { read -r low high </proc/sys/net/ipv4/ip_local_port_range; } 2>/dev/null
+    for ((tried = 0; tried < 10000; tried++)); do
+        port=$((20000 + (${1%%[!0-9]*} + tried) % 10000))
+        ((low <= 20000 && high >= 29999)) || ((port < low || port > high)) || continue
+        grep -qi ":$(printf %04X "$port") " /proc/net/tcp /proc/net/tcp6 2>/dev/null || break
+    done
+    printf '%s' "$port"
+}
+
+# One line of environment.sh, which each task reads inside the container: any text, for any POSIX shell.
+inside() {
+    local quote="'\\''"
+    printf "export %s='%s'\n" "$1" "${2//\'/$quote}"
+}
+
+# Save and leave: the flag first, since launchers and NCCL eat signals; then the signal, to every process that waits
+# for it (see payload/signals.sh).
+leave() {
+    signalled=yes
+    say "$1 ($2): asking the job to save and leave"
+    : >"$RUNNER_SAVE_AND_EXIT"
+    if [ -n "${SLURM_JOB_ID:-}" ]; then
+        scancel --signal=URG "$SLURM_JOB_ID" # harmless to all but payload/task.sh, which passes it on as USR2
+    else
+        tell "$1" $$
+    fi
+}
+
+# Wait for the step; a trapped signal ends only the `wait`. Returns the step's exit code, or 75, "continue me", where
+# the job has left attempts/N/continue: torchrun turns every exit code of its workers into 1.
+wait_for() {
+    local code
+    signalled=
+    wait "$1"
+    code=$?
+    while [ -n "$signalled" ]; do
+        signalled=
+        wait "$1"
+        code=$?
+    done
+    [ ! -e "$RUNNER_ATTEMPT/continue" ] || code=75
+    return "$code"
+}

@@ -1,0 +1,120 @@
+#!/bin/sh
+# One task of a step, inside the container. Needs /bin/sh alone; busybox is enough.
+#   task.sh ATTEMPT LAUNCHER KIND WORD…
+#   ATTEMPT   the folder attempts/N, seen under the same path inside and outside
+#   LAUNCHER  torchrun, srun, accelerate, none
+#   KIND      python: WORD… is a .py file and its arguments; shell: a .sh file; command: the words as they are
+runner_attempt=$1 runner_launcher=$2 runner_kind=$3
+shift 3
+
+stop() {
+    printf 'task %s: %s\n  because: %s\n  try:     %s\n' "${runner_rank:-?}" "$1" "$2" "$3" >&2
+    exit "${4:-1}"
+}
+
+# --- the place of this task: from srun, or from payload/processes.sh where no scheduler is
+# shellcheck disable=SC2153  # RUNNER_TASKS is no misspelling of RUNNER_TASK
+if [ -n "${RUNNER_TASK:-}" ]; then
+    runner_rank=$RUNNER_TASK runner_local_rank=$RUNNER_TASK runner_tasks=$RUNNER_TASKS runner_node=0
+else
+    runner_rank=${SLURM_PROCID:?} runner_local_rank=$SLURM_LOCALID runner_tasks=$SLURM_NTASKS runner_node=$SLURM_NODEID
+fi
+[ -r "$runner_attempt/environment.sh" ] || stop "cannot read $runner_attempt/environment.sh" \
+    "the run folder is not mounted in this container, at the path that it has outside" "mount it as RUN:RUN"
+# shellcheck source=/dev/null
+. "$runner_attempt/environment.sh"
+# shellcheck source=/dev/null
+. "$RUNNER_RUN/payload/signals.sh"
+[ "$runner_tasks" = $((RUNNER_NODES * RUNNER_TASKS_PER_NODE)) ] || stop \
+    "the step has $runner_tasks tasks" "$RUNNER_NODES nodes with $RUNNER_TASKS_PER_NODE tasks each were asked for" \
+    "leave out flags that change --nodes or --ntasks"
+
+# --- where: in the code snapshot, unless the environment names a working folder
+if [ -z "$RUNNER_WORKDIR" ]; then
+    cd "$RUNNER_RUN/code" 2>/dev/null || cd "$RUNNER_RUN" || stop "cannot enter $RUNNER_RUN" "it is not mounted" "RUN:RUN"
+fi
+
+# --- setup: once per node, by its first task; the others wait for its exit code
+if [ -f "$runner_attempt/setup.sh" ]; then
+    runner_done=$runner_attempt/setup-node-$runner_node
+    if [ "$runner_local_rank" = 0 ]; then
+        runner_shell=$(command -v bash || command -v sh)
+        if [ "$runner_node" = 0 ]; then
+            "$runner_shell" "$runner_attempt/setup.sh"
+        else
+            "$runner_shell" "$runner_attempt/setup.sh" >"$runner_done.log" 2>&1
+        fi
+        echo $? >"$runner_done"
+    fi
+    until [ -s "$runner_done" ]; do sleep 1; done
+    read -r runner_code <"$runner_done"
+    [ "$runner_code" = 0 ] || stop "setup ended with exit code $runner_code on node $runner_node" \
+        "no task starts after a setup that failed" "read its output: job.log, or $runner_done.log"
+fi
+
+# --- ranks: the launchers count by themselves, and words of an image's hook would mislead them
+unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK
+if [ "$runner_launcher" = srun ]; then
+    export RANK="$runner_rank" LOCAL_RANK="$runner_local_rank" WORLD_SIZE="$runner_tasks"
+    export LOCAL_WORLD_SIZE="$RUNNER_TASKS_PER_NODE"
+    [ "$RANK" = 0 ] || exec >"$runner_attempt/rank-$RANK.log" 2>&1
+fi
+[ "$runner_rank" != 0 ] || [ "$RUNNER_WORLD_SIZE" = 1 ] ||
+    echo "task 0: world size $RUNNER_WORLD_SIZE = $RUNNER_NODES nodes x $RUNNER_PROCESSES processes" >&2
+
+# --- the program
+runner_python=python
+command -v python >/dev/null || runner_python=python3
+case $runner_launcher:$runner_kind in
+torchrun:* | accelerate:* | *:python)
+    command -v "$runner_python" >/dev/null || stop "there is no Python in this image" \
+        "neither python nor python3 is on its PATH ($PATH)" "use another image, or run a command: -- COMMAND" 127
+    ;;
+esac
+if [ "$runner_kind" = shell ]; then
+    if command -v bash >/dev/null; then set -- bash "$@"; else set -- sh "$@"; fi
+fi
+if [ "$runner_kind" = python ] && [ "$runner_launcher" != torchrun ] && [ "$runner_launcher" != accelerate ]; then
+    set -- "$runner_python" "$@"
+fi
+if [ "$runner_launcher" = torchrun ]; then
+    # each process writes to its own files; the first one of the job is seen in job.log too
+    [ "$runner_kind" = python ] || set -- --no-python "$@"
+    [ "$runner_node" != 0 ] || set -- --tee=0:3 "$@"
+    set -- "$runner_python" -m torch.distributed.run --nnodes="$RUNNER_NODES" --nproc-per-node="$RUNNER_PROCESSES" \
+        --node-rank="$runner_node" --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" \
+        --log-dir="$runner_attempt/node-$runner_node" --redirects=3 "$@"
+elif [ "$runner_launcher" = accelerate ]; then
+    [ "$runner_kind" = python ] || set -- --no_python "$@"
+    [ "$RUNNER_WORLD_SIZE" = 1 ] || set -- --multi_gpu "$@" # its word for "several processes", without GPUs too
+    set -- "$runner_python" -m accelerate.commands.launch --num_machines="$RUNNER_NODES" \
+        --num_processes="$RUNNER_WORLD_SIZE" --machine_rank="$runner_node" --main_process_ip="$MASTER_ADDR" \
+        --main_process_port="$MASTER_PORT" --mixed_precision=no --dynamo_backend=no "$@"
+fi
+if [ -f "$runner_attempt/task_prolog.sh" ]; then
+    # shellcheck source=/dev/null
+    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "mend it"
+fi
+
+# --- run it; a signal ends only the `wait`. Slurm's TERM reaches every process by itself.
+runner_signalled=
+trap 'runner_signalled=yes; [ $$ != 1 ] || tell TERM $$' TERM
+trap 'runner_signalled=yes; tell USR2 $$' URG USR2
+"$@" <&0 &
+runner_child=$!
+runner_before=
+while :; do
+    wait "$runner_child"
+    RUNNER_EXIT_CODE=$?
+    [ -n "$runner_signalled" ] || break
+    runner_signalled=
+    runner_before=$RUNNER_EXIT_CODE
+done
+# the program ended at the very moment of a signal: its code was in the `wait` before
+[ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
+if [ -f "$runner_attempt/task_epilog.sh" ]; then
+    export RUNNER_EXIT_CODE
+    # shellcheck source=/dev/null
+    . "$runner_attempt/task_epilog.sh"
+fi
+exit "$RUNNER_EXIT_CODE"

@@ -1,0 +1,111 @@
+"""Words for a script: the user's text stays text, and in an engine's flags only `${NAME}` is alive.
+
+Three readers take the words of a batch script, each with a grammar of its own: bash, sbatch (the `#SBATCH` lines),
+and `/bin/sh` inside the container. What one of them cannot take is refused here, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+
+from runner.errors import RunnerError
+from runner.expansion import Variable, parts
+
+WORD_BYTES = 131_071
+"""the longest word a program can be given. Source: Linux, MAX_ARG_STRLEN of 32 pages with the final NUL"""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./=-]+")
+_ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def literal(word: str, what: str = "a word of the command") -> str:
+    """The word as bash reads it back unchanged, always on one line. Raises RunnerError for what no word can hold."""
+    encoded = _checked(word, what)
+    if _PLAIN.fullmatch(word):
+        return word
+    if word.isprintable():
+        return "'" + word.replace("'", "'\\''") + "'"
+    return "$'" + "".join(_ansi_c(character) for character in encoded.decode("utf-8", "surrogateescape")) + "'"
+
+
+def live(word: str, what: str = "a flag of the container engine") -> str:
+    """The word with `${NAME}` left to bash, `$${NAME}` as the text `${NAME}`, and every other character literal."""
+    pieces = parts(word, what)
+    if not any(isinstance(piece, Variable) for piece in pieces):
+        return literal("".join(str(piece) for piece in pieces), what)
+    quoted = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            quoted += _inside_double_quotes(piece, what)
+        elif piece.default is None:
+            quoted += f"${{{piece.name}}}"
+        else:
+            raise RunnerError(
+                f"{what} has a variable with a default: {word!r}",
+                "only ${NAME} can stand there",
+                f"export {piece.name} before, and write ${{{piece.name}}}",
+            )
+    return f'"{quoted}"'
+
+
+def directive(word: str, what: str) -> str:
+    """The word as sbatch reads it back from an `#SBATCH` line.
+
+    sbatch takes quotes and backslashes there, begins a comment at every bare `#`, quoted or not, and expands nothing.
+    Raises RunnerError for line breaks and for `$`. Source: Slurm, src/sbatch/opt.c, _get_argument.
+    """
+    _checked(word, what)
+    if not word.isprintable():
+        raise RunnerError(
+            f"{what} cannot stand in a batch script: {word!r}",
+            "an #SBATCH line holds one line of printable text",
+            "leave out line breaks and control characters",
+        )
+    if "$" in word:
+        raise RunnerError(
+            f"{what} has a variable: {word!r}",
+            "no shell reads an #SBATCH line, so `$` stays as it is and sbatch takes it for the value",
+            "write the value itself",
+        )
+    escaped = re.sub(r'([\\"#])', r"\\\1", word)
+    return f'"{escaped}"' if re.search(r"[\s']", word) else escaped
+
+
+def _checked(word: str, what: str) -> bytes:
+    if "\0" in word:
+        raise RunnerError(
+            f"{what} has a NUL character: {word[:60]!r}", "no program can be given one", "pass it in a file"
+        )
+    try:
+        encoded = word.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise RunnerError(
+            f"{what} is not text: {word[:60]!r}", "it has half of a surrogate pair", "write the whole character"
+        ) from error
+    if len(encoded) > WORD_BYTES:
+        raise RunnerError(
+            f"{what} is {len(encoded)} bytes long: {word[:40]!r}…",
+            f"Linux gives a program words of at most {WORD_BYTES} bytes",
+            "write it to a file, and pass the file's name",
+        )
+    return encoded
+
+
+def _ansi_c(character: str) -> str:
+    r"""A character inside `$'…'`; bytes that are no text as three octal digits, which never run into what follows."""
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+
+
+def _inside_double_quotes(text: str, what: str) -> str:
+    _checked(text, what)
+    if not text.isprintable():
+        raise RunnerError(
+            f"{what} has a line break or control character: {text!r}",
+            "next to a variable only printable text can stand",
+            "leave that character out",
+        )
+    return re.sub(r'([\\"$`])', r"\\\1", text)

@@ -1,0 +1,117 @@
+"""Flags of sbatch and srun that a user, a site and we ourselves give: who wins, and what is refused and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from runner.errors import RunnerError
+
+_LONG = re.compile(r"--([a-z][a-z0-9_-]*)(?:=(.*))?", re.DOTALL)
+_SHORT = re.compile(r"-([A-Za-z])(.*)", re.DOTALL)
+
+_SHORT_OF_BOTH = {"A": "account", "b": "begin", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
+                  "D": "chdir", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
+                  "I": "immediate", "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters",
+                  "m": "distribution", "n": "ntasks", "N": "nodes", "o": "output", "O": "overcommit",
+                  "p": "partition", "q": "qos", "Q": "quiet", "S": "core-spec", "s": "oversubscribe", "t": "time",
+                  "v": "verbose", "V": "version", "w": "nodelist", "x": "exclude"}  # fmt: skip
+SHORT = {
+    "sbatch": {**_SHORT_OF_BOTH, "a": "array", "W": "wait"},
+    "srun": {**_SHORT_OF_BOTH, "K": "kill-on-bad-exit", "l": "label", "r": "relative", "T": "threads",
+             "u": "unbuffered", "W": "wait", "X": "disable-status", "E": "preserve-env"},
+}  # fmt: skip
+
+_COUNTS = (
+    "nodes and processes are counted by the job: the world size must come out right",
+    "--nodes on the command line, tasks_per_node in the job file",
+)
+_GPUS_PER_TASK = ("it hides the other GPUs of the node from a task, and NCCL needs its peers", "--gpus-per-node")
+_ONE_LOG = ("a run has one output file, job.log, and `runner logs` reads it", "leave it out")
+_CONTAINER = ("the container belongs to the step, and comes from the environment", "put it into the EDF")
+
+REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "sbatch": {
+        "nodes": _COUNTS,
+        "ntasks": _COUNTS,
+        "ntasks-per-node": _COUNTS,
+        "gpus-per-task": _GPUS_PER_TASK,
+        "output": _ONE_LOG,
+        "error": _ONE_LOG,
+        "open-mode": _ONE_LOG,
+        "environment": _CONTAINER,
+        "edf": _CONTAINER,
+        "chdir": ("the script finds its run folder by the folder that it is submitted in", "leave it out"),
+        "signal": ("the script traps the signal that it asks for", "save_seconds in the job file"),
+        "array": ("the tasks of an array would share one run folder", "launch several runs"),
+        "wrap": ("it stands in the place of a script", "runner launch -- COMMAND"),
+        "parsable": ("it is given already", "leave it out"),
+        "wait": ("sbatch would not return", "runner launch --wait"),
+        "test-only": ("nothing would be submitted", "runner launch --dry-run"),
+    },
+    "srun": {
+        "nodes": _COUNTS,
+        "ntasks": _COUNTS,
+        "ntasks-per-node": _COUNTS,
+        "gpus-per-task": _GPUS_PER_TASK,
+        "output": _ONE_LOG,
+        "error": _ONE_LOG,
+        "open-mode": _ONE_LOG,
+        "environment": _CONTAINER,
+        "edf": _CONTAINER,
+        "chdir": ("tasks run in the code snapshot", "workdir in the EDF"),
+        "pty": ("a batch script has no terminal", "runner shell"),
+        "jobid": ("the step belongs to its own job", "runner shell RUN"),
+        "multi-prog": ("every task runs the same command", "-- sh -c '…' with RANK"),
+        "overcommit": _COUNTS,
+    },
+}
+
+
+def option(word: str, program: str) -> tuple[str, str | None]:
+    """Long name and value of a flag of sbatch or srun (`program`). Raises RunnerError for what is no single flag."""
+    if found := _LONG.fullmatch(word):
+        return found[1].replace("_", "-"), found[2]
+    found = _SHORT.fullmatch(word)
+    if found and found[1] in SHORT[program] and not found[2].startswith((" ", "=")):
+        return SHORT[program][found[1]], found[2] or None
+    advice = re.sub(r"^(--[a-z-]+)\s+", r"\1=", word)
+    raise RunnerError(
+        f"cannot pass {word!r} on to {program}",
+        "a flag is one word: --name, --name=value, -x or -xvalue",
+        f"--{program}={advice}" if advice != word else f"--{program}=--constraint=gpu, for example",
+    )
+
+
+def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None = None) -> None:
+    """Raise RunnerError for a flag that would break the run. `taken`: option -> who has given it already."""
+    for word in words:
+        name, value = option(word, program)
+        if name in REFUSED[program]:
+            why, fix = REFUSED[program][name]
+            raise RunnerError(f"cannot pass {word!r} on to {program}", why, fix)
+        if name == "export" and not (value or "").upper().startswith("ALL"):
+            raise RunnerError(
+                f"cannot pass {word!r} on to {program}",
+                "without ALL every other variable is dropped, PATH among them",
+                f"--{program}=--export=ALL,… or the [env] of the job",
+            )
+        if name in (taken or {}):
+            raise RunnerError(
+                f"cannot pass {word!r} on to {program}", f"--{name} comes from {(taken or {})[name]}", "change it there"
+            )
+
+
+def merge(own: Sequence[str], site: Sequence[str], user: Sequence[str], program: str) -> tuple[str, ...]:
+    """Our flags, the site's, the user's: of each option the user's words count, else the site's, else ours."""
+
+    def without(words: Sequence[str], winners: Sequence[str]) -> list[str]:
+        names = {option(word, program)[0] for word in winners}
+        if names & {"gres", "gpus", "gpus-per-node"} and any("gpu" in word for word in winners):
+            names |= {"gres", "gpus", "gpus-per-node"}  # one request for GPUs in another dialect
+        if names & {"mem", "mem-per-cpu", "mem-per-gpu"}:
+            names |= {"mem", "mem-per-cpu", "mem-per-gpu"}  # Slurm takes one of them only
+        return [word for word in words if option(word, program)[0] not in names]
+
+    own = without(own, (*site, *user))
+    return (*own, *without(site, user), *user)

@@ -1,0 +1,223 @@
+"""Slurm: the batch script, and pure pairs of a command's words and the reading of what it prints.
+
+Tested on Slurm 22.05; the text formats are the same up to 25.11. No sacct is needed, and no JSON, whose shape changes
+between versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.environments.attachment import Attachment
+from runner.errors import RunnerError
+from runner.runs import quoting, time_limit
+from runner.runs.job import Job, Resources
+from runner.runs.schedulers import flags, template
+from runner.site import Site
+
+_FIELDS = ("JobID", "State", "ReasonList", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What Slurm says of a job."""
+
+    state: str
+    """PENDING, RUNNING, COMPLETED, ..."""
+    reason: str = ""
+    """why it waits, or why it failed; empty where Slurm says None"""
+    exit_code: int | None = None
+    """128 + N when signal N ended it; None while it has not ended"""
+    nodes: str = ""
+    elapsed: str = ""
+    time_left: str = ""
+
+
+def script(job: Job, attachment: Attachment, site: Site) -> str:
+    """The batch script; `cd RUN && sbatch job.sbatch` is the whole submission."""
+    flags.refuse((*site.sbatch, *job.sbatch), "sbatch")
+    taken = {flags.option(word, "srun")[0]: "the environment" for word in attachment.flags}
+    flags.refuse((*site.srun, *job.srun), "srun", taken)
+    return template.render(
+        job,
+        attachment,
+        site,
+        directives=flags.merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch"),
+        step=_step(job, attachment, site),
+    )
+
+
+def _directives(job: Job, site: Site) -> tuple[str, ...]:
+    resources = job.resources
+    return (
+        f"--job-name={job.name}",
+        f"--nodes={resources.nodes}",
+        f"--ntasks-per-node={job.tasks_per_node}",
+        f"--cpus-per-task={job.cpus_per_step_task}",
+        *_gpu_request(resources.gpus_per_node, site),
+        *((f"--mem={resources.memory}",) if resources.memory else ()),
+        *((f"--time={time_limit.text(resources.time_minutes)}",) if resources.time_minutes else ()),
+        *((f"--partition={resources.partition}",) if resources.partition else ()),
+        *((f"--account={resources.account}",) if resources.account else ()),
+        "--output=job.log",
+        "--open-mode=append",
+        # to the batch shell alone: a signal to the step would end every process without a handler
+        *((f"--signal=B:USR2@{job.save_seconds}",) if job.save_seconds else ()),
+        *((f"--mail-user={job.mail_user}",) if job.mail_user else ()),
+        *((f"--mail-type={','.join(job.mail_events).upper()}",) if job.mail_events else ()),
+    )
+
+
+def _gpu_request(gpus: int, site: Site) -> tuple[str, ...]:
+    if gpus == 0 or site.gpu_request == "none":
+        return ()
+    return (f"--gres=gpu:{gpus}",) if site.gpu_request == "gres" else (f"--gpus-per-node={gpus}",)
+
+
+def _step(job: Job, attachment: Attachment, site: Site) -> tuple[str, ...]:
+    """The lines of srun with its flags, quoted."""
+    own = flags.merge(
+        (
+            f"--nodes={job.resources.nodes}",
+            f"--ntasks={job.tasks}",
+            f"--ntasks-per-node={job.tasks_per_node}",
+            "--cpus-per-task=${SLURM_CPUS_PER_TASK}",  # said again: not every Slurm hands it on to srun
+            "--kill-on-bad-exit=1",
+            "--export=ALL",
+        ),
+        (),
+        (),
+        "srun",
+    )
+    given = flags.merge((), site.srun, job.srun, "srun")
+    names = {flags.option(word, "srun")[0] for word in given}
+    ours = [quoting.live(word) for word in own if flags.option(word, "srun")[0] not in names]
+    theirs = [quoting.literal(word, f"the srun flag {word[:60]!r}") for word in given]
+    engine = [quoting.live(word) for word in attachment.flags]
+    return (" ".join(("srun", *ours)), *theirs, *engine)
+
+
+def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:
+    """The sbatch command, to be run in the run folder."""
+    return ("sbatch", "--parsable", *flags, "job.sbatch")
+
+
+def parse_submit(stdout: str) -> str:
+    """Return the job id from `sbatch --parsable` (`ID` or `ID;CLUSTER`). Raises RunnerError otherwise."""
+    lines = stdout.strip().splitlines()
+    found = re.fullmatch(r"(\d+)(?:;\S*)?", lines[-1].strip()) if lines else None
+    if not found:
+        raise RunnerError(
+            "cannot read the job id that sbatch printed", f"it printed {stdout.strip()!r}", "look with squeue --me"
+        )
+    return found[1]
+
+
+def status(job_ids: Sequence[str]) -> tuple[str, ...]:
+    """The one squeue question about all these jobs, ended ones included while Slurm remembers them.
+
+    A list with one unknown id is refused as a whole only where it has a single id; others are passed over.
+    """
+    wanted = ",".join(f"{name}:|" for name in _FIELDS)
+    return ("squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", f"--Format={wanted}")
+
+
+def parse_status(stdout: str) -> Mapping[str, JobStatus]:
+    """Job id -> status, from what `status` asked for."""
+    found: dict[str, JobStatus] = {}
+    for line in stdout.splitlines():
+        values = [value.strip() for value in line.split("|")]
+        if len(values) < len(_FIELDS) or not values[0].isdigit():
+            continue
+        job_id, state, reason, nodes, elapsed, left, code = values[: len(_FIELDS)]
+        ended = state not in UNFINISHED
+        found[job_id] = JobStatus(
+            state, _words(reason), _wait_status(code) if ended else None, _words(nodes), elapsed, "" if ended else left
+        )
+    return found
+
+
+UNFINISHED = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
+              "SIGNALING", "STAGE_OUT", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}  # fmt: skip
+
+
+def _words(text: str) -> str:
+    return "" if text in ("None", "(null)", "n/a", "N/A") else text
+
+
+def _wait_status(text: str) -> int | None:
+    """The exit code in a number as wait(2) gives it."""
+    if not text.isdigit():
+        return None
+    number = int(text)
+    return 128 + (number & 0x7F) if number & 0x7F else number >> 8 & 0xFF
+
+
+def details(job_id: str) -> tuple[str, ...]:
+    """The question about one job that has left the queue."""
+    return ("scontrol", "show", "--oneliner", "job", job_id)
+
+
+def parse_details(stdout: str) -> JobStatus | None:
+    """The status in what `scontrol show job` prints; None where it knows no such job."""
+    fields = dict(re.findall(r"(?:^|\s)([A-Za-z:/_]+)=(\S*)", stdout))
+    if "JobState" not in fields:
+        return None
+    state = fields["JobState"]
+    code, _, number = fields.get("ExitCode", "").partition(":")
+    exit_code = None
+    if state not in UNFINISHED and code.isdigit() and number.isdigit():
+        exit_code = 128 + int(number) if int(number) else int(code)
+    return JobStatus(
+        state=state,
+        reason=_words(fields.get("Reason", "")),
+        exit_code=exit_code,
+        nodes=_words(fields.get("NodeList", "")),
+        elapsed=fields.get("RunTime", ""),
+    )
+
+
+def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
+    """The command that ends jobs."""
+    return ("scancel", *job_ids)
+
+
+def shell(
+    attachment: Attachment,
+    command: Sequence[str],
+    job_id: str | None = None,
+    *,
+    pty: bool = True,
+    resources: Resources | None = None,
+    site: Site | None = None,
+) -> tuple[str, ...]:
+    """The srun that runs a command in the environment; `${NAME}` in the engine's words is still to be expanded.
+
+    With a job id inside that job's allocation, beside what runs there; else in an allocation of its own.
+    """
+    resources = resources or Resources()
+    if job_id is not None:
+        place: tuple[str, ...] = (f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1")
+    else:
+        place = (
+            "--nodes=1",
+            "--ntasks=1",
+            f"--cpus-per-task={resources.cpus_per_task * resources.tasks_per_node}",
+            *(_gpu_request(resources.gpus_per_node, site) if site else ()),
+            *((f"--mem={resources.memory}",) if resources.memory else ()),
+            *((f"--time={time_limit.text(resources.time_minutes)}",) if resources.time_minutes else ()),
+            *((f"--partition={resources.partition}",) if resources.partition else ()),
+            *((f"--account={resources.account}",) if resources.account else ()),
+        )
+    return (
+        "srun",
+        *place,
+        *(("--pty",) if pty else ()),
+        "--export=ALL",
+        *attachment.flags,
+        *attachment.prefix,
+        *command,
+    )

@@ -1,0 +1,108 @@
+"""The batch script's text, for every scheduler from the one template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.environments.attachment import Attachment
+from runner.errors import RunnerError
+from runner.runs import quoting
+from runner.runs.job import Job
+from runner.site import Site
+
+LINES = 150
+"""a batch script is to be read; setup and the like count apart"""
+
+
+def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]) -> str:
+    """The batch script. `step`: the quoted words that start the tasks, up to the engine's prefix.
+
+    Raises RunnerError for what cannot stand in a script.
+    """
+    import jinja2  # slow to import
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # bash, not HTML: every value goes through a quoter
+    )
+    environment.filters.update(
+        literal=quoting.literal, directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}")
+    )
+    return environment.get_template("job.sbatch.j2").render(
+        job=job,
+        slurm=site.scheduler == "slurm",
+        directives=tuple(directives),
+        modules=site.modules,
+        exports=_exports(attachment, site),
+        inside=_inside(job),
+        texts=_texts(job),
+        command=_lines(step, attachment, job),
+    )
+
+
+def _exports(attachment: Attachment, site: Site) -> list[tuple[str, str]]:
+    """Host variables with their quoted values: the site's, then what the engine needs."""
+    found = {name: quoting.literal(value, f"the site's variable {name}") for name, value in site.env.items()}
+    found.update({name: quoting.live(value, f"the variable {name}") for name, value in attachment.exports.items()})
+    return list(found.items())
+
+
+def _inside(job: Job) -> list[tuple[str, str]]:
+    """Variables of each task: what payload/task.sh counts with, then the job's own."""
+    ours = {
+        "RUNNER_NODES": str(job.resources.nodes),
+        "RUNNER_TASKS_PER_NODE": str(job.tasks_per_node),
+        "RUNNER_PROCESSES": str(job.resources.tasks_per_node),
+        "RUNNER_WORLD_SIZE": str(job.world_size),
+        "RUNNER_WORKDIR": job.environment.workdir or "",
+        "PYTHONNOUSERSITE": "1",  # else packages of ~/.local shadow the image's
+    }
+    return [*{**ours, **job.env}.items()]
+
+
+def _texts(job: Job) -> list[tuple[str, str, str]]:
+    """Name, text and end mark of the user's shell texts, each for a quoted here-document."""
+    found = []
+    for name in ("setup", "task_prolog", "task_epilog"):
+        text = getattr(job, name).rstrip("\n")
+        if not text:
+            continue
+        if "\r" in text:
+            raise RunnerError(
+                f"{name} has a carriage return", "sh takes it for a part of a word", "sed -i 's/\\r//' it"
+            )
+        end = "END"
+        while end in text.split("\n"):
+            end += "_"
+        found.append((name, text, end))
+    return found
+
+
+def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
+    """The lines of the step: the starter's flags, the engine's words, the task, the user's words; each quoted."""
+    prefix = [quoting.live(word, "a word of the container engine") for word in attachment.prefix]
+    kind = "command"
+    words: tuple[str, ...] = job.command
+    if job.script is not None:
+        kind = "python" if job.script.endswith(".py") else "shell"
+        words = ()
+    task = f'/bin/sh "$RUNNER_RUN/payload/task.sh" "$RUNNER_ATTEMPT" {job.launcher} {kind}'
+    script = [] if job.script is None else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
+    user = [quoting.literal(word) for word in (*words, *job.arguments)]
+    return [*step, *_joined(prefix), task, *_joined([*script, *user])]
+
+
+def _joined(words: Sequence[str], width: int = 100) -> list[str]:
+    """Words in lines of about `width` characters, so that a long command is still one to read."""
+    lines: list[str] = []
+    for word in words:
+        if lines and len(lines[-1]) + len(word) < width:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines
