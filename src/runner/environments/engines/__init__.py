@@ -1,0 +1,97 @@
+"""The engines: environment + site -> Attachment, one module each; and which of them a machine can use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import cast
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines import apptainer, ce, docker, enroot, host, podman, pyxis, sandbox, sarus
+from runner.environments.engines.shared import without_defaults
+from runner.environments.environment import Environment
+from runner.environments.mount import parse_mount
+from runner.errors import unknown
+from runner.machine import probe, process
+from runner.site import Site, slurm_plugins
+
+ENGINES: dict[str, Callable[[Environment, Site], Attachment]] = {
+    "ce": ce.attach,
+    "sarus": sarus.attach,
+    "pyxis": pyxis.attach,
+    "enroot": enroot.attach,
+    "podman": podman.attach,
+    "docker": docker.attach,
+    "apptainer": apptainer.attach,
+    "sandbox": sandbox.attach,
+    "host": host.attach,
+}
+# engines that expand `${VAR:-default}` themselves, where and when the container starts; the value says in which fields
+# the defaults have to be decided before
+_OWN_DEFAULTS = {"ce": "mounts", "sarus": "mounts", "sandbox": None, "podman": None, "docker": None}
+
+
+def attach(
+    environment: Environment, site: Site, engine: str | None = None, environ: Mapping[str, str] | None = None
+) -> Attachment:
+    """What `engine` (default: the site's) adds to a step, so that its command runs inside the environment.
+
+    The site's own variables and mounts come first, the environment's win over them. Raises RunnerError for a field
+    that the engine cannot express: nothing is ever dropped.
+    """
+    environ = os.environ if environ is None else environ
+    name = engine or site.engine
+    if name == "auto":
+        name = choose(site, environ)[0]
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    full, notes = with_site(environment, site), cast("tuple[str, ...]", ())
+    narrow = _OWN_DEFAULTS.get(name, "")
+    if narrow is not None:
+        full, notes = without_defaults(full, environ, only=narrow)
+    attachment = ENGINES[name](full, site)
+    return replace(attachment, notes=(*notes, *attachment.notes))
+
+
+def with_site(environment: Environment, site: Site) -> Environment:
+    """The environment with the site's variables and mounts under its own."""
+    mounts = tuple(parse_mount(text, f"site {site.name}") for text in site.mounts)
+    targets = {mount.target for mount in environment.mounts}
+    return replace(
+        environment,
+        env={**site.env, **environment.env},
+        # behind the environment's own, whose numbers stand in the messages
+        mounts=(*environment.mounts, *(mount for mount in mounts if mount.target not in targets)),
+    )
+
+
+def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The engine to use on a site, and why; `auto` is decided by what this machine has."""
+    if site.engine != "auto":
+        return site.engine, f"the site {site.name} has it"
+    if site.scheduler == "slurm":
+        for plugin, engine in (("environment", "ce"), ("edf", "sarus"), ("container-image", "pyxis")):
+            if plugin in slurm_plugins():
+                return engine, f"srun has --{plugin}"
+    reason = why_no_sandbox()
+    if reason is None:
+        return "sandbox", "bubblewrap and a reader of squashfs are here"
+    for engine in ("podman", "apptainer"):
+        if process.which(engine):
+            return engine, f"{engine} is here, and {reason}"
+    return "host", f"no container engine is here: {reason}; no podman, no apptainer"
+
+
+def why_no_sandbox() -> str | None:
+    """Why the sandbox cannot be used on this machine; None where it can."""
+    if process.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    if process.which("unsquashfs") is None and not (probe.fuse_usable() and process.which("squashfuse")):
+        return "neither squashfuse with /dev/fuse nor unsquashfs is here"
+    if process.which("unshare") is None:
+        return "unshare (util-linux) is not installed"
+    for words in (("unshare", "--mount", "true"), ("unshare", "--map-root-user", "--mount", "true")):
+        if process.run(words, check=False, timeout_seconds=5).exit_code == 0:
+            return None
+    return "this user may make no namespaces"

@@ -1,0 +1,65 @@
+"""Apptainer: `apptainer exec IMAGE COMMAND`. It enters squashfs files and images of registries.
+
+Source: Apptainer 1.3 user guide, "Environment and Metadata", "Bind Paths and Mounts" (2026-11-21).
+"""
+
+from __future__ import annotations
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines import ce
+from runner.environments.engines.pyxis import image_text
+from runner.environments.engines.shared import dialect, refuse, refuse_annotations, split_env
+from runner.environments.environment import Environment, Mount, emit_edf
+from runner.site import Site
+
+_COMMENT = "What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same."
+
+
+def mount_text(environment: Environment, index: int, mount: Mount) -> str:
+    """A value of --bind: `SOURCE:TARGET[:OPTIONS]`."""
+    if any(sign in mount.source + mount.target for sign in ":,\n"):
+        raise refuse(
+            environment,
+            f"mounts.{index}",
+            "apptainer",
+            f"{mount.text()!r} has a colon, comma or newline in a path, which --bind cannot hold",
+            "rename the folder, or link it from another path: ln -s",
+        )
+    unknown = set(mount.flags) - {"ro", "rw", "bind", "rbind"}
+    if unknown:
+        why = f"it has no mount flag {', '.join(sorted(unknown))}"
+        raise refuse(environment, f"mounts.{index}", "apptainer", why, "leave it out, or use the engine ce")
+    return dialect(f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}", f"mounts.{index}")
+
+
+def attach(environment: Environment, site: Site) -> Attachment:
+    """The words in front of the command; variables go in as APPTAINERENV_NAME, which holds any text."""
+    ce.check(environment, "apptainer")
+    refuse_annotations(environment, "apptainer")
+    if environment.entrypoint:
+        why = "`apptainer exec` never runs the entrypoint, and `apptainer run` takes no command"
+        raise refuse(
+            environment, "entrypoint", "apptainer", why, "name the entrypoint's program in the command instead"
+        )
+    exports, inside = split_env(environment)
+    image = image_text(environment, "apptainer")
+    prefix = (
+        "apptainer",
+        "exec",
+        "--no-home",
+        *(("--nv",) if site.gpus_per_node else ()),
+        *(("--writable-tmpfs",) if environment.writable else ()),
+        *(("--pwd", dialect(environment.workdir, "workdir")) if environment.workdir else ()),
+        *(
+            word
+            for index, mount in enumerate(environment.mounts)
+            for word in ("--bind", mount_text(environment, index, mount))
+        ),
+        image if environment.is_squashfs else f"docker://{image.replace('#', '/', 1)}",
+        *inside,
+    )
+    return Attachment(
+        files={ce.FILE: emit_edf(environment, _COMMENT)},
+        prefix=prefix,
+        exports={f"APPTAINERENV_{name}": value for name, value in exports.items()},
+    )

@@ -1,0 +1,48 @@
+"""The Container Engine of CSCS: `srun --environment=FILE`. It takes the EDF as it is."""
+
+from __future__ import annotations
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines.shared import bare_squashfs, refuse
+from runner.environments.environment import Environment, emit_edf
+from runner.site import Site
+
+FILE = "environment.toml"
+# set at the head of every emitted EDF, so that a reader knows what the file is
+COMMENT = "What the container of this run sees. Plain `srun --environment=./environment.toml` takes this file."
+
+
+def check(environment: Environment, engine: str = "ce") -> None:
+    """Raise RunnerError for what an EDF of the Container Engine cannot say."""
+    if environment.devices:
+        raise refuse(
+            environment,
+            "devices",
+            engine,
+            "devices are a key of Sarus Suite only; this engine finds GPUs by NVIDIA_VISIBLE_DEVICES",
+            'remove devices; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]',
+        )
+    if bare_squashfs(environment):
+        raise refuse(
+            environment,
+            "image",
+            engine,
+            f"{environment.image!r} would be taken for the name of an image in a registry",
+            f"write an absolute path, or ./{environment.image}",
+        )
+    for index, mount in enumerate(environment.mounts):
+        if "\n" in mount.text() or ":" in mount.source + mount.target:
+            raise refuse(
+                environment,
+                f"mounts.{index}",
+                engine,
+                f"{mount.text()!r}: colons separate the fields of a mount, and nothing escapes a colon or a newline",
+                "rename the folder, link it from another path, or take ${VAR:-default} out of the mount",
+            )
+
+
+def attach(environment: Environment, site: Site) -> Attachment:
+    """The emitted EDF and the flag that names it by path, so that EDF_PATH does not matter."""
+    check(environment)
+    flags = (f"--environment=${{RUNNER_RUN}}/{FILE}",)
+    return Attachment(files={FILE: emit_edf(environment, COMMENT)}, flags=flags)

@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
+# Runs a command in a container of podman or docker. Usage: bash container.sh COMMAND…; what to enter stands in
+# container.conf beside it: a squashfs file (podman only, as --rootfs) or an image of the engine's storage or a registry.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+source "$here/environment.sh"
+engine='' image='' workdir='' entrypoint='' writable='' mounts=() env=() devices=() gpus=''
+source "$here/container.conf"
+node=${SLURMD_NODENAME:-$(uname -n)}
+flags=(run --rm --interactive --network host --ipc host --uts host)
+
+command -v "$engine" > /dev/null || fail "$engine is missing on $node" "the environment is to be entered with it" \
+  "install it, or choose another engine"
+
+# Fills `flags` with mounts, devices and the root file system's mode.
+describe() {
+  local index source target options device
+  for ((index = 0; index < ${#mounts[@]}; index += 3)); do
+    expand host "${mounts[index]}" "mounts.$((index / 3))"
+    absolute "$REPLY"
+    source=$REPLY
+    expand host "${mounts[index + 1]}" "mounts.$((index / 3))"
+    target=$REPLY options=rw
+    [[ +${mounts[index + 2]}+ == *+ro+* ]] && options=ro
+    [[ $source$target != *[:,]* ]] || fail "$engine cannot mount $source at $target" \
+      "its option --volume separates fields by colons and commas, and these paths have one" "rename the folder"
+    [[ -e $source ]] || fail "the mount source $source is not there on $node" \
+      "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
+    flags+=(--volume "$source:$target:$options")
+  done
+  for device in ${devices[@]+"${devices[@]}"}; do
+    expand host "$device" devices
+    flags+=(--device "$REPLY")
+  done
+  [[ ! -t 0 || ! -t 1 ]] || flags+=(--tty)
+  if [[ -n $gpus && $engine == docker ]]; then flags+=(--gpus all); fi
+  if [[ -n $gpus && $engine == podman ]]; then flags+=(--device nvidia.com/gpu=all); fi
+  if [[ $engine == podman ]]; then flags+=(--security-opt label=disable); fi
+}
+
+# Fills `flags` with the variables: by name alone where the container is to see the host's own value.
+hand_in() {
+  local name
+  for name in "${!inside[@]}"; do
+    if [[ -n ${dropped[$name]-} ]]; then
+      [[ $engine != podman ]] || flags+=(--unsetenv "$name")
+    elif [[ $name != HOME && ${host[$name]+set} == set && ${host[$name]} == "${inside[$name]}" ]]; then
+      flags+=(--env "$name")
+    else
+      flags+=(--env "$name=${inside[$name]}")
+    fi
+  done
+}
+
+enter_image() {
+  local image_env
+  expand host "$image" image
+  image=${REPLY/'#'//} # enroot's REGISTRY#IMAGE is REGISTRY/IMAGE here
+  "$engine" image inspect "$image" > /dev/null 2>&1 || "$engine" pull "$image" >&2 ||
+    fail "there is no image $image for $engine on $node" "neither its storage nor the registry has it; see above" \
+      "build it (runner build), or name its registry"
+  image_env=$(mktemp)
+  trap 'rm -f "$image_env"' EXIT
+  "$engine" image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$image" > "$image_env"
+  read_image "$image_env"
+  rm -f "$image_env"
+  read_edf
+  describe
+  hand_in
+  [[ -n $entrypoint ]] || flags+=(--entrypoint '')
+  if [[ -n $workdir ]]; then
+    expand inside "$workdir" workdir
+    flags+=(--workdir "$REPLY")
+  fi
+  [[ -n $writable ]] || flags+=(--read-only)
+  # docker has no way to unset a variable of the image: env does it inside
+  local unset=() name
+  for name in "${!dropped[@]}"; do unset+=(-u "$name"); done
+  if ((${#unset[@]})) && [[ $engine == docker ]]; then set -- env "${unset[@]}" "$@"; fi
+  exec "$engine" "${flags[@]}" "$image" "$@"
+}
+
+# The squashfs file as podman's root file system, with an overlay of its own over it (`:O`). We are root, or inside of
+# `podman unshare`, in a mount namespace of this task alone.
+enter_squashfs() {
+  local root=$1 command=() index
+  shift
+  expand host "$image" image
+  absolute "$REPLY"
+  image=$REPLY
+  [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user may not see it" \
+    "runner import; the image folder must be one that every node sees"
+  command -v squashfuse > /dev/null || fail "squashfuse is missing on $node" "podman enters squashfs files through it" \
+    "apt-get install squashfuse"
+  mount -t tmpfs -o mode=0755 tmpfs "$root"
+  mkdir "$root/lower"
+  # in the foreground and tied to our life, so that it never outlives this task
+  setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower" &
+  for ((index = 0; index < 500; index++)); do
+    mountpoint -q "$root/lower" && break
+    kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see above" "unsquashfs -s $image"
+    sleep 0.01
+  done
+  read_image "$root/lower/etc/environment"
+  read_edf
+  describe
+  hand_in
+  command=("$@")
+  if [[ -f $root/lower/etc/rc && -z $entrypoint ]]; then
+    printf 'exec "$@"\n' > "$root/rc.local" # the command script then only goes to the working directory
+    flags+=(--volume "$root/rc.local:/etc/rc.local:ro")
+  fi
+  if [[ -n $workdir ]]; then
+    expand inside "$workdir" workdir
+    if [[ -n $entrypoint && -f $root/lower/etc/rc ]]; then
+      command=(/bin/sh /etc/rc /bin/sh -c 'cd -- "$1" && shift && exec "$@"' sh "$REPLY" "$@")
+    else
+      flags+=(--workdir "$REPLY")
+    fi
+  elif [[ -f $root/lower/etc/rc ]]; then
+    command=(/bin/sh /etc/rc "$@")
+  fi
+  [[ -n $writable ]] || flags+=(--read-only)
+  code=0
+  "$engine" "${flags[@]}" --rootfs "$root/lower:O" "${command[@]}" || code=$?
+  kill %1 2> /dev/null || true
+  exit "$code"
+}
+
+read_host
+case ${1-} in
+  --inside) shift && enter_squashfs "$@" ;;
+esac
+case $image in
+  /* | .* | '${'*'}/'*)
+    [[ $engine == podman ]] || fail "$engine cannot enter the squashfs file $image" "it knows images of its storage only" \
+      "use podman or the sandbox, or name an image in the EDF"
+    root=${TMPDIR:-/tmp}/runner-container-$(id -u)
+    mkdir -p "$root" # never removed: another task may have mounted there
+    if (($(id -u) == 0)); then
+      exec unshare --mount bash "$here/container.sh" --inside "$root" "$@"
+    fi
+    exec podman unshare bash "$here/container.sh" --inside "$root" "$@"
+    ;;
+  *) enter_image "$@" ;;
+esac

@@ -1,0 +1,35 @@
+"""No container: the command runs on the node as it is, with the environment's variables."""
+
+from __future__ import annotations
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines.ce import FILE
+from runner.environments.engines.shared import dialect, refuse
+from runner.environments.environment import Environment, emit_edf
+from runner.site import Site
+
+_COMMENT = "What this run was to see. No container was entered: its image and annotations did nothing."
+
+
+def attach(environment: Environment, site: Site) -> Attachment:
+    """`env NAME=VALUE…` in front of the command."""
+    for index, mount in enumerate(environment.mounts):
+        if mount.source != mount.target:
+            raise refuse(
+                environment,
+                f"mounts.{index}",
+                "host",
+                f"without a container, {mount.source!r} cannot appear at {mount.target!r}",
+                "give source and target the same path, or use an engine with containers",
+            )
+    if environment.entrypoint:
+        why = "without a container there is no entrypoint to run"
+        raise refuse(environment, "entrypoint", "host", why, "entrypoint = false, or an engine with containers")
+    unset = tuple(word for name, value in environment.env.items() if not value for word in ("-u", name))
+    fixed = tuple(f"{name}={dialect(value, f'env.{name}')}" for name, value in environment.env.items() if value)
+    folder = (f"--chdir={dialect(environment.workdir, 'workdir')}",) if environment.workdir else ()
+    words = (*folder, *unset, *fixed)
+    notes = (f"no container is entered: the image {environment.image!r} is not used",) if environment.image else ()
+    return Attachment(
+        files={FILE: emit_edf(environment, _COMMENT)}, prefix=("env", *words) if words else (), notes=notes
+    )

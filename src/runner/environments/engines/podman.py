@@ -1,0 +1,34 @@
+"""podman and docker: `run --rm`, through a script that reads the image's variables first."""
+
+from __future__ import annotations
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines import ce
+from runner.environments.engines.sandbox_conf import conf
+from runner.environments.engines.shared import bare_squashfs, refuse, refuse_annotations, script
+from runner.environments.environment import Environment, emit_edf
+from runner.site import Site
+
+_COMMENT = "What the container of this run sees; payload/container.conf says the same to payload/container.sh."
+
+
+def attach(environment: Environment, site: Site, engine: str = "podman") -> Attachment:
+    """The script, what it is to enter, and the words that start it."""
+    if bare_squashfs(environment) or not environment.image:
+        why = f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
+        raise refuse(environment, "image", engine, why, "write an absolute path, or NAME:TAG")
+    for index, mount in enumerate(environment.mounts):
+        if "sqsh" in mount.flags:
+            why = "mounting a squashfs file is known to the Container Engine and the sandbox alone"
+            raise refuse(environment, f"mounts.{index}", engine, why, "unpack it, and mount the folder")
+    refuse_annotations(environment, engine)
+    gpus = "1" if site.gpus_per_node and not environment.devices else ""
+    return Attachment(
+        files={
+            ce.FILE: emit_edf(environment, _COMMENT),
+            "payload/container.sh": script("container.sh"),
+            "payload/environment.sh": script("environment.sh"),
+            "payload/container.conf": conf(environment, {"engine": engine, "gpus": gpus}),
+        },
+        prefix=("bash", "${RUNNER_RUN}/payload/container.sh"),
+    )

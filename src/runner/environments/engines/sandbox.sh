@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
+# Runs a command inside a squashfs image, with the programs that every distribution packages: squashfuse (or unsquashfs)
+# and bubblewrap. No daemon, no root. Usage: bash sandbox.sh COMMAND…; what to enter stands in sandbox.conf beside it.
+#
+# Everything is mounted in a mount and a process namespace of this task alone. When the command ends, or when this
+# process is killed in any way, the kernel takes the namespaces away, and with them the mounts and squashfuse.
+# Only where /dev/fuse is missing is the image unpacked, to a folder that the tasks of a node share and the last removes.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+source "$here/environment.sh"
+image='' workdir='' entrypoint='' writable='' mounts=() env=()
+source "$here/sandbox.conf"
+
+me=$(id -u)
+scratch=${TMPDIR:-/tmp}
+[[ -d $scratch && -w $scratch ]] || scratch=/tmp
+node=${SLURMD_NODENAME:-$(uname -n)}
+
+need() { # PROGRAM PACKAGE
+  command -v "$1" > /dev/null || fail "$1 is missing on $node" "the engine 'sandbox' enters images with it" \
+    "apt-get install $2   (or another engine: podman)"
+}
+
+check_image() {
+  local first
+  expand host "$image" image
+  absolute "$REPLY"
+  image=$REPLY
+  [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user may not see it" \
+    "runner import; the image folder must be one that every node sees"
+  first=$(head -c 4 -- "$image")
+  [[ $first == hsqs ]] || fail "$image is not a squashfs image" "it does not begin with squashfs' mark" "runner import --force"
+}
+
+# ---- first stage: on the host ---------------------------------------------------------------------------------------
+
+# The folder of the unpacked image; its lock is held, shared, on descriptor 9 for as long as any process of ours lives.
+unpack() {
+  local store=$scratch/runner-unpacked-$me key old
+  need unsquashfs squashfs-tools
+  mkdir -p "$store"
+  key=$(stat -c '%n %s %Y %i' -- "$image" | sha256sum | cut -c1-16)
+  for old in "$store"/*.lock; do # what a killed job has left
+    [[ -e $old && $old != "$store/$key.lock" ]] || continue
+    # shellcheck disable=SC2094  # the lock file is only locked
+    (flock -n 8 && rm -rf "${old%.lock}" "$old") 8> "$old" || true
+  done
+  exec 9> "$store/$key.lock"
+  flock 9
+  if [[ ! -e $store/$key/complete ]]; then
+    rm -rf "${store:?}/$key"
+    mkdir "$store/$key"
+    unsquashfs -quiet -no-progress -no-xattrs -d "$store/$key/root" "$image" > /dev/null || {
+      rm -rf "${store:?}/$key"
+      fail "cannot unpack $image on $node" "unsquashfs failed; see above (is $store full?)" \
+        "set TMPDIR to a folder with more space, or let this user open /dev/fuse"
+    }
+    : > "$store/$key/complete"
+  fi
+  flock -s 9
+  unpacked=$store/$key
+}
+
+# The last task of the node that used the unpacked image removes it.
+drop_unpacked() {
+  if flock -n 9; then rm -rf "${unpacked:?}" "$unpacked.lock"; fi
+}
+
+first_stage() {
+  local map=() code=0 signal child
+  need bwrap bubblewrap
+  need unshare util-linux
+  read_host
+  check_image
+  ((me == 0)) && unshare --mount true 2> /dev/null || map=(--map-root-user)
+  unshare "${map[@]}" --mount true 2> /dev/null ||
+    fail "this user may make no namespaces on $node" "unshare ${map[*]} --mount is refused" \
+      "let the admin allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
+  mkdir -p "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
+  local command=(unshare "${map[@]}" --mount --pid --fork --kill-child)
+  "${command[@]}" --mount-proc true 2> /dev/null && command+=(--mount-proc)
+  command+=(bash "$here/sandbox.sh" --second-stage "$(id -g)" "$(id -un 2> /dev/null || echo "u$me")" "$me" "$PWD"
+    "$(id -gn 2> /dev/null || echo "g$me")")
+  if [[ -w /dev/fuse && -z ${RUNNER_SANDBOX_UNPACK-} ]] && command -v squashfuse > /dev/null; then
+    exec "${command[@]}" '' -- "$@"
+  fi
+  unpack
+  "${command[@]}" "$unpacked/root" -- "$@" <&0 &
+  child=$!
+  for signal in TERM INT HUP USR1 USR2 CONT; do
+    # shellcheck disable=SC2064  # the child's number is meant as it is now
+    trap "kill -s $signal -- $child 2> /dev/null || true" "$signal"
+  done
+  while :; do
+    code=0
+    wait "$child" || code=$?
+    kill -0 "$child" 2> /dev/null || break
+  done
+  drop_unpacked
+  exit "$code"
+}
+
+# ---- second stage: root of a private namespace ----------------------------------------------------------------------
+
+# Mounts the image at $base/lower and something that takes writes over it at $base/root.
+mount_root() {
+  local lower=$1 options
+  mount -t tmpfs -o mode=0755 tmpfs "$base"
+  mkdir "$base/lower" "$base/upper" "$base/work" "$base/root"
+  if [[ -n $lower ]]; then
+    mount --bind "$lower" "$base/lower"
+  else
+    # like enroot, every file belongs to the user who enters
+    squashfuse -o uid=0,gid=0 "$image" "$base/lower" ||
+      fail "cannot mount $image on $node" "squashfuse failed; see above" "check the file: unsquashfs -s $image"
+  fi
+  options=lowerdir=$base/lower,upperdir=$base/upper,workdir=$base/work
+  if mount -t overlay overlay -o "$options,userxattr" "$base/root" 2> /dev/null ||
+    mount -t overlay overlay -o "$options" "$base/root" 2> /dev/null ||
+    { [[ -w /dev/fuse ]] && command -v fuse-overlayfs > /dev/null && fuse-overlayfs -o "$options" "$base/root"; }; then
+    overlay=1
+  else
+    mount --rbind "$base/lower" "$base/root"
+    overlay=''
+    [[ -z $writable ]] ||
+      echo "runner: warning: $node has no overlay for users: the image's files cannot be written there" >&2
+  fi
+}
+
+# What enroot adds to an image: the user, a home, and what the command script needs.
+furnish() {
+  local gid=$1 user=$2 uid=$3 group=$4 root=$base/root name
+  [[ -n $overlay ]] || return 0
+  mkdir -p "$root"/{proc,sys,dev,tmp,etc}
+  cut -d: -f3 "$root/etc/passwd" 2> /dev/null | grep -qx "$uid" ||
+    printf '%s:x:%s:%s:%s:%s:/bin/sh\n' "$user" "$uid" "$gid" "$user" "${inside[HOME]:-/}" >> "$root/etc/passwd"
+  cut -d: -f3 "$root/etc/group" 2> /dev/null | grep -qx "$gid" ||
+    printf '%s:x:%s:\n' "$group" "$gid" >> "$root/etc/group"
+  for name in hosts resolv.conf; do
+    [[ ! -L $root/etc/$name ]] || rm "$root/etc/$name" # a link into the host's /run leads nowhere here
+    [[ -e $root/etc/$name ]] || : > "$root/etc/$name"
+  done
+  case ${inside[HOME]-} in
+    /tmp* | '') ;;
+    /*) mkdir -p "$root${inside[HOME]}" 2> /dev/null || true ;;
+  esac
+  # without the entrypoint, the command script goes no further than to the working directory; pyxis does the same
+  [[ -n $entrypoint || ! -f $root/etc/rc ]] || printf 'exec "$@"\n' > "$root/etc/rc.local"
+}
+
+# Fills `binds` with bubblewrap's options for the mounts of the EDF.
+bind_mounts() {
+  local index source target flags kind
+  for ((index = 0; index < ${#mounts[@]}; index += 3)); do
+    expand host "${mounts[index]}" "mounts.$((index / 3))"
+    absolute "$REPLY"
+    source=$REPLY flags=+${mounts[index + 2]}+
+    expand host "${mounts[index + 1]}" "mounts.$((index / 3))"
+    target=$REPLY
+    [[ -e $source ]] || fail "the mount source $source is not there on $node" \
+      "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
+    kind=--bind
+    [[ $flags == *+ro+* ]] && kind=--ro-bind
+    if [[ $flags == *+sqsh+* ]]; then
+      mkdir "$base/sqsh$index"
+      squashfuse -o uid=0,gid=0 "$source" "$base/sqsh$index" ||
+        fail "cannot mount $source on $node" "squashfuse failed; see above" "check the file: unsquashfs -s $source"
+      source=$base/sqsh$index kind=--ro-bind
+    fi
+    binds+=("$kind" "$source" "$target")
+  done
+}
+
+second_stage() {
+  local gid=$1 user=$2 uid=$3 start=$4 group=$5 lower=$6 bwrap base overlay='' binds=() command=() chdir=()
+  shift 7
+  bwrap=$(command -v bwrap)
+  base=$scratch/runner-sandbox-$uid
+  cd -- "$start" 2> /dev/null || cd /
+  read_host
+  check_image
+  mount_root "$lower"
+  read_image "$base/root/etc/environment"
+  read_edf
+  list_inside
+  furnish "$gid" "$user" "$uid" "$group"
+  bind_mounts
+  ((uid == 0)) || binds+=(--unshare-user --uid "$uid" --gid "$gid")
+  [[ -n $writable || -z $overlay ]] || binds+=(--remount-ro /)
+  if [[ -n $workdir ]]; then
+    expand inside "$workdir" workdir
+    chdir=(--chdir "$REPLY")
+  else
+    chdir=(--chdir /)
+  fi
+  command=("$@")
+  if [[ -f $base/root/etc/rc && -n $entrypoint && -n $workdir ]]; then
+    command=(/bin/sh /etc/rc /bin/sh -c 'cd -- "$1" && shift && exec "$@"' sh "$REPLY" "$@")
+  elif [[ -f $base/root/etc/rc && (-n $entrypoint || (-z $workdir && -n $overlay)) ]]; then
+    command=(/bin/sh /etc/rc "$@")
+  fi
+  exec env -i "${final[@]}" "$bwrap" --bind "$base/root" / --dev-bind /dev /dev --bind /proc /proc --bind /sys /sys \
+    --perms 1777 --tmpfs /tmp --ro-bind-try /etc/hosts /etc/hosts --ro-bind-try /etc/resolv.conf /etc/resolv.conf \
+    "${binds[@]}" "${chdir[@]}" -- "${command[@]}"
+}
+
+if [[ ${1-} == --second-stage ]]; then
+  shift
+  second_stage "$@"
+else
+  first_stage "$@"
+fi

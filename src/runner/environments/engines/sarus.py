@@ -1,0 +1,54 @@
+"""Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is a stricter one.
+
+Source: sarus-suite/raster@20f75bd src/lib.rs and schema; Sarus Suite user guide (docs of CSCS, 2026-08-20).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines.ce import COMMENT, FILE
+from runner.environments.engines.shared import refuse
+from runner.environments.environment import Environment, emit_edf
+from runner.site import Site
+
+_FORBIDDEN = ("$(", "`", ";", '"')  # its expander is a restricted bash
+
+
+def check(environment: Environment) -> None:
+    """Raise RunnerError for what its EDF cannot say."""
+    if environment.is_squashfs or environment.image.endswith((".sqsh", ".squashfs")):
+        raise refuse(
+            environment,
+            "image",
+            "sarus",
+            "it enters images of its own store, and no squashfs files",
+            "push the image to a registry and write REGISTRY/IMAGE:TAG, or use the engine ce",
+        )
+    for index, mount in enumerate(environment.mounts):
+        field = f"mounts.{index}"
+        if "sqsh" in mount.flags:
+            raise refuse(environment, field, "sarus", "it mounts no squashfs files", "unpack it, or use the engine ce")
+        if ":" in mount.source + mount.target:
+            why = "it splits a mount at every colon, before variables are expanded"
+            raise refuse(environment, field, "sarus", why, "take the colon and ${VAR:-default} out of the mount")
+    texts = {
+        "workdir": environment.workdir or "",
+        **{f"mounts.{index}": mount.text() for index, mount in enumerate(environment.mounts)},
+        **{f"env.{name}": value for name, value in environment.env.items()},
+        **{f"annotations.{name}": value for name, value in environment.annotations.items()},
+    }
+    for field, text in texts.items():
+        for word in _FORBIDDEN:
+            if word in text:
+                why = f"it refuses {word} in any value: {text!r}"
+                raise refuse(environment, field, "sarus", why, "set it in the job's setup instead")
+
+
+def attach(environment: Environment, site: Site) -> Attachment:
+    """The emitted EDF, flags of mounts joined by commas and the registry by a slash, and the flag that names it."""
+    check(environment)
+    own = replace(environment, image=environment.image.replace("#", "/", 1))
+    text = emit_edf(own, COMMENT.replace("--environment", "--edf"), flag_separator=",")
+    return Attachment(files={FILE: text}, flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",))

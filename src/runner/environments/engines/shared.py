@@ -1,0 +1,173 @@
+"""What several engines need: refusals, the dialect of an Attachment, and variables that are set inside."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
+from runner.errors import RunnerError
+from runner.expansion import Variable, expand, join, parts
+
+_LIVE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+
+
+def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> RunnerError:
+    """The error for a field that an engine cannot express; nothing is ever dropped."""
+    origin = environment.origins.get(field)
+    place = f"{origin.place}: " if origin and origin.place else ""
+    return RunnerError(f"{place}the engine {engine!r} cannot express {field}", why, fix)
+
+
+def dialect(text: str, what: str) -> str:
+    """EDF text as Attachment text: variables stay live, everything else is literal. Defaults are resolved before."""
+    return "".join(
+        _LIVE.sub(lambda match: "$" + match[0], part) if isinstance(part, str) else f"${{{part.name}}}"
+        for part in parts(text, what)
+    )
+
+
+def literal_word(text: str) -> str:
+    """Plain text as Attachment text."""
+    return _LIVE.sub(lambda match: "$" + match[0], text)
+
+
+def has_variables(text: str) -> bool:
+    """Whether a text refers to a variable."""
+    return any(isinstance(part, Variable) for part in parts(text))
+
+
+def map_texts(environment: Environment, change: Callable[[str, str], str]) -> Environment:
+    """The environment with `change(text, field)` in place of each text that may hold variables."""
+    return replace(
+        environment,
+        image=change(environment.image, "image"),
+        workdir=None if environment.workdir is None else change(environment.workdir, "workdir"),
+        mounts=tuple(
+            Mount(change(mount.source, f"mounts.{index}"), change(mount.target, f"mounts.{index}"), mount.flags)
+            for index, mount in enumerate(environment.mounts)
+        ),
+        env={name: change(value, f"env.{name}") for name, value in environment.env.items()},
+        annotations={name: change(value, f"annotations.{name}") for name, value in environment.annotations.items()},
+        devices=tuple(change(device, f"devices.{index}") for index, device in enumerate(environment.devices)),
+    )
+
+
+def without_defaults(
+    environment: Environment, variables: Mapping[str, str], *, only: str = ""
+) -> tuple[Environment, tuple[str, ...]]:
+    """The environment with `${VAR:-default}` decided here and now, and one note for each decision.
+
+    A variable that is set stays live; where it is unset or empty its default is put in. `only` narrows it to fields
+    that begin so.
+    """
+    notes: dict[str, None] = {}
+
+    def decide(text: str, field: str) -> str:
+        if not field.startswith(only):
+            return text
+        pieces: list[str | Variable] = []
+        for part in parts(text, field):
+            if isinstance(part, str) or part.default is None:
+                pieces.append(part)
+            elif variables.get(part.name):
+                pieces.append(Variable(part.name))
+                notes[f"{field}: ${{{part.name}:-…}} is taken from {part.name}, which is set here"] = None
+            else:
+                value = expand(part.default, variables, field)
+                pieces.append(value)
+                notes[f"{field}: ${{{part.name}:-…}} becomes {value!r}: {part.name} is not set here"] = None
+        return join(tuple(pieces))
+
+    return map_texts(environment, decide), tuple(notes)
+
+
+# Variables that must not be set on the host for the container's sake: they steer bash, srun or the dynamic loader, or
+# the engine does not hand them in. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
+_HOST_ONLY = re.compile(
+    r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC|SPANK|PMI|PMIX|PYXIS|ENROOT|LD|BASH|APPTAINER|APPTAINERENV|SINGULARITY"
+    r"|SINGULARITYENV|DOCKER|CONTAINER|CONTAINERS|PODMAN|RUNNER)_.*|LD_.*|BASH.*|PATH|HOME|IFS|ENV|CDPATH|SHELLOPTS"
+    r"|UID|EUID|PPID|GROUPS|PS[0-9]|TMPDIR|XDG_.*|PWD|OLDPWD|SHELL|USER|LOGNAME|LC_.*|LANG|LANGUAGE|POSIXLY_CORRECT"
+    r"|EXECIGNORE|GLOBIGNORE|OPTIND|OPTERR|RANDOM|SECONDS|LINENO|FUNCNEST|HIST.*|TZ|SCRATCH"
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]]:
+    """(variables to export on the host and to hand in by name, words that set the others inside of the container).
+
+    What is exported is plain text. Inside are set: references (the image's variables count there, as with the
+    Container Engine), unset variables, and names that would do harm on the host.
+    """
+    exports: dict[str, str] = {}
+    inside: dict[str, str] = {}
+    for name, value in environment.env.items():
+        outside = value and not has_variables(value) and _NAME.fullmatch(name) and not _HOST_ONLY.fullmatch(name)
+        (exports if outside else inside)[name] = value
+    plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
+    return {name: literal_word(value) for name, value in plain.items()}, inside_words(inside)
+
+
+def inside_words(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Words in front of a command that set these variables where the command runs; an empty value unsets.
+
+    All values are taken from the variables as they are before any is set, as the Container Engine does it.
+    """
+    if not env:
+        return ()
+    unset = tuple(word for name, value in env.items() if not value for word in ("-u", name))
+    texts = {name: parts(value, f"env.{name}") for name, value in env.items() if value}
+    fixed = tuple(
+        literal_word(f"{name}={''.join(map(str, value))}")
+        for name, value in texts.items()
+        if not any(isinstance(part, Variable) for part in value)
+    )
+    moving = {name: value for name, value in texts.items() if any(isinstance(part, Variable) for part in value)}
+    plain = ("env", *unset, *fixed) if unset or fixed else ()
+    if not moving:
+        return plain
+    words = " ".join(f"{single_quoted(name)}={_double_quoted(value)}" for name, value in moving.items())
+    return ("sh", "-c", literal_word(f'exec env {words} "$@"'), "sh", *plain)
+
+
+def _double_quoted(pieces: tuple[str | Variable, ...]) -> str:
+    inner = "".join(
+        f"${{{piece.name}?is not defined, and [env] needs it}}"
+        if isinstance(piece, Variable)
+        else re.sub(r'([\\"$`])', r"\\\1", piece)
+        for piece in pieces
+    )
+    return f'"{inner}"'
+
+
+def single_quoted(text: str) -> str:
+    """Text as a word of any POSIX shell."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+@lru_cache(maxsize=8)
+def script(name: str) -> str:
+    """A shell script that lies beside the engines, as text."""
+    return (Path(__file__).resolve().parent / name).read_text(encoding="utf-8")
+
+
+def bare_squashfs(environment: Environment) -> bool:
+    """Whether the image is a file name that an engine would take for the name of an image in a registry."""
+    return not environment.is_squashfs and environment.image.endswith((".sqsh", ".squashfs"))
+
+
+def refuse_annotations(environment: Environment, engine: str) -> None:
+    """Raise RunnerError where there are annotations: an engine without the hooks would drop them."""
+    if environment.annotations:
+        first = f"annotations.{next(iter(environment.annotations))}"
+        raise refuse(
+            environment,
+            first if first in environment.origins else "annotations",
+            engine,
+            f"annotations ({', '.join(environment.annotations)}) are read by the hooks of the Container Engine only",
+            "use an EDF without [annotations] for this site",
+        )
