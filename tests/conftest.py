@@ -1,22 +1,174 @@
-"""Fixtures on real parts: a private Slurm, squashfs images made without the product."""
+"""Fixtures on real parts, golden files, and the account of the parts that tests ran on."""
 
-from collections.abc import Iterator
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab.images import make_busybox_squashfs
-from tests.lab.slurm import PLUGINS, SlurmLab
+from tests.lab import images, parts
+from tests.lab.podman import Podman
+from tests.lab.registry import Registry
+from tests.lab.slurm import SlurmLab
+
+GOLDEN = Path(__file__).parent / "golden"
+counts: Counter[str] = Counter()
+unexpected_skips: list[str] = []
+
+
+def need(*names: str) -> None:
+    """Skip the test where a part is missing; in .ci/run such a skip is a failure."""
+    if absent := parts.missing(names):
+        pytest.skip(f"not on this machine: {', '.join(absent)}")
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[SlurmLab]:
     """A private Slurm cluster of three nodes with `--environment` and `--container-*`."""
-    with SlurmLab(plugins=PLUGINS) as lab:
+    need(*parts.SLURM, *parts.PLUGINS)
+    with SlurmLab() as lab:
         yield lab
+
+
+@pytest.fixture(scope="session")
+def plain_slurm() -> Iterator[SlurmLab]:
+    """A private Slurm cluster that knows nothing of containers."""
+    need(*parts.SLURM)
+    with SlurmLab(plugins=()) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[Registry]:
+    """An empty registry on 127.0.0.1."""
+    need("docker-registry")
+    with Registry() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def podman(registry: Registry) -> Iterator[Podman]:
+    """A podman with an empty storage of its own; it trusts `registry`."""
+    need("podman")
+    with Podman((registry.address,)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def docker_socket(podman: Podman) -> Iterator[str]:
+    """The URL of podman's socket, which speaks docker's API."""
+    with podman.socket() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def busybox_image(podman: Podman) -> str:
+    """The name of the busybox image in podman's storage."""
+    return images.build_busybox(podman)
 
 
 @pytest.fixture(scope="session")
 def busybox_sqsh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny image as squashfs with enroot's metadata: GREETING in its environment, /work as workdir."""
-    return make_busybox_squashfs(tmp_path_factory.mktemp("images") / "busybox.sqsh")
+    need("mksquashfs", "busybox")
+    return images.make_busybox_squashfs(tmp_path_factory.mktemp("images") / "busybox.sqsh")
+
+
+@pytest.fixture(scope="session")
+def python_image(podman: Podman) -> str:
+    """The name of a small Debian with Python in podman's storage."""
+    need("mmdebstrap")
+    return images.import_python(podman)
+
+
+@pytest.fixture(scope="session")
+def python_sqsh() -> Path:
+    """A small Debian with Python as squashfs with enroot's metadata; kept between runs."""
+    need("mmdebstrap", "tar2sqfs")
+    return images.python_squashfs()
+
+
+@pytest.fixture(scope="session")
+def update_golden(pytestconfig: pytest.Config) -> bool:
+    """True when golden files are to be written, not compared: `pytest --update-golden`."""
+    return bool(pytestconfig.getoption("--update-golden"))
+
+
+@pytest.fixture
+def golden(update_golden: bool) -> Callable[[str, str], None]:
+    """golden(NAME, TEXT): the text must be that of tests/golden/NAME."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if update_golden:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert path.exists(), f"{path} is missing: pytest --update-golden writes it"
+        assert text == path.read_text(), f"differs from {path}: read the difference, then pytest --update-golden"
+
+    return compare
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden/ from what the code gives now")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "uses(*parts): the test runs on these parts, see tests/lab/parts.py")
+    parts.listen()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    parts.started()
+    for marker, name in parts.BY_MARKER.items():
+        if item.get_closest_marker(marker):
+            need(name)
+    for mark in item.iter_markers("uses"):
+        need(*mark.args)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        used = set(parts.started())
+        for fixture in getattr(item, "fixturenames", ()):
+            used.update(parts.BY_FIXTURE.get(fixture, ()))
+        for mark in item.iter_markers("uses"):
+            used.update(mark.args)
+        used.update(name for marker, name in parts.BY_MARKER.items() if item.get_closest_marker(marker))
+        item.user_properties.append(("parts", sorted(used)))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Runs where the account is kept: with pytest-xdist in the controlling process."""
+    if report.skipped and not hasattr(report, "wasxfail") and not parts.MAY_BE_SKIPPED & report.keywords.keys():
+        unexpected_skips.append(f"skipped: {report.nodeid}: {report.longreprtext.splitlines()[-1][:200]}")
+    if report.when == "call" and not report.skipped:
+        for name, value in report.user_properties:
+            if name == "parts" and isinstance(value, list):
+                counts.update(value)
+
+
+def _complaints(config: pytest.Config) -> list[str]:
+    if not os.environ.get(parts.REQUIRE) or hasattr(config, "workerinput") or config.option.collectonly:
+        return []
+    return [*parts.complaints(counts), *unexpected_skips]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.OK and _complaints(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.option.collectonly:
+        return
+    terminalreporter.section("real parts")
+    for line in parts.table(counts):
+        terminalreporter.write_line(line)
+    for line in _complaints(config):
+        terminalreporter.write_line(f"{parts.REQUIRE}: {line}", red=True)

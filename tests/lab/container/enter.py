@@ -42,10 +42,21 @@ def _find(program: str, environ: dict[str, str]) -> str:
 
 def save(state_file: str, target: str) -> int:
     """Write the container's own file system, without its mounts, to a squashfs file; mksquashfs' exit code."""
-    state = json.loads(Path(state_file).read_text())
+    holder = Path(f"/proc/{json.loads(Path(state_file).read_text())['pid']}")
+    mounted = (line.split()[4].removeprefix("/") for line in (holder / "mountinfo").read_text().splitlines())
     partial = f"{target}.{os.getpid()}.partial"
-    argv = ("mksquashfs", f"/proc/{state['pid']}/root/.", partial, "-one-file-system", "-all-root", "-noappend")
-    code = subprocess.run((*argv, "-quiet", "-no-progress"), stdout=subprocess.DEVNULL, check=False).returncode
+    argv = (
+        "mksquashfs",
+        ".",
+        partial,
+        "-all-root",
+        "-noappend",
+        "-quiet",
+        "-no-progress",
+        "-e",
+        *filter(None, mounted),
+    )
+    code = subprocess.run(argv, cwd=holder / "root", stdout=subprocess.DEVNULL, check=False).returncode
     if code == 0:
         Path(partial).replace(target)
     else:
