@@ -8,10 +8,22 @@ source "$here/environment.sh"
 engine='' image='' workdir='' entrypoint='' writable='' mounts=() env=() devices=() gpus=''
 source "$here/container.conf"
 node=${SLURMD_NODENAME:-$(uname -n)}
-flags=(run --rm --interactive --network host --ipc host --uts host)
+flags=(run --rm --interactive --network host --uts host)
+# DeepSpeed and NCCL want the node's /dev/shm; rootless podman refuses `--ipc host` where there is no /dev/mqueue
+if [[ -d /dev/mqueue ]]; then flags+=(--ipc host); else flags+=(--volume /dev/shm:/dev/shm); fi
 
 command -v "$engine" > /dev/null || fail "$engine is missing on $node" "the environment is to be entered with it" \
   "install it, or choose another engine"
+
+if [[ $engine == podman ]]; then
+  flags+=(--security-opt label=disable)
+  # by itself it asks for more than root may set where CAP_SYS_RESOURCE is missing
+  flags+=(--ulimit "nofile=$(ulimit -Sn):$(ulimit -Hn)" --ulimit "nproc=$(ulimit -Su):$(ulimit -Hu)")
+  # crun refuses hosts that mix cgroups v1 and v2
+  if [[ -n $(cat /sys/fs/cgroup/unified/cgroup.controllers 2> /dev/null) ]] && command -v runc > /dev/null; then
+    flags=(--runtime runc --cgroup-manager cgroupfs --events-backend file "${flags[@]}")
+  fi
+fi
 
 # Fills `flags` with mounts, devices and the root file system's mode.
 describe() {
@@ -36,7 +48,6 @@ describe() {
   [[ ! -t 0 || ! -t 1 ]] || flags+=(--tty)
   if [[ -n $gpus && $engine == docker ]]; then flags+=(--gpus all); fi
   if [[ -n $gpus && $engine == podman ]]; then flags+=(--device nvidia.com/gpu=all); fi
-  if [[ $engine == podman ]]; then flags+=(--security-opt label=disable); fi
 }
 
 # Fills `flags` with the variables: by name alone where the container is to see the host's own value.

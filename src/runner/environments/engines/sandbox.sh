@@ -68,7 +68,7 @@ drop_unpacked() {
 }
 
 first_stage() {
-  local map=() code=0 signal child
+  local map=() code=0 signal child user group
   need bwrap bubblewrap
   need unshare util-linux
   read_host
@@ -78,10 +78,11 @@ first_stage() {
     fail "this user may make no namespaces on $node" "unshare ${map[*]} --mount is refused" \
       "let the admin allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
   mkdir -p "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
+  user=$(id -un 2> /dev/null) || user=u$me # it prints the number where there is no name, and fails
+  group=$(id -gn 2> /dev/null) || group=g$(id -g)
   local command=(unshare "${map[@]}" --mount --pid --fork --kill-child)
   "${command[@]}" --mount-proc true 2> /dev/null && command+=(--mount-proc)
-  command+=(bash "$here/sandbox.sh" --second-stage "$(id -g)" "$(id -un 2> /dev/null || echo "u$me")" "$me" "$PWD"
-    "$(id -gn 2> /dev/null || echo "g$me")")
+  command+=(bash "$here/sandbox.sh" --second-stage "$(id -g)" "$user" "$me" "$PWD" "$group")
   if [[ -w /dev/fuse && -z ${RUNNER_SANDBOX_UNPACK-} ]] && command -v squashfuse > /dev/null; then
     exec "${command[@]}" '' -- "$@"
   fi
