@@ -35,24 +35,19 @@ def members(session: int) -> tuple[int, ...]:
 
 
 def end(session: int, grace_seconds: float) -> bool:
-    """End a session: SIGTERM to its leader (whose trap tells the rest), SIGTERM to all, SIGKILL after the grace.
+    """End a session: SIGTERM to all of it, SIGKILL after the grace. Returns whether everything is gone.
 
-    Returns whether everything is gone. Only processes of that session are touched.
+    Only processes of that session are touched.
     """
-    leader_seconds = grace_seconds / 2
-    for number, pids, seconds in (
-        (signal.SIGTERM, (session,), leader_seconds),
-        (signal.SIGTERM, None, grace_seconds - leader_seconds),
-        (signal.SIGKILL, None, 5.0),
-    ):
-        for pid in pids or members(session):
+    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 5.0)):
+        for pid in members(session):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if not members(session):
                 return True
-            time.sleep(0.05)
+            time.sleep(0.1)
     return not members(session)
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from runner import __version__
+from runner.runs.launch import EDF, SCRIPT, RunPlan
+from runner.runs.run import Run
+from runner.runs.secrets import hide_values, hide_words
 
 Value = str | int | bool | Sequence[str] | None
 """None is not written"""
@@ -12,6 +19,88 @@ HEADER = """\
 # What this run was made of, as launched. Written once; nothing reads it while the job runs.
 # Values that look like secrets are left out.
 """
+
+
+def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
+    """What the lock of a run says, table by table."""
+    site, job = plan.site, plan.job
+    set_values = {key: value for key, value in asdict(site).items() if key not in ("origins", "env") and value}
+    return {
+        "run": {
+            "name": run.name,
+            "created": run.created,
+            "command_line": run.command_line,
+            "runner": __version__,
+            "project": run.project,
+            "script_sha256": _sha256(plan.files[SCRIPT]),
+        },
+        "image": _image(plan),
+        "environment": {
+            "name": plan.environment.name,
+            "path": str(plan.environment.path or ""),
+            "edf_sha256": _sha256(plan.files[EDF]),
+            "engine": plan.engine,
+        },
+        "environment.env": {**hide_values(plan.environment.env)},
+        "code": _code(plan),
+        "job": {
+            "name": job.name,
+            "script": job.script,
+            "command": hide_words(job.command),
+            "arguments": hide_words(job.arguments),
+            "launcher": job.launcher,
+            "save_seconds": job.save_seconds,
+        },
+        "job.resources": asdict(job.resources),
+        "job.env": {**hide_values(job.env)},
+        "job.sources": {key: str(origin) for key, origin in job.origins.items()},
+        "site.values": {key: _plain(value) for key, value in set_values.items()},
+        "site.env": {**hide_values(site.env)},
+        "site.sources": {key: str(origin) for key, origin in site.origins.items()},
+        "slurm": dict(run.slurm),
+    }
+
+
+def _image(plan: RunPlan) -> dict[str, Value]:
+    squashfs = plan.image.squashfs
+    if squashfs is None:
+        return {"reference": plan.image.reference}
+    return {
+        "reference": plan.image.reference,
+        "link": str(plan.image.stable),
+        "digest": squashfs.image_digest,
+        "sha256": squashfs.sha256,
+        "size_bytes": squashfs.size_bytes,
+        "architecture": squashfs.architecture,
+    }
+
+
+def _code(plan: RunPlan) -> dict[str, Value]:
+    taken = plan.snapshot
+    known: dict[str, Value] = {
+        "root": str(plan.program.main or ""),
+        "files": len(taken.files),
+        "size_bytes": taken.size_bytes,
+        "left_out": [name for name, _ in taken.left_out],
+    }
+    if taken.git is not None:
+        known |= {
+            "commit": taken.git.commit,
+            "dirty": taken.git.dirty,
+            "modified": taken.git.modified,
+            "untracked": taken.git.untracked,
+        }
+    return known
+
+
+def _plain(value: object) -> Value:
+    if isinstance(value, str | int):
+        return value
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def lock_text(tables: Mapping[str, Mapping[str, Value]]) -> str:

@@ -1,7 +1,7 @@
 """A run: our name for one launch, however many jobs of a scheduler its attempts take; a folder with a record.
 
 The folder is `<runs>/<job>-NNNN`; its record `run.json` says what became of the launch itself
-(`preparing`, `submitted`). What the job does is asked elsewhere (status.py).
+(`preparing`, `submitted`, `cancelled`). What the job does is asked elsewhere (status.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 from runner.machine import files
 
 RECORD = "run.json"
-PREPARING, SUBMITTED = "preparing", "submitted"
+PREPARING, SUBMITTED, CANCELLED = "preparing", "submitted", "cancelled"
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class Run:
     process: str = ""
     """a local run's process identity (machine/sessions.py)"""
     nodes: int = 1
+    processes_per_node: int = 1
     slurm: Mapping[str, str] = field(default_factory=dict)
     """the cluster and version that took it"""
 

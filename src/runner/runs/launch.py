@@ -1,0 +1,217 @@
+"""The one place where the three wings meet: image, environment and job become a run folder and a submission.
+
+`prepare` decides and reads only; `submission.submit` acts on what it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines import attach, choose
+from runner.environments.environment import Environment, emit_edf, load_environment
+from runner.errors import RunnerError
+from runner.located_toml import read_toml, refuse_unknown_keys, typed
+from runner.machine.report import Report
+from runner.project import Project
+from runner.runs import payload, preflight, snapshot
+from runner.runs.job import Job, JobFile, Overrides, load_job_file, make_job
+from runner.runs.preflight import LaunchImage
+from runner.runs.program import Program, find_script, program_of_command, program_of_script
+from runner.runs.schedulers import local, slurm
+from runner.runs.snapshot import Snapshot
+from runner.site import Site, find_site
+
+SCRIPT = "job.sbatch"
+EDF = "environment.toml"
+SCHEDULERS = {"slurm": slurm.script, "local": local.script}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for, as the words were given."""
+
+    job: str | None = None
+    env: str | None = None
+    script: str | None = None
+    has_command: bool = False
+    words: tuple[str, ...] = ()
+    """after the first bare `--`: arguments of the script, or the command"""
+    site: str | None = None
+    engine: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    """name, resources, launcher and flags of the command line"""
+    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything about a run but its number."""
+
+    site: Site
+    environment: Environment
+    """as the job gets it: image by content, run folder mounted"""
+    image: LaunchImage
+    engine: str
+    attachment: Attachment
+    job: Job
+    program: Program
+    snapshot: Snapshot
+    script: str
+    """the bytes of job.sbatch"""
+    files: Mapping[str, str]
+    """of the run folder, relative path -> text; the script among them"""
+    notes: tuple[str, ...]
+    """warnings"""
+
+
+MakeImage = Callable[[Environment, LaunchImage, Site], None]
+"""builds and imports the image of an environment (`--build`)"""
+
+
+def prepare(
+    request: Request, project: Project, environ: Mapping[str, str], report: Report, make_image: MakeImage | None = None
+) -> RunPlan:
+    """The plan of a run. Raises RunnerError for what cannot be launched; a dry run warns about what is not here."""
+    site, why = find_site(request.site, environ)
+    report.say(f"site {site.name} ({why})")
+    job_file, program = find_program(request, project)
+    environment = find_environment(request.env or (job_file.environment if job_file else None), project, environ, site,
+                                   report)  # fmt: skip
+    image = preflight.find_image(environment, site, environ)
+    if image.missing and make_image is not None:
+        make_image(environment, image, site)
+        image = preflight.find_image(environment, site, environ)
+    notes = _check(environment, image, site, environ, strict=not request.dry_run)
+    job = make_job(job_file, _overrides(request, job_file, program), environment, site)
+    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
+    report.say(f"container engine {engine} ({engine_why})")
+    environment = preflight.for_the_run(environment, image)
+    attachment = attach(environment, site, engine)
+    script = SCHEDULERS[site.scheduler](job, attachment, site)
+    taken = snapshot.plan(program.main, program.outside, program.shipped)
+    edf = {EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see")}
+    return RunPlan(
+        site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,
+        {**edf, **attachment.files, **payload.files(), SCRIPT: script},
+        (*notes, *attachment.notes, *program.notes, *taken.notes, *_left_out(taken)),
+    )  # fmt: skip
+
+
+def find_program(request: Request, project: Project) -> tuple[JobFile | None, Program]:
+    """The job file (of JOB, or the one beside a script named by SCRIPT) and the program."""
+    if request.job is None and request.script is None:
+        if not request.words:
+            raise RunnerError(
+                "nothing to launch",
+                "neither a job, nor --script, nor a command after `--` was given",
+                "runner launch --env ENV --script SCRIPT [-- ARGS…], or runner launch --env ENV -- COMMAND…",
+                exit_code=2,
+            )
+        return None, program_of_command(request.words, project)
+    if request.job is not None:
+        path = project.find("jobs", request.job)
+        job_file = load_job_file(path)
+        if request.script is None and job_file.script is None:
+            return job_file, program_of_command(job_file.command, project)
+        word = request.script
+        script = find_script(word, project) if word is not None else _script_of(job_file, path, project)
+        return job_file, program_of_script(script, project)
+    assert request.script is not None
+    named = "/" not in request.script and not request.script.endswith((".py", ".sh"))
+    if named and not _has_script(request.script, project) and request.script in project.names("jobs"):
+        return find_program(replace(request, job=request.script, script=None), project)
+    script = find_script(request.script, project)
+    beside = script.with_suffix(".toml")
+    defaults = load_job_file(beside) if named and beside.is_file() else None
+    return defaults, program_of_script(script, project)
+
+
+def _has_script(name: str, project: Project) -> bool:
+    return any((root / "jobs" / f"{name}{end}").is_file() for root in project.roots for end in (".py", ".sh"))
+
+
+def _script_of(job_file: JobFile, path: Path, project: Project) -> Path:
+    """The script that a job file names: relative to its project, else to its own folder."""
+    assert job_file.script is not None
+    for folder in (path.parent.parent, *project.roots, path.parent):
+        if (folder / job_file.script).is_file():
+            return folder / job_file.script
+    raise RunnerError(
+        f"{job_file.document.place('script')}: there is no script {job_file.script!r}",
+        f"looked for it in {path.parent.parent}, {path.parent} and runner's own jobs",
+        "correct the path; it is relative to the project",
+    )
+
+
+def _overrides(request: Request, job_file: JobFile | None, program: Program) -> Overrides:
+    """The command line's words as make_job takes them; what the job file says itself is left to it."""
+    overrides = request.overrides
+    if request.job is not None and request.script is None:
+        name = overrides.name or (job_file.name if job_file else None)
+        moved = program.script if job_file and program.script != job_file.script else None
+        return replace(overrides, name=name, script=moved, arguments=request.words)
+    if program.script is not None:
+        return replace(overrides, script=program.script, arguments=request.words)
+    return replace(overrides, command=program.command)
+
+
+def find_environment(
+    name: str | None, project: Project, environ: Mapping[str, str], site: Site, report: Report
+) -> Environment:
+    """The environment by name, or the default one: that of runner.toml, else `ngc-ds`, on site local `cpu`."""
+    why = ""
+    if name is None:
+        name, why = default_environment(project, site)
+    environment = load_environment(name, project, environ)
+    where = environment.path or "built in"
+    report.say(f"environment {environment.name} ({where}{'; ' + why if why else ''})")
+    return environment
+
+
+def default_environment(project: Project, site: Site) -> tuple[str, str]:
+    """The environment where none is named, and why that one."""
+    settings = project.root / "runner.toml" if project.root else None
+    if settings and settings.is_file():
+        document = read_toml(settings)
+        refuse_unknown_keys(document, (), ("environment",), "project")
+        name = typed(document, ("environment",), str)
+        if name:
+            return name, f"the default of {settings.name}"
+    if site.scheduler == "local":
+        return "cpu", "the default without a scheduler"
+    return "ngc-ds", "the default"
+
+
+def _check(
+    environment: Environment, image: LaunchImage, site: Site, environ: Mapping[str, str], *, strict: bool
+) -> tuple[str, ...]:
+    """Warnings; where `strict`, what would fail in the job is an error here."""
+    notes: list[str] = []
+    checks: tuple[Callable[[], tuple[str, ...]], ...] = (
+        lambda: _need_image(image, environment),
+        lambda: preflight.check_architecture(image, site),
+        lambda: preflight.check_mounts(environment, environ),
+    )
+    for check in checks:
+        try:
+            notes += check()
+        except RunnerError as error:
+            if strict:
+                raise
+            notes.append(f"{error.what}: {error.why.splitlines()[0]}")
+    return (*image.notes, *notes)
+
+
+def _need_image(image: LaunchImage, environment: Environment) -> tuple[str, ...]:
+    if image.missing:
+        raise preflight.missing_image(image, environment)
+    return ()
+
+
+def _left_out(taken: Snapshot) -> tuple[str, ...]:
+    shown = [f"not in the code snapshot: {name} ({why})" for name, why in taken.left_out[:10]]
+    more = len(taken.left_out) - len(shown)
+    return (*shown, *((f"not in the code snapshot: {more} more files",) if more > 0 else ()))

@@ -1,0 +1,125 @@
+"""What a run prints: its one appended file, the files of single ranks, followed until the run has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine.report import Report
+from runner.runs.run import Run
+from runner.runs.status import CONTINUE, RunStatus, ask, exit_code
+
+_LOOK_SECONDS = 0.2  # between two looks at the file
+_CHUNK_BYTES = 1 << 20
+
+
+class Tail:
+    """The part of a file that was not read yet; the file may not exist at first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def read(self) -> bytes:
+        """What was added since the last call (a whole file at first); empty when there is nothing new."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = file.read(_CHUNK_BYTES)
+        except OSError:
+            return b""
+        self.offset += len(data)
+        return data
+
+
+class Watch:
+    """When a run's status is worth asking for: often at first and near the end, seldom in between.
+
+    The controller of a cluster serves everybody: squeue is asked every 2 s at first, later every 15 s; the run
+    folder, which costs nothing, is looked at all the time.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.pause = 0.5 if run.scheduler == "local" else 2.0
+        self.longest = self.pause if run.scheduler == "local" else 15.0
+        self.next = 0.0
+        self.seen: tuple[int, int | None] | None = None
+
+    def status(self) -> RunStatus | None:
+        """The status when it is time to ask, else None."""
+        now = time.monotonic()
+        attempts = (len(self.run.attempts), exit_code(self.run))
+        if attempts != self.seen:  # an attempt has begun or ended: things move
+            self.seen, self.next = attempts, now
+        if now < self.next:
+            return None
+        ending = attempts[1] is not None
+        self.next = now + (0.5 if ending else self.pause)
+        self.pause = min(self.pause * 1.3, self.longest)
+        return ask([self.run])[0]
+
+
+def has_ended(status: RunStatus) -> bool:
+    """Whether nothing will follow: not active, or leaving with a code that asks for no other attempt."""
+    if not status.active:
+        return True
+    return status.state == "COMPLETING" and exit_code(status.run) not in (None, CONTINUE)
+
+
+def rank_logs(run: Run, rank: int) -> tuple[Path, ...]:
+    """The files of one rank in the newest attempt: torchrun's per process, or the one of a task of srun.
+
+    Raises RunnerError where there are none. Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py:
+    LOG_DIR/RUN_ID/attempt_K/LOCAL_RANK/{stdout,stderr}.log.
+    """
+    if not run.attempts:
+        raise RunnerError(f"{run.name} has not started yet", "there is no attempt", f"runner status {run.name}")
+    attempt = run.attempts[-1]
+    single = attempt / f"rank-{rank}.log"
+    if single.is_file():
+        return (single,)
+    node, local = divmod(rank, run.processes_per_node)
+    restarts = {path.parent.parent for path in (attempt / f"node-{node}").glob(f"*/attempt_*/{local}/stdout.log")}
+    if restarts:
+        newest = max(restarts, key=lambda path: (path.parent.stat().st_mtime, int(path.name.removeprefix("attempt_"))))
+        return tuple(sorted((newest / str(local)).glob("std*.log"), reverse=True))
+    if rank == 0:
+        return (run.log,)
+    world = run.nodes * run.processes_per_node
+    raise RunnerError(
+        f"{run.name} has no log of rank {rank} in {attempt}",
+        f"its ranks are 0 to {world - 1}" if rank >= world else "launched as `none`, or not started: all is in job.log",
+        f"runner logs {run.name}",
+    )
+
+
+def follow(run: Run, paths: Sequence[Path], write: Callable[[bytes], None], report: Report) -> RunStatus:
+    """Hand over what the files get until the run has ended; returns the last status.
+
+    Changes of state that print nothing (waiting in the queue) are reported.
+    """
+    tails, watch = [Tail(path) for path in paths], Watch(run)
+    said = ""
+    while True:
+        status = watch.status()
+        if status is not None:
+            shown = f"{status.state} {status.reason}".strip()
+            if shown != said and status.state == "PENDING":
+                report.say(f"{run.name}: waiting in the queue ({status.reason or 'no reason given yet'})")
+            said = shown
+        for tail in tails:
+            while data := tail.read():
+                write(data)
+        if status is not None and has_ended(status):
+            return status
+        time.sleep(_LOOK_SECONDS)
+
+
+def result_code(status: RunStatus) -> int:
+    """The exit code that `launch --wait` passes on: the job's own; 1 where it left none."""
+    if status.exit_code is not None:
+        return status.exit_code
+    return 0 if status.state == "COMPLETED" else 1

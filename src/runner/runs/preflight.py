@@ -1,0 +1,129 @@
+"""What can be checked before a job is submitted: its image is there and fits, the sources of its mounts exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.images.squashfs_file import Squashfs, find_squashfs
+from runner.machine.files import explain
+from runner.machine.probe import oci_architecture
+from runner.site import Site
+
+RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
+
+
+@dataclass(frozen=True)
+class LaunchImage:
+    """What the emitted EDF names as its image."""
+
+    reference: str
+    """an absolute squashfs path named by content, a registry reference, or empty: no container"""
+    squashfs: Squashfs | None = None
+    """what is known of a file that `runner import` made; None for anybody else's"""
+    stable: Path | None = None
+    """the path that the EDF names, a symlink as a rule"""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> bool:
+        """Whether a file is named that is not there."""
+        return self.stable is not None and not self.stable.exists()
+
+
+def find_image(environment: Environment, site: Site, environ: Mapping[str, str]) -> LaunchImage:
+    """The image that an environment names, with its squashfs file resolved to the one named by content."""
+    text = environment.image
+    if not environment.is_squashfs:
+        return LaunchImage(text)
+    variables = {**environ, "RUNNER_IMAGES": str(site.images(environ))}
+    stable = Path(expand(text, variables, f"the image of {environment.name}"))
+    if not stable.is_absolute():
+        # plain srun reads it from where it is started; the file's own folder is what its author meant
+        stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()
+    found = find_squashfs(stable)
+    if found is None and stable.exists():
+        return _foreign(stable)
+    return LaunchImage(str(found.path if found else stable), found, stable)
+
+
+def _foreign(stable: Path) -> LaunchImage:
+    """A squashfs file that somebody else has made (enroot, an admin): used as it is. Raises RunnerError otherwise."""
+    path = stable.resolve()
+    try:
+        with path.open("rb") as file:
+            mark = file.read(4)
+    except OSError as error:
+        raise explain(error, f"read the image {path}") from error
+    if mark != b"hsqs":
+        raise RunnerError(
+            f"the image {path} is not a squashfs file",
+            "it does not begin with squashfs' mark: damaged, or of another kind",
+            "import it again: runner import --force NAME",
+        )
+    return LaunchImage(str(path), None, stable)
+
+
+def missing_image(image: LaunchImage, environment: Environment) -> RunnerError:
+    """The error for an image that is not there, with the two commands that make it."""
+    assert image.stable is not None
+    recipe = image.stable.name.removesuffix(".sqsh")
+    return RunnerError(
+        f"the image of environment {environment.name!r} is not here: {image.stable}",
+        "it was not built and imported yet (or another site's image folder is meant: --site, RUNNER_IMAGES)",
+        f"runner build {recipe}\nrunner import {recipe}\nor add --build, which does both first",
+    )
+
+
+def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
+    """Warnings, none as a rule. Raises RunnerError where the image is for other processors than the site's nodes."""
+    if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
+        return ()
+    own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
+    if own != wanted:
+        raise RunnerError(
+            f"{image.squashfs.path.name} is an image for {own}, and the nodes of {site.name} are {wanted}",
+            "its programs cannot run there (`exec format error`)",
+            f"build it for them: runner build --site {site.name}, on such a machine; or choose another site",
+        )
+    return ()
+
+
+def check_mounts(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing."""
+    notes: list[str] = []
+    for mount in environment.mounts:
+        if mount == RUN_MOUNT:
+            continue
+        try:
+            source = Path(expand(mount.source, environ, "a mount"))
+        except RunnerError:
+            notes.append(f"the mount {mount.text()} is not checked: its variables are known only in the job")
+            continue
+        if source.exists():
+            continue
+        ancestor = next(parent for parent in source.parents if parent.exists())
+        if ancestor == Path("/"):
+            notes.append(f"the mount source {source} is not on this machine: it must exist on the nodes")
+            continue
+        origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
+        raise RunnerError(
+            f"the mount source {source} does not exist" + (f" ({origin})" if origin else ""),
+            f"the environment {environment.name!r} mounts it; {ancestor} holds no {_below(source, ancestor)}",
+            f"make it, or correct the mount in {environment.path or 'the environment'}",
+        )
+    return tuple(notes)
+
+
+def _below(source: Path, ancestor: Path) -> str:
+    return source.relative_to(ancestor).parts[0]
+
+
+def for_the_run(environment: Environment, image: LaunchImage) -> Environment:
+    """The environment as the job gets it: the image by content, and the run folder mounted at its own path."""
+    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT))

@@ -1,0 +1,200 @@
+"""A prompt, or one command, where a job's tasks would stand: same image, same mounts, same variables.
+
+With an environment: on a node of its own, in the user's own live folder. With a run: in that run's snapshot, and while
+it runs inside its allocation.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.environments.attachment import Attachment
+from runner.environments.engines import attach, choose
+from runner.environments.environment import Environment, emit_edf, load_environment
+from runner.environments.mount import Mount
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.machine import folders, process
+from runner.machine.report import Report
+from runner.project import Project
+from runner.runs import history, preflight
+from runner.runs.job import Overrides, make_job
+from runner.runs.launch import EDF, find_environment
+from runner.runs.run import RECORD, Run
+from runner.runs.schedulers import slurm
+from runner.runs.snapshot import is_shared_place
+from runner.runs.status import ask
+from runner.site import Site, find_site, load_site
+
+
+@dataclass(frozen=True)
+class ShellRequest:
+    """What the user asked for."""
+
+    where: str | None
+    """an environment or a run; None: the default environment"""
+    command: tuple[str, ...] = ()
+    """empty: a prompt"""
+    site: str | None = None
+    engine: str | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    terminal: bool = False
+    """whether stdin and stdout are a terminal"""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A program to run on our own terminal."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """laid over ours"""
+    cwd: Path
+
+    @property
+    def text(self) -> str:
+        """The call as a line for bash."""
+        values = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.env.items())
+        return f"cd {shlex.quote(str(self.cwd))} && {values} {shlex.join(self.argv)}"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the shell opens."""
+
+    site: Site
+    environment: Environment
+    folder: Path
+    """stands for RUNNER_RUN"""
+    job_id: str = ""
+    """of a running job whose allocation is used"""
+    run: Run | None = None
+
+
+@contextmanager
+def prepared(
+    request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool = False
+) -> Iterator[Call]:
+    """The call that opens the shell; the files it needs exist while the block runs."""
+    site, why = find_site(request.site, environ)
+    run = _run(request.where, site.runs(environ, project))
+    if run is not None:
+        yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
+        return
+    report.say(f"site {site.name} ({why})")
+    environment = find_environment(request.where, project, environ, site, report)
+    image = preflight.find_image(environment, site, environ)
+    if image.missing and not dry_run:
+        raise preflight.missing_image(image, environment)
+    environment = preflight.for_the_run(_in_live_folder(environment, project, report), image)
+    runs = site.runs(environ, project)
+    if dry_run:
+        folder = runs / ".shell-NNNN"
+        yield _call(_Place(site, environment, folder), request, environ, report, write=False)
+        return
+    preflight.check_architecture(image, site)
+    for note in preflight.check_mounts(environment, environ):
+        report.warn(note)
+    folder = folders.take_numbered(runs, ".shell")
+    try:
+        yield _call(_Place(site, environment, folder), request, environ, report, write=True)
+    finally:
+        folders.remove(folder)
+
+
+def _run(word: str | None, runs: Path) -> Run | None:
+    """The run that a word means; None where it means an environment."""
+    if word is None:
+        return None
+    named = word == "last" or word.isdigit() or word.startswith("local-")
+    if named or (runs / word / RECORD).is_file() or ("/" in word and (Path(word).expanduser() / RECORD).is_file()):
+        return history.find_run(word, runs)
+    return None
+
+
+def _in_live_folder(environment: Environment, project: Project, report: Report) -> Environment:
+    """The environment with the user's own folder mounted where it lies, and the prompt there."""
+    root = project.root or project.start
+    if is_shared_place(root):
+        report.say("the shell starts in the image's working directory: your folder is not a project")
+        return environment
+    report.say(f"your folder {root} is mounted: what you change there stays")
+    return replace(environment, workdir=str(project.start), mounts=(*environment.mounts, Mount(str(root), str(root))))
+
+
+def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Place:
+    """The place of a run: its emitted EDF, its snapshot, and its allocation while it runs."""
+    edf = run.folder / EDF
+    if not edf.is_file():
+        raise RunnerError(f"{run.name} has no {EDF}", f"{edf} is gone", "open the environment itself: runner shell ENV")
+    alone = Project(None, run.folder, run.folder)
+    environment = replace(
+        load_environment(str(edf), alone, environ), name=run.environment, workdir="${RUNNER_RUN}/code"
+    )
+    status = ask([run])[0]
+    inside = run.scheduler == "slurm" and status.state == "RUNNING"
+    if inside:
+        report.say(f"{run.name} runs on {status.nodes}: a new container of the same image, inside its allocation")
+    elif run.scheduler == "slurm":
+        report.say(f"{run.name} is {status.state}: a new container of the same image, in an allocation of its own")
+    else:
+        report.say(f"a new container of the image of {run.name}, in its code snapshot")
+    return _Place(load_site(run.site), environment, run.folder, run.job_id if inside else "", run)
+
+
+def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], report: Report, *, write: bool) -> Call:
+    """The program call for a place; with `write` the engine's files are laid into its folder."""
+    engine = request.engine or (place.run.engine if place.run else "") or choose(place.site, environ)[0]
+    attachment = attach(place.environment, place.site, engine)
+    for note in attachment.notes:
+        report.warn(note)
+    files = {EDF: emit_edf(place.environment), **attachment.files}
+    if write and place.run is None:
+        folders.fill(place.folder, files)
+    command = (*_job_variables(place.run), *(request.command or prompt(request.terminal)))
+    own = {"RUNNER_RUN": str(place.folder), "PYTHONNOUSERSITE": "1"}
+    variables = {**environ, **own}
+    for name, value in attachment.exports.items():
+        own[name] = variables[name] = expand(value, variables, name)
+    if place.site.scheduler == "local":
+        prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
+        argv: tuple[str, ...] = (*prefix, *command)
+    else:
+        argv = _srun(place, attachment, command, request, variables)
+    return Call(argv, own, place.folder)
+
+
+def _job_variables(run: Run | None) -> tuple[str, ...]:
+    """Words in front of a command that give it the variables of the run's newest attempt."""
+    path = run.attempts[-1] / "environment.sh" if run is not None and run.attempts else None
+    if path is None or not path.is_file():
+        return ()
+    return ("/bin/sh", "-c", '. "$0" && exec "$@"', str(path))
+
+
+def _srun(
+    place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest, variables: Mapping[str, str]
+) -> tuple[str, ...]:
+    process.need(("srun",))
+    overrides = replace(request.overrides, command=command, nodes=request.overrides.nodes or 1)
+    job = make_job(None, overrides, place.environment, place.site)
+    live = replace(
+        attachment,
+        flags=tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags),
+        prefix=tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix),
+    )
+    argv = slurm.shell(
+        live, command, place.job_id or None, pty=request.terminal, resources=job.resources, site=place.site
+    )
+    return (argv[0], *place.site.srun, *request.overrides.srun, *argv[1:])
+
+
+def prompt(terminal: bool) -> tuple[str, ...]:
+    """The command of a prompt: the image's bash, or its sh."""
+    if not terminal:
+        return ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
+    return ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i")

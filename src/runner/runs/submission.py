@@ -1,0 +1,105 @@
+"""From a plan to a run: its folder written whole, then handed to the scheduler. Nothing half-made stays."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine import files, folders, process, sessions
+from runner.machine.report import Report
+from runner.runs import lock, snapshot
+from runner.runs.launch import SCRIPT, RunPlan
+from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.schedulers import local, slurm
+from runner.runs.secrets import hide_words
+
+_SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
+
+
+def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report) -> Run:
+    """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
+    if plan.site.scheduler == "slurm":
+        process.need(("sbatch",))
+    folder = folders.take_numbered(runs, plan.job.name)
+    submitted = False
+    try:
+        run = Run(
+            name=folder.name,
+            folder=folder,
+            job=plan.job.name,
+            site=plan.site.name,
+            scheduler=plan.site.scheduler,
+            created=datetime.now().astimezone().isoformat(),
+            environment=plan.environment.name,
+            engine=plan.engine,
+            image=plan.image.reference,
+            command_line=hide_words(command_line),
+            project=str(plan.program.main or ""),
+            nodes=plan.job.resources.nodes,
+            processes_per_node=plan.job.resources.tasks_per_node,
+        )
+        save(run)
+        write(plan, run)
+        with sessions.uninterrupted(children=plan.site.scheduler == "slurm"):
+            run = _start_local(run) if run.scheduler == "local" else _sbatch(run)
+            submitted = True
+            save(run)
+        return run
+    except BaseException:
+        if not submitted:
+            folders.remove(folder)
+        raise
+
+
+def write(plan: RunPlan, run: Run) -> None:
+    """Everything in the run folder that the job needs, and the lock."""
+    folders.fill(run.folder, plan.files)
+    snapshot.take(plan.snapshot, run.folder)
+    files.write(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
+
+
+def _sbatch(run: Run) -> Run:
+    """The run with the job id that sbatch gave it."""
+    done = process.run(slurm.submit(run.folder, ()), cwd=run.folder, check=False, timeout_seconds=_SUBMIT_SECONDS)
+    if done.exit_code != 0:
+        raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, and no word")
+    return replace(run, job_ids=(slurm.parse_submit(done.stdout),), state=SUBMITTED)
+
+
+def refused(words: str) -> RunnerError:
+    """The error for a submission that sbatch refused, with its own words and what they usually mean."""
+    hints = (
+        ("partition", "--partition NAME; `sinfo` lists them"),
+        ("account", "--account NAME; `sacctmgr show associations user=$USER` lists yours where it answers"),
+        ("time limit", "--time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
+        ("node configuration", "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what nodes have"),
+        ("node count", "fewer --nodes; `sinfo` shows how many there are"),
+        ("memory", "less --memory"),
+        ("unable to contact", "the controller does not answer: try again, or ask the admins"),
+        ("unrecognized option", "this Slurm does not know that flag: look at --sbatch=… and at the site's flags"),
+        ("qos", "--sbatch=--qos=NAME"),
+    )
+    fix = next(
+        (hint for word, hint in hints if word in words.lower()), "mend what it names; --dry-run shows the script"
+    )
+    return RunnerError("sbatch refuses the job", words, fix)
+
+
+def _start_local(run: Run) -> Run:
+    """The run with the process that runs its script on this machine, in a session of its own."""
+    pid = process.detached(local.submit(run.folder, ()), run.log, cwd=run.folder)
+    return replace(
+        run, job_ids=(f"local-{pid}",), state=SUBMITTED, host=platform.node(), process=sessions.identity(pid)
+    )
+
+
+def command_lines(plan: RunPlan, runs: Path) -> str:
+    """The submission by hand."""
+    folder = runs / f"{plan.job.name}-NNNN"
+    if plan.site.scheduler == "slurm":
+        return f"cd {folder} && sbatch {SCRIPT}"
+    return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"
