@@ -93,16 +93,18 @@ leave() {
     say "$1 ($2): asking the job to save and leave"
     : >"$RUNNER_SAVE_AND_EXIT"
     if [ -n "${SLURM_JOB_ID:-}" ]; then
-        scancel --signal=URG "$SLURM_JOB_ID" # harmless to all but payload/task.sh, which passes it on as USR2
+        # URG is harmless to all but payload/task.sh, which passes it on as USR2. Refused when Slurm itself ends the job.
+        scancel --signal=URG "$SLURM_JOB_ID" 2>/dev/null
     else
         tell "$1" $$
     fi
 }
 
-# Wait for the step; a trapped signal ends only the `wait`. Returns the step's exit code, or 75, "continue me", where
-# the job has left attempts/N/continue: torchrun turns every exit code of its workers into 1.
+# Wait for the step; a trapped signal ends only the `wait`. Returns the step's exit code: that of the task that failed
+# first, where tasks failed; or 75, "continue me", where the job has left attempts/N/continue, since torchrun turns every
+# exit code of its workers into 1.
 wait_for() {
-    local code
+    local code _
     signalled=
     wait "$1"
     code=$?
@@ -111,6 +113,9 @@ wait_for() {
         wait "$1"
         code=$?
     done
+    if [ "$code" != 0 ] && [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
+        read -r code _ <"$RUNNER_ATTEMPT/first_failure"
+    fi
     [ ! -e "$RUNNER_ATTEMPT/continue" ] || code=75
     return "$code"
 }

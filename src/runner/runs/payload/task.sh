@@ -9,8 +9,12 @@ shift 3
 
 stop() {
     printf 'task %s: %s\n  because: %s\n  try:     %s\n' "${runner_rank:-?}" "$1" "$2" "$3" >&2
+    failed "${4:-1}"
     exit "${4:-1}"
 }
+
+# The first task that fails says so; the others are ended because of it, and their codes would hide its own.
+failed() { (set -C && echo "$1 task $runner_rank node $runner_node" >"$runner_attempt/first_failure") 2>/dev/null; }
 
 # --- the place of this task: from srun, or from payload/processes.sh where no scheduler is
 # shellcheck disable=SC2153  # RUNNER_TASKS is no misspelling of RUNNER_TASK
@@ -60,7 +64,7 @@ if [ "$runner_launcher" = srun ]; then
     [ "$RANK" = 0 ] || exec >"$runner_attempt/rank-$RANK.log" 2>&1
 fi
 [ "$runner_rank" != 0 ] || [ "$RUNNER_WORLD_SIZE" = 1 ] ||
-    echo "task 0: world size $RUNNER_WORLD_SIZE = $RUNNER_NODES nodes x $RUNNER_PROCESSES processes" >&2
+    echo "task 0: world size $RUNNER_WORLD_SIZE = nodes $RUNNER_NODES x processes $RUNNER_PROCESSES" >&2
 
 # --- the program
 runner_python=python
@@ -98,7 +102,8 @@ fi
 
 # --- run it; a signal ends only the `wait`. Slurm's TERM reaches every process by itself.
 runner_signalled=
-trap 'runner_signalled=yes; [ $$ != 1 ] || tell TERM $$' TERM
+runner_ended=
+trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
 trap 'runner_signalled=yes; tell USR2 $$' URG USR2
 "$@" <&0 &
 runner_child=$!
@@ -112,6 +117,7 @@ while :; do
 done
 # the program ended at the very moment of a signal: its code was in the `wait` before
 [ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
+[ "$RUNNER_EXIT_CODE" = 0 ] || [ -n "$runner_ended" ] || failed "$RUNNER_EXIT_CODE"
 if [ -f "$runner_attempt/task_epilog.sh" ]; then
     export RUNNER_EXIT_CODE
     # shellcheck source=/dev/null

@@ -18,7 +18,7 @@ from runner.runs.job import Job, Resources
 from runner.runs.schedulers import flags, template
 from runner.site import Site
 
-_FIELDS = ("JobID", "State", "ReasonList", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
+_FIELDS = ("JobID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
 
 
 @dataclass(frozen=True)

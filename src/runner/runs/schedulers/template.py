@@ -38,18 +38,16 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
         slurm=site.scheduler == "slurm",
         directives=tuple(directives),
         modules=site.modules,
-        exports=_exports(attachment, site),
+        exports=_exports(attachment),
         inside=_inside(job),
         texts=_texts(job),
         command=_lines(step, attachment, job),
     )
 
 
-def _exports(attachment: Attachment, site: Site) -> list[tuple[str, str]]:
-    """Host variables with their quoted values: the site's, then what the engine needs."""
-    found = {name: quoting.literal(value, f"the site's variable {name}") for name, value in site.env.items()}
-    found.update({name: quoting.live(value, f"the variable {name}") for name, value in attachment.exports.items()})
-    return list(found.items())
+def _exports(attachment: Attachment) -> list[tuple[str, str]]:
+    """Host variables that the engine needs, with their quoted values."""
+    return [(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()]
 
 
 def _inside(job: Job) -> list[tuple[str, str]]:
@@ -59,7 +57,7 @@ def _inside(job: Job) -> list[tuple[str, str]]:
         "RUNNER_TASKS_PER_NODE": str(job.tasks_per_node),
         "RUNNER_PROCESSES": str(job.resources.tasks_per_node),
         "RUNNER_WORLD_SIZE": str(job.world_size),
-        "RUNNER_WORKDIR": job.environment.workdir or "",
+        "RUNNER_WORKDIR": "yes" if job.environment.workdir else "",
         "PYTHONNOUSERSITE": "1",  # else packages of ~/.local shadow the image's
     }
     return [*{**ours, **job.env}.items()]
