@@ -1,0 +1,242 @@
+"""build, import, images."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from runner.commands.console import Console
+    from runner.images.build import BuildOptions
+    from runner.images.squashfs_file import Squashfs
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+DEFAULT_RECIPE = "ngc-deepspeed"
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verbs."""
+    _add_build(subparsers, common)
+    _add_import(subparsers, common)
+    images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
+    images.add_argument("--json", action="store_true", help="print JSON")
+    images.set_defaults(run=list_images)
+
+
+def _add_build(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    build = subparsers.add_parser("build", parents=[common], help="Containerfile -> OCI image; prints NAME:TAG")
+    build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
+    build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
+    build.add_argument("--tag", metavar="NAME[:TAG]", help="another name for the image")
+    build.add_argument("--base-tag", metavar="TAG", help="a variant of the recipe: a newer tag of its base")
+    build.add_argument("--platform", metavar="OS/ARCH", help="linux/amd64 or linux/arm64 (default: this machine's)")
+    build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="an ARG's value")
+    build.add_argument("--no-cache", action="store_true", help="build every step anew, on a base asked for anew")
+    build.add_argument("--import", action="store_true", dest="then_import", help="then make the squashfs; prints PATH")
+    build.add_argument("--json", action="store_true", help="print JSON")
+    build.add_argument("--dry-run", action="store_true", help="print a bash script that does the same")
+    build.set_defaults(run=build_image)
+
+
+def _add_import(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    parser = subparsers.add_parser("import", parents=[common], help="OCI image -> squashfs; prints PATH")
+    parser.add_argument(
+        "image",
+        nargs="?",
+        default=DEFAULT_RECIPE,
+        metavar="IMAGE",
+        help=(
+            "a recipe or image, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
+            "oci-archive:FILE, docker-archive:FILE"
+        ),
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write this file, and no symlink")
+    parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
+    parser.add_argument("--compression", default="zstd:1", metavar="NAME[:LEVEL]", help="default: zstd:1")
+    parser.add_argument("--force", action="store_true", help="replace the file, whosoever made it")
+    parser.add_argument("--no-cache", action="store_true", help="make the file anew")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be read, reused and written")
+    parser.set_defaults(run=import_squashfs)
+
+
+def build_image(args: argparse.Namespace, console: Console) -> int:
+    """`runner build`: prints NAME:TAG, or with --import the squashfs file's path."""
+    from dataclasses import asdict
+
+    from runner.images.build import build, dry_run
+    from runner.images.recipe import load_recipe
+    from runner.project import find_project
+
+    project = find_project()
+    recipe = load_recipe(args.recipe, project, args.base_tag)
+    console.say(f"recipe: {recipe.path}")
+    report = BuildConsole(console)
+    options = _build_options(args)
+    if args.dry_run:
+        console.answer(dry_run(recipe, options, os.environ, report))
+        return 0
+    image = build(recipe, options, os.environ, report)
+    if args.then_import:
+        return _import(f"{_scheme(image.engine)}://{image.reference}", _site(args, console), args, console)
+    if args.json:
+        console.answer_json({**asdict(image), "reference": image.reference})
+    else:
+        console.answer(image.reference)
+    return 0
+
+
+def _scheme(engine: str) -> str:
+    return "dockerd" if engine == "docker" else engine
+
+
+def _build_options(args: argparse.Namespace) -> BuildOptions:
+    from runner.errors import RunnerError
+    from runner.images.build import BuildOptions
+
+    for word in args.build_arg:
+        if "=" not in word or word.startswith("="):
+            raise RunnerError(
+                f"--build-arg {word!r} is no NAME=VALUE",
+                "an ARG of the Containerfile and its value",
+                "NAME=VALUE",
+                exit_code=2,
+            )
+    pairs = (word.split("=", 1) for word in args.build_arg)
+    return BuildOptions(args.engine, args.tag, args.no_cache, args.platform, {key: value for key, value in pairs})
+
+
+def import_squashfs(args: argparse.Namespace, console: Console) -> int:
+    """`runner import`: prints the squashfs file's path."""
+    return _import(args.image, _site(args, console), args, console)
+
+
+def _import(source: str, site: Site, args: argparse.Namespace, console: Console) -> int:
+    from pathlib import Path
+
+    from runner.images.importer import ImportOptions, explain_import, import_image
+    from runner.project import find_project
+
+    output = getattr(args, "output", None)
+    options = ImportOptions(
+        output=Path(output) if output else None,
+        compression=getattr(args, "compression", "zstd:1"),
+        again=args.no_cache or getattr(args, "force", False),
+        engine=args.engine,
+        architecture=site.architecture,
+    )
+    folder = site.images(os.environ) if not output else Path(output).parent
+    if args.dry_run:
+        for line in explain_import(source, folder, find_project(), os.environ, console, options):
+            console.say(line)
+        return 0
+    squashfs = import_image(source, folder, find_project(), os.environ, console, options)
+    _say_made(squashfs, console)
+    if args.json:
+        console.answer_json(_as_dict(squashfs))
+    else:
+        console.answer(str(squashfs.path))
+    return 0
+
+
+def _say_made(squashfs: Squashfs, console: Console) -> None:
+    console.say(f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}")
+    if squashfs.link != squashfs.path:
+        console.say(f"{squashfs.link} -> {squashfs.path.name}")
+
+
+def _as_dict(squashfs: Squashfs) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(squashfs)
+
+
+def _site(args: argparse.Namespace, console: Console) -> Site:
+    from runner.site import find_site
+
+    site, why = find_site(args.site, os.environ)
+    console.say(f"site: {site.name} ({why})")
+    return site
+
+
+def list_images(args: argparse.Namespace, console: Console) -> int:
+    """`runner images`: the squashfs files of the site's image folder."""
+    from runner.images.squashfs_file import age, list_squashfs
+
+    folder = _site(args, console).images(os.environ)
+    found = list_squashfs(folder)
+    if args.json:
+        console.answer_json([{**_as_dict(squashfs), "links": links} for squashfs, links in found])
+        return 0
+    console.say(f"folder: {folder}")
+    if not found:
+        console.say("no squashfs file of ours there; `runner build && runner import` makes one")
+        return 0
+    rows = [
+        (
+            squashfs.path.name,
+            f"{squashfs.size_bytes / 1e6:,.0f} MB",
+            age(squashfs),
+            ", ".join(links) or "-",
+            squashfs.source,
+        )
+        for squashfs, links in found
+    ]
+    console.table(("FILE", "SIZE", "AGE", "LINKS", "SOURCE"), rows)
+    return 0
+
+
+class BuildConsole:
+    """The console, with a line below the current step that each next line of output replaces (on a terminal)."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.shown = False
+
+    def say(self, line: str) -> None:
+        """One line that every user should see."""
+        self._wipe()
+        self.console.say(line)
+
+    def detail(self, line: str) -> None:
+        """One line that is shown with -v."""
+        self._wipe()
+        self.console.detail(line)
+
+    def warn(self, line: str) -> None:
+        """One line about something that will hurt later."""
+        self._wipe()
+        self.console.warn(line)
+
+    def passing(self, line: str) -> None:
+        """The step's last output line; with -v, or without a terminal, a line as any other with -v."""
+        if self.console.verbose or not self.console.terminal:
+            if line:
+                self.console.detail(line)
+            return
+        self._wipe()
+        if line:
+            import shutil
+
+            width = shutil.get_terminal_size().columns - 3
+            plain = "".join(letter for letter in line if letter.isprintable())
+            sys.stderr.write(f"  {plain[:width]}")
+            sys.stderr.flush()
+            self.shown = True
+
+    def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
+        """A progress bar."""
+        self._wipe()
+        return self.console.bar(what, total, unit)
+
+    def _wipe(self) -> None:
+        if self.shown:
+            sys.stderr.write("\r\x1b[2K")
+            self.shown = False

@@ -1,0 +1,143 @@
+"""What the host knows about packages (pip's configuration, a company CA, apt's mirror), offered to a build.
+
+Everything is mounted below /dev of the build's containers, which is a file system in memory of its own: neither a
+file nor an empty mount point stays in the image. An `ARG` line names it; an `ENV` would be kept in the image.
+"""
+
+from __future__ import annotations
+
+import configparser
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from runner.errors import RunnerError
+
+INSIDE = "/dev/runner"
+# the pip options that say where packages come from; all others are the recipe's own matter. Source: pip 25, cmdoptions
+_PIP_LISTS = ("find-links", "extra-index-url", "trusted-host")
+_PIP_KEYS = ("index-url", "no-index", "cert", "client-cert", "proxy", "timeout", "default-timeout", "retries")
+# the variables that tell other programs (curl, git, requests, uv) of a CA bundle
+CA_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What a build is offered; empty where the host has nothing special."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """file name below INSIDE -> text"""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """(path on the host, path in the build), read-only"""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """variables that RUN sees, and the image does not keep"""
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.mounts)
+
+
+def join(*parts: HostSettings) -> HostSettings:
+    """All parts as one."""
+    return HostSettings(
+        files={name: text for part in parts for name, text in part.files.items()},
+        mounts=tuple(dict.fromkeys(mount for part in parts for mount in part.mounts)),
+        arguments={name: value for part in parts for name, value in part.arguments.items()},
+        notes=tuple(note for part in parts for note in part.notes),
+    )
+
+
+def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """pip's settings, the weakest first: global files, the user's, PIP_CONFIG_FILE, the variables PIP_*.
+
+    Source: pip's documentation, "Configuration". Raises RunnerError for a file that pip could not read either.
+    """
+    home = Path(environ.get("HOME") or "~").expanduser()
+    paths = [Path(folder) / "pip/pip.conf" for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    paths += [Path("/etc/pip.conf"), home / ".pip/pip.conf"]
+    paths += [Path(environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf"]
+    if named := environ.get("PIP_CONFIG_FILE"):
+        paths = [] if named == "/dev/null" else [*paths, Path(named)]
+    layers = [_read_pip_file(path) for path in paths if path.is_file()]
+    variables = {
+        name.removeprefix("PIP_").lower().replace("_", "-"): value
+        for name, value in environ.items()
+        if name.startswith("PIP_") and value
+    }
+    return [*layers, variables]
+
+
+def _read_pip_file(path: Path) -> dict[str, str]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(path.read_text())
+    except (configparser.Error, OSError, ValueError) as error:
+        raise RunnerError(
+            f"cannot read pip's configuration {path}", str(error), f"pip cannot read it either: mend {path}"
+        ) from error
+    merged: dict[str, str] = {}
+    for section in ("global", "install"):
+        if parser.has_section(section):
+            merged.update({key.replace("_", "-"): value for key, value in parser.items(section)})
+    return merged
+
+
+def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]) -> HostSettings:
+    """pip's settings of the host as one configuration file for the build, local folders and CA mounted."""
+    values = {key: value for layer in layers for key, value in layer.items() if key in (*_PIP_LISTS, *_PIP_KEYS)}
+    mounts: dict[str, str] = {}
+    notes: list[str] = []
+    for key in ("find-links", "extra-index-url", "index-url"):
+        words = [_offer(word, mounts, notes) for word in values.get(key, "").split()]
+        values[key] = "\n    ".join(word for word in words if word)
+    arguments: dict[str, str] = {}
+    bundle = values.pop("cert", "") or next((environ[name] for name in CA_VARIABLES if environ.get(name)), "")
+    if bundle and Path(bundle).is_file():
+        mounts[str(Path(bundle).resolve())] = f"{INSIDE}/ca.crt"
+        arguments = dict.fromkeys(CA_VARIABLES, f"{INSIDE}/ca.crt")
+        notes.append(f"CA bundle {bundle}")
+    if "client-cert" in values and Path(values["client-cert"]).is_file():
+        mounts[str(Path(values["client-cert"]).resolve())] = f"{INSIDE}/client.pem"
+        values["client-cert"] = f"{INSIDE}/client.pem"
+    lines = [f"{key} = {value}" for key, value in values.items() if value]
+    if not lines and not mounts:
+        return HostSettings()
+    # pip's cache would keep answers of the mirror in the image
+    text = "\n".join(["[global]", "no-cache-dir = true", *lines]) + "\n"
+    shown = ", ".join(key for key, value in values.items() if value)
+    if shown:
+        notes.append(f"pip's {shown}")
+    arguments["PIP_CONFIG_FILE"] = f"{INSIDE}/pip.conf"
+    return HostSettings({"pip.conf": text}, tuple(mounts.items()), arguments, tuple(notes))
+
+
+def _offer(word: str, mounts: dict[str, str], notes: list[str]) -> str:
+    """How the build sees one index or find-links word: URLs as they are, local folders under their mount."""
+    if "://" in word and not word.startswith("file:"):
+        return word
+    path = Path(unquote(urlsplit(word).path) if word.startswith("file:") else word).expanduser()
+    if not path.exists():
+        notes.append(f"{word} is left out: it does not exist")
+        return ""
+    folder, below = (path, "") if path.is_dir() else (path.parent, path.name)
+    if folder.name == "simple" and folder.parent != Path("/"):
+        # pages of such an index point to files beside it (../../files/...)
+        folder, below = folder.parent, "simple"
+    target = mounts.setdefault(str(folder.resolve()), f"{INSIDE}/packages-{len(mounts)}")
+    inside = f"{target}/{below}" if below else target
+    return f"file://{inside}" if word.startswith("file:") else inside
+
+
+def without_credentials(text: str) -> str:
+    """The text with `user:password@` of every URL replaced by `***@`."""
+    return re.sub(r"(\w+://)[^/@\s]+@", r"\1***@", text)
+
+
+def proxy_settings(environ: Mapping[str, str]) -> str:
+    """The host's proxy as a line to show, without credentials; podman hands the variables themselves to the build."""
+    names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+    found = next((environ[name] for name in names if environ.get(name)), "")
+    parts = urlsplit(found)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if found else ""

@@ -1,0 +1,46 @@
+"""What killed imports left: recognised by the lock that nobody holds any more, and removed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.images.oci.store import Store
+from runner.machine import files
+from runner.machine.report import Report
+
+LABEL = "runner.import.target"
+_PARTIAL = re.compile(r"\.(?P<target>.+)\.(?P<pid>\d+)\.partial")
+
+
+def clear_leftovers(target: Path, store: Store, report: Report) -> None:
+    """Remove unfinished files beside `target`, and containers of imports, whose makers are gone.
+
+    Only what carries our mark is looked at. The caller holds the lock of `target`; a left-over of another target
+    counts as such when that one's lock is free.
+    """
+    for path in sorted(target.parent.glob(".*.partial")):
+        found = _PARTIAL.fullmatch(path.name)
+        if found and found["target"].endswith((".sqsh", ".json", target.name)):
+            owner = target.parent / found["target"].removesuffix(".json")
+            if _is_stale(owner if owner.suffix == ".sqsh" else owner.with_suffix(".sqsh"), target):
+                report.say(f"removing {path.name}, left by an import that was killed")
+                path.unlink(missing_ok=True)
+    for container in store.containers(LABEL):
+        if _is_stale(Path(container.labels.get(LABEL, "")), target):
+            report.say(f"removing container {container.id[:12]}, left by an import that was killed")
+            store.remove(container.id)
+
+
+def _is_stale(owner: Path, held: Path) -> bool:
+    """Whether the import that works on `owner` is gone: its lock is ours, free, or lies in a folder that is gone."""
+    if owner == held:
+        return True
+    if not owner.name or not owner.parent.is_dir():
+        return bool(owner.name)
+    try:
+        with files.locked(owner, timeout_seconds=0):
+            return True
+    except (RunnerError, OSError):
+        return False

@@ -1,0 +1,78 @@
+"""The files that enroot keeps an image's configuration in: /etc/environment, /etc/rc, /etc/rc.local, /etc/fstab.
+
+Source: enroot 4.1.2, what its `import` writes, read as a description of behaviour; the text here is our own. Every
+value of the image stands between plain single quotes, which each POSIX shell reads the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RC_LOCAL = "# read by /etc/rc before the image's program is started\n"
+
+
+def metadata_files(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Path (without leading slash) -> (text, mode) for an image's runtime configuration."""
+    return {
+        "etc/environment": (environment(config.get("Env") or ()), 0o644),
+        "etc/fstab": (fstab(config.get("Volumes") or {}), 0o644),
+        "etc/rc": (rc(config), 0o755),
+        "etc/rc.local": (RC_LOCAL, 0o644),
+    }
+
+
+def environment(variables: Sequence[str]) -> str:
+    """`NAME=VALUE` lines in the image's order, as they are. A variable with a newline cannot be said there and is
+    left out: its second line would be read as another variable."""
+    return "".join(f"{entry}\n" for entry in variables if not set(entry) & {"\n", "\r", "\0"})
+
+
+def unsayable(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the variables that `environment` leaves out."""
+    entries = config.get("Env") or ()
+    return tuple(entry.partition("=")[0] for entry in entries if set(entry) & {"\n", "\r", "\0"})
+
+
+def fstab(volumes: Mapping[str, Any]) -> str:
+    """One line per volume that the image declares; enroot replaces ${ENROOT_ROOTFS} itself.
+
+    Blanks are escaped as in fstab(5).
+    """
+    rows = []
+    for volume in sorted(volumes):
+        escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)
+        rows.append(f"${{ENROOT_ROOTFS}}{escaped} {escaped} none x-create=dir,bind,rw,nosuid,nodev\n")
+    return "".join(rows)
+
+
+def rc(config: Mapping[str, Any]) -> str:
+    """The POSIX shell script that is the container's first program: enter the working directory, then start the
+    entry point with the given arguments, or with the image's own when none are given."""
+    labels = config.get("Labels") or {}
+    comments = [_comment(f"{key} {value}") for key, value in labels.items()]
+    workdir = quote(str(config.get("WorkingDir") or "/"))
+    entrypoint = " ".join(quote(word) for word in config.get("Entrypoint") or ())
+    command = " ".join(quote(word) for word in config.get("Cmd") or ())
+    default = " ".join(part for part in (entrypoint, command) if part) or "/bin/sh"
+    given = f'{entrypoint} "$@"' if entrypoint else '"$@"'
+    lines = [
+        "#!/bin/sh",
+        *comments,
+        f"mkdir -p -- {workdir} 2> /dev/null",
+        f"cd -- {workdir} || exit 1",
+        "unset OLDPWD",
+        "if [ -s /etc/rc.local ]; then . /etc/rc.local; fi",
+        f"if [ $# -gt 0 ]; then exec {given}; else exec {default}; fi",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def quote(word: str) -> str:
+    """The word between single quotes, so that no shell reads anything in it."""
+    return "'" + word.replace("\0", "").replace("'", "'\\''") + "'"
+
+
+def _comment(text: str) -> str:
+    """One comment line, whatever the text holds: control characters become blanks."""
+    return "# " + "".join(letter if letter.isprintable() else " " for letter in text)

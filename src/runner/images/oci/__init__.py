@@ -1,0 +1,1 @@
+"""Byte pumps between us and the engines: storage, builds, pipes."""

@@ -1,0 +1,181 @@
+"""The engines' storages: look at an image, and read a container's file tree as a tar stream.
+
+podman is reached through its executable (it has no daemon), docker through its socket with the docker SDK.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runner.errors import RunnerError
+from runner.images.image import Image, from_inspect
+from runner.images.squashfs.packer import Reader
+from runner.machine import process
+
+# a created container needs a command even where the image has none; it is never started
+NEVER_STARTED = "runner-import"
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that we created: its id and its labels."""
+
+    id: str
+    labels: Mapping[str, str]
+
+
+class Store(Protocol):
+    """The storage of one engine."""
+
+    def find(self, reference: str) -> Image | None:
+        """The image of a name or an id, None where the storage has none. Nothing is pulled."""
+
+    def create(self, image: Image, labels: Mapping[str, str]) -> str:
+        """Create (not start) a container with labels; returns its id."""
+
+    def export(self, container: str) -> AbstractContextManager[Reader]:
+        """The container's file tree as a tar stream. Raises RunnerError at the end where the engine fails."""
+
+    def containers(self, label: str) -> tuple[Container, ...]:
+        """The containers, running or not, that have a label."""
+
+    def remove(self, container: str) -> None:
+        """Remove a container that we created; one that has gone is no error."""
+
+
+class PodmanStore:
+    """podman's storage through its executable."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+
+    def find(self, reference: str) -> Image | None:
+        done = process.run(("podman", "image", "inspect", reference), env=self.env, check=False)
+        if done.exit_code == 0:
+            return from_inspect(json.loads(done.stdout)[0], "podman", reference)
+        if any(words in done.stderr for words in ("image not known", "no such image", "failed to find image")):
+            return None
+        raise process.failed(done, "podman info   (it says what is wrong with the storage)")
+
+    def create(self, image: Image, labels: Mapping[str, str]) -> str:
+        flags = tuple(f"--label={key}={value}" for key, value in labels.items())
+        # volumes that the image declares are its own folders here: their content belongs into the squashfs
+        argv = ("podman", "create", "--pull=never", "--image-volume=ignore", "--network=none", *flags)
+        done = process.run((*argv, image.id, NEVER_STARTED), env=self.env)
+        return done.stdout.split()[-1]
+
+    @contextmanager
+    def export(self, container: str) -> Iterator[Reader]:
+        process.need(("podman",))
+        argv = ("podman", "export", container)
+        child = subprocess.Popen(
+            argv,
+            env=process.environment(self.env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=1 << 20,
+        )
+        assert child.stdout is not None and child.stderr is not None
+        try:
+            yield child.stdout
+            words = child.stderr.read().decode(errors="replace")
+            if child.wait() != 0:
+                raise process.failed(process.Completed(argv, child.returncode, "", words))
+        finally:
+            if child.poll() is None:
+                process.end_group(child.pid)
+            child.stdout.close()
+            child.stderr.close()
+            child.wait()
+
+    def containers(self, label: str) -> tuple[Container, ...]:
+        argv = ("podman", "ps", "--all", "--filter", f"label={label}", "--format", "json")
+        found = json.loads(process.run(argv, env=self.env).stdout or "null") or ()
+        return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
+
+    def remove(self, container: str) -> None:
+        process.run(("podman", "rm", "--force", "--volumes", container), env=self.env, check=False)
+
+
+class DockerStore:
+    """docker's storage through its socket."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def find(self, reference: str) -> Image | None:
+        import docker.errors
+
+        try:
+            return from_inspect(self.client.api.inspect_image(reference), "docker", reference)
+        except docker.errors.ImageNotFound:
+            return None
+        except docker.errors.DockerException as error:
+            raise _docker_error("look at an image", error) from error
+
+    def create(self, image: Image, labels: Mapping[str, str]) -> str:
+        made = self._ask(
+            "create a container",
+            lambda api: api.create_container(image.id, [NEVER_STARTED], labels=dict(labels)),
+        )
+        return str(made["Id"])
+
+    @contextmanager
+    def export(self, container: str) -> Iterator[Reader]:
+        chunks = self._ask("export a container", lambda api: api.export(container, chunk_size=1 << 20))
+        yield io.BufferedReader(_Chunks(chunks), buffer_size=1 << 20)
+
+    def containers(self, label: str) -> tuple[Container, ...]:
+        found = self._ask("list containers", lambda api: api.containers(all=True, filters={"label": label}))
+        return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
+
+    def remove(self, container: str) -> None:
+        import docker.errors
+
+        try:
+            self.client.api.remove_container(container, v=True, force=True)
+        except docker.errors.NotFound:
+            return
+        except docker.errors.DockerException as error:
+            raise _docker_error("remove a container", error) from error
+
+    def _ask(self, what: str, question: Callable[[Any], Any]) -> Any:
+        import docker.errors
+
+        try:
+            return question(self.client.api)
+        except docker.errors.DockerException as error:
+            raise _docker_error(what, error) from error
+
+
+class _Chunks(io.RawIOBase):
+    """An iterator of chunks as a raw stream."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self.chunks, self.rest = chunks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer with what is there; 0 at the end."""
+        while not self.rest:
+            chunk = next(self.chunks, None)
+            if chunk is None:
+                return 0
+            self.rest = chunk
+        size = min(len(buffer), len(self.rest))
+        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
+        return size
+
+
+def _docker_error(what: str, error: Exception) -> RunnerError:
+    return RunnerError(f"docker could not {what}", str(error), "docker info   (it says whether the daemon is well)")

@@ -1,0 +1,214 @@
+"""Recipe: what an image is made from, as `containers/NAME.toml` and its Containerfile say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.errors import RunnerError, unknown
+from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed
+from runner.machine import probe
+from runner.project import Project
+
+DEFAULT_RECIPE = "ngc-deepspeed"
+_KEYS = (
+    *("summary", "containerfile", "platforms", "context", "python", "torch", "pins"),
+    *("base", "build_args", "variants"),
+)
+_VARIANT_KEYS = ("base", "pins", "python", "torch", "build_args")
+
+
+@dataclass(frozen=True)
+class Base:
+    """What a recipe starts from: an image of a registry, or a Debian root file system made on the spot."""
+
+    image: str | None = None
+    debian: str | None = None
+    """the suite (`bookworm`); set where `image` is None"""
+    packages: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.image or f"Debian {self.debian}"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A Containerfile with its bases (tried in order), its pins, and the files that COPY may use."""
+
+    name: str
+    path: Path
+    """the file that it was read from"""
+    root: Path
+    """the folder that `containerfile`, `pins` and `context` are relative to"""
+    containerfile: Path
+    bases: tuple[Base, ...] = ()
+    pins: Path | None = None
+    python: str = ""
+    torch: str | None = None
+    platforms: tuple[str, ...] = ()
+    """`linux/amd64`, ...; empty: any"""
+    build_args: Mapping[str, str] = field(default_factory=dict)
+    context: tuple[str, ...] | None = ()
+    """files and folders; None: every file of the Containerfile's folder"""
+    variants: tuple[str, ...] = ()
+    """the base tags that the recipe knows"""
+    summary: str = ""
+
+    @property
+    def repository(self) -> str:
+        """The name of its images, without a tag."""
+        return f"localhost/runner/{self.name}"
+
+
+def load_recipe(name: str, project: Project, base_tag: str | None = None) -> Recipe:
+    """The named recipe, or the one at a path; `base_tag` chooses one of its variants.
+
+    Raises RunnerError for an unknown recipe or tag, and for a bad file, with the line and the key.
+    """
+    bare = _bare_containerfile(name, project)
+    recipe = bare or _read(project.find("containers", name), base_tag)
+    if bare and base_tag is not None:
+        raise unknown("base tag", base_tag, (), f"write containers/{recipe.name}.toml with [variants.{base_tag!r}]")
+    return recipe
+
+
+def recipe_names(project: Project) -> tuple[str, ...]:
+    """Every recipe that can be built here, with a TOML file or without."""
+    bare = {path.name.partition(".")[2] for root in project.roots for path in root.glob("Containerfile.*")}
+    return tuple(sorted({*project.names("containers"), *bare}))
+
+
+def check_platform(recipe: Recipe, platform: str | None) -> str:
+    """The platform to build for (default: this machine's). Raises RunnerError for one that the recipe does not name."""
+    wanted = platform or f"linux/{probe.architecture()}"
+    wanted = wanted if "/" in wanted else f"linux/{wanted}"
+    system, _, architecture = wanted.partition("/")
+    wanted = f"{system}/{probe.oci_architecture(architecture)}"
+    if recipe.platforms and wanted not in recipe.platforms:
+        raise RunnerError(
+            f"recipe {recipe.name!r} is not made for {wanted}",
+            f"{recipe.path} says platforms = {', '.join(recipe.platforms)}",
+            f"--platform {recipe.platforms[0]}, or build on such a machine",
+        )
+    return wanted
+
+
+def _bare_containerfile(name: str, project: Project) -> Recipe | None:
+    """The recipe of a `Containerfile.NAME` (or of a path to one) that has no TOML file."""
+    if "/" in name and not name.endswith(".toml"):
+        path = (project.start / Path(name).expanduser()).resolve()
+        if not path.is_file():
+            raise RunnerError(f"there is no recipe {name!r}", f"{path} does not exist", "check the path")
+        short = path.name.partition(".")[2] or path.parent.name
+        return Recipe(_clean(short), path, path.parent, path, context=None)
+    for root in project.roots:
+        if (root / "containers" / f"{name.removesuffix('.toml')}.toml").is_file():
+            return None
+        if (root / f"Containerfile.{name}").is_file():
+            path = root / f"Containerfile.{name}"
+            return Recipe(_clean(name), path, root, path, context=None)
+    if name.removesuffix(".toml") not in project.names("containers") and "/" not in name:
+        raise unknown("recipe", name, recipe_names(project))
+    return None
+
+
+def _clean(name: str) -> str:
+    """A name that an OCI repository may have. Source: distribution-spec, <name>: lower case, `a-z0-9._-`."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "image"
+
+
+def _read(path: Path, base_tag: str | None) -> Recipe:
+    document = read_toml(path)
+    refuse_unknown_keys(document, (), _KEYS, "recipe")
+    root = path.parent.parent if path.parent.name == "containers" else path.parent
+    containerfile = typed(document, ("containerfile",), str)
+    if containerfile is None:
+        raise RunnerError(
+            f"{document.place()}: the key 'containerfile' is missing",
+            "a recipe names its Containerfile, relative to the folder above containers/",
+            f'containerfile = "Containerfile.{path.stem}"',
+        )
+    recipe = Recipe(
+        name=_clean(path.stem),
+        path=path,
+        root=root,
+        containerfile=_existing(document, root, ("containerfile",), containerfile),
+        bases=_bases(document),
+        pins=_optional_file(document, root, ("pins",)),
+        python=typed(document, ("python",), str, ""),
+        torch=typed(document, ("torch",), str),
+        platforms=strings(document, ("platforms",)),
+        build_args=string_table(document, ("build_args",)),
+        context=strings(document, ("context",)),
+        variants=tuple(document.get("variants") or ()),
+        summary=typed(document, ("summary",), str, ""),
+    )
+    for index, name in enumerate(recipe.context or ()):
+        _existing(document, root, ("context", str(index)), name)
+    return recipe if base_tag is None else _with_variant(recipe, document, base_tag)
+
+
+def _bases(document: Document) -> tuple[Base, ...]:
+    tables = typed(document, ("base",), list) or []
+    document = replace(document, data={"base": {str(index): table for index, table in enumerate(tables)}})
+    bases = []
+    for index in range(len(tables)):
+        at = ("base", str(index))
+        refuse_unknown_keys(document, at, ("image", "debian", "packages"), "base")
+        base = Base(
+            typed(document, (*at, "image"), str),
+            typed(document, (*at, "debian"), str),
+            strings(document, (*at, "packages")),
+        )
+        if (base.image is None) == (base.debian is None):
+            raise RunnerError(
+                f"{document.place(*at)}: a [[base]] has either image or debian",
+                "image = a registry's image; debian = the suite of a root file system that mmdebstrap makes",
+                'image = "docker.io/library/debian:bookworm-slim"',
+            )
+        bases.append(base)
+    return tuple(bases)
+
+
+def _with_variant(recipe: Recipe, document: Document, tag: str) -> Recipe:
+    at = ("variants", tag)
+    if tag not in recipe.variants:
+        raise unknown(
+            "base tag",
+            tag,
+            recipe.variants,
+            f"add [variants.{tag!r}] with base, pins, python and torch to {recipe.path}: pins fit one base only",
+        )
+    refuse_unknown_keys(document, at, _VARIANT_KEYS, "variant")
+    image = typed(document, (*at, "base"), str)
+    return replace(
+        recipe,
+        bases=(Base(image),) if image else recipe.bases,
+        pins=_optional_file(document, recipe.root, (*at, "pins")) or recipe.pins,
+        python=typed(document, (*at, "python"), str, recipe.python),
+        torch=typed(document, (*at, "torch"), str, recipe.torch or ""),
+        build_args={**recipe.build_args, **string_table(document, (*at, "build_args"))},
+    )
+
+
+def _optional_file(document: Document, root: Path, keys: tuple[str, ...]) -> Path | None:
+    name = typed(document, keys, str)
+    return None if name is None else _existing(document, root, keys, name)
+
+
+def _existing(document: Document, root: Path, keys: tuple[str, ...], name: str) -> Path:
+    """The path of a file or folder that the recipe names; it lies below `root`."""
+    path = root / name
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise RunnerError(
+            f"{document.place(*keys)}: {name!r} leaves the project",
+            "an image is made from files below its folder",
+            "copy the file into containers/ and name it there",
+        )
+    if not path.exists():
+        raise RunnerError(
+            f"{document.place(*keys)}: {name!r} does not exist", f"looked for {path}", "correct the name in that line"
+        )
+    return path

@@ -1,0 +1,1 @@
+"""From a stream of files to one squashfs file."""

@@ -1,0 +1,101 @@
+"""Squashfs: one immutable file per image, its sidecar, and the stable symlink that points to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from runner.machine import process
+
+
+@dataclass(frozen=True)
+class Squashfs:
+    """A squashfs file that we made, as its sidecar describes it."""
+
+    path: Path
+    """named by content: IMAGES/NAME-<12 hex>.sqsh; with `import -o`, the user's own name"""
+    link: Path
+    """IMAGES/NAME.sqsh; the same as `path` with `import -o`"""
+    image_digest: str
+    """sha256 of the image's configuration, hex: what docker and podman call its id"""
+    sha256: str
+    """of the file"""
+    size_bytes: int
+    architecture: str
+    """in OCI's words"""
+    source: str = ""
+    """the image as it was named"""
+    created: float = 0.0
+    """seconds since 1970"""
+    version: str = ""
+    """of the tool that made it"""
+    compression: str = ""
+    content: str = ""
+    """12 hex digits of what went in: image, compression, packing"""
+
+
+def sidecar(path: Path) -> Path:
+    """The JSON file beside a squashfs file."""
+    return path.with_suffix(".json") if path.suffix == ".sqsh" else path.with_name(path.name + ".json")
+
+
+def as_json(squashfs: Squashfs) -> str:
+    """The sidecar's text."""
+    fields = asdict(squashfs)
+    fields["path"], fields["link"] = squashfs.path.name, squashfs.link.name
+    return json.dumps(fields, indent=2) + "\n"
+
+
+def read_squashfs(path: Path) -> Squashfs | None:
+    """The squashfs file at a path as its sidecar tells it; None without one, or where file and sidecar disagree."""
+    try:
+        data: Mapping[str, Any] = json.loads(sidecar(path).read_text())
+        known = {name: data[name] for name in Squashfs.__dataclass_fields__ if name in data}
+        found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"]))})
+        return found if path.stat().st_size == found.size_bytes else None
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def find_squashfs(link_or_path: Path) -> Squashfs | None:
+    """The file that a stable symlink (or a path) stands for; None where there is none that we made.
+
+    The symlink is resolved once, so that the answer stays the same when the link moves on to a newer image.
+    """
+    try:
+        return read_squashfs(link_or_path.resolve(strict=True))
+    except OSError:
+        return None
+
+
+def list_squashfs(folder: Path) -> list[tuple[Squashfs, tuple[str, ...]]]:
+    """The squashfs files of a folder, the newest first, each with the names of the symlinks that point to it."""
+    links: dict[str, list[str]] = {}
+    paths = sorted(folder.glob("*.sqsh")) if folder.is_dir() else []
+    for path in paths:
+        if path.is_symlink():
+            links.setdefault(path.resolve().name, []).append(path.name)
+    found = [(squashfs, tuple(links.get(path.name, ()))) for path in paths if (squashfs := _own(path))]
+    return sorted(found, key=lambda pair: -pair[0].created)
+
+
+def _own(path: Path) -> Squashfs | None:
+    return None if path.is_symlink() else read_squashfs(path)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether `unsquashfs -s` can read the file's superblock (0.01 s)."""
+    return path.is_file() and process.run(("unsquashfs", "-s", str(path)), check=False).exit_code == 0
+
+
+def age(squashfs: Squashfs) -> str:
+    """How long ago it was made, in one unit."""
+    seconds = max(0.0, time.time() - squashfs.created)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
