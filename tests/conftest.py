@@ -130,10 +130,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    lab = getattr(item, "funcargs", {}).get("slurm")
+    made = len(lab.containers()) if lab else 0
     try:
         yield
     finally:
         used = set(parts.started())
+        used.update(parts.behind_slurm(lab.containers()[made:] if lab else ()))
         for fixture in getattr(item, "fixturenames", ()):
             used.update(parts.BY_FIXTURE.get(fixture, ()))
         for mark in item.iter_markers("uses"):

@@ -47,9 +47,7 @@ def up() -> int:
 def run() -> int:
     with SlurmLab() as lab:
         _print_exports(lab)
-        print(
-            "three idle nodes; paste these lines into another shell; Ctrl-C ends the lab", file=sys.stderr, flush=True
-        )
+        print("paste these lines into another shell; Ctrl-C ends the lab", file=sys.stderr, flush=True)
         sys.stdout.flush()
         signal.sigwait((signal.SIGINT, signal.SIGTERM))
     return 0

@@ -6,6 +6,7 @@ says so: `@pytest.mark.uses("bubblewrap")` for programs that only start further 
 
 import os
 import pwd
+import re
 import shutil
 import subprocess
 import sys
@@ -39,9 +40,8 @@ class Part:
         if not self.version or not (path := which(self.programs[0])):
             return ""
         said = subprocess.run((path, *self.version), capture_output=True, text=True, check=False, timeout=20)
-        words = (said.stdout or said.stderr).replace(",", " ").split()
-        numbers = (word.lstrip("v").strip("()") for word in words if any(character.isdigit() for character in word))
-        return next((number for number in numbers if "." in number), "")
+        found = re.search(r"\d+(\.\d+)+", said.stdout + said.stderr)
+        return found.group() if found else ""
 
 
 def _rootless() -> bool:
@@ -68,7 +68,7 @@ def _pyxis() -> bool:
 
 PARTS = (
     Part("slurmctld, slurmd", ("slurmctld", "slurmd"), "slurm-wlm", ("-V",)),
-    Part("srun, sbatch", ("srun", "sbatch"), "slurm-client"),
+    Part("srun, sbatch", ("srun", "sbatch"), "slurm-client", ()),  # they tell their version only with a slurm.conf
     Part("munge", ("munged",), "munge"),
     Part("gcc, spank.h", ("gcc",), "libslurm-dev", present=lambda: bool(which("gcc")) and _header().exists()),
     Part("podman", ("podman",), "podman"),
@@ -95,7 +95,7 @@ BY_MARKER = {"gpu": "GPU", "pyxis": "pyxis", "enroot": "enroot", "docker": "dock
 MAY_BE_SKIPPED = frozenset((*BY_MARKER, "network", "training", "slow"))
 
 SLURM = ("slurmctld, slurmd", "srun, sbatch", "munge")
-PLUGINS = ("gcc, spank.h", "squashfuse", "/dev/fuse")
+PLUGINS = ("gcc, spank.h", "unsquashfs")
 BY_FIXTURE: Mapping[str, tuple[str, ...]] = {
     "slurm": SLURM,
     "plain_slurm": SLURM,
@@ -108,6 +108,16 @@ BY_FIXTURE: Mapping[str, tuple[str, ...]] = {
     "python_image": ("mmdebstrap", "podman"),
     "ordinary_user": (),
 }
+
+
+def behind_slurm(lines: Iterable[str]) -> frozenset[str]:
+    """The parts that made the containers which a lab's `containers.log` lists."""
+    used: set[str] = set()
+    for line in lines:
+        used.update(PLUGINS)
+        if line == "squashfuse":
+            used.update(("squashfuse", "/dev/fuse"))
+    return frozenset(used)
 
 
 def _header() -> Path:

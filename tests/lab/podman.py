@@ -1,4 +1,4 @@
-"""A private podman: own configuration, own storage, as root or rootless, optionally with a socket for the docker SDK."""
+"""A private podman: own configuration and storage, as root or rootless; on request a socket for the docker SDK."""
 
 import os
 import resource

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 
 from tests.lab import processes
+from tests.lab.ports import free_ports
 from tests.lab.processes import LabError
-from tests.lab.slurm import free_ports
 
 CONFIG = """\
 version: 0.1

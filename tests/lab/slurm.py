@@ -4,11 +4,7 @@ Works as root and entirely as an ordinary user; any number of labs run side by s
 """
 
 import os
-import pwd
-import random
 import shutil
-import socket
-import stat
 import subprocess
 import tempfile
 import time
@@ -17,74 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.lab import plugins, processes
+from tests.lab import configuration, processes
+from tests.lab.ports import free_ports
 from tests.lab.processes import LabError
 
 PLUGINS = ("environment", "pyxis")
-GPUS_PER_NODE = 4
-CPUS_PER_NODE = 288
-# Below the ephemeral ports (32768 up), so that no outgoing connection can take one between choice and use.
-PORTS = range(20000, 32000)
-
-CONFIG = """\
-ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
-SlurmUser={user}
-SlurmdUser={user}
-SlurmctldPort={controller_port}
-AuthType=auth/munge
-AuthInfo=cred_expire=5,socket={folder}/munge/munge.socket
-CredType=cred/munge
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SwitchType=switch/none
-MpiDefault=none
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-GresTypes=gpu
-ReturnToService=2
-EnforcePartLimits=ALL
-SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,sched_min_interval=100000,batch_sched_delay=0
-KillWait=5
-MinJobAge=600
-JobRequeue=1
-JobCompType=jobcomp/filetxt
-JobCompLoc={folder}/jobcomp.log
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool/%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd-%n.log
-PlugStackConfig={folder}/plugstack.conf
-{nodes}
-PartitionName=normal Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:00 State=UP
-PartitionName=debug Nodes=ALL MaxTime=00:30:00 DefaultTime=00:10:00 State=UP
-{extra}
-"""
-NODE = (
-    "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} "
-    "Sockets=4 CoresPerSocket=72 ThreadsPerCore=1 RealMemory=870000 Gres=gpu:4 State=UNKNOWN"
-)
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` TCP ports of 127.0.0.1 that nobody listens on now."""
-    found: list[int] = []
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise LabError(f"no {count} free ports in {PORTS}")
 
 
 class SlurmLab:
@@ -184,7 +117,7 @@ class SlurmLab:
         self.stop()
 
     def _start(self) -> None:
-        self._write_configuration(free_ports(len(self.nodes) + 1))
+        configuration.write(self.folder, self.nodes, free_ports(len(self.nodes) + 1), self.plugins, self.extra_config)
         self._start_munge()
         processes.start_daemon(
             (_daemon("slurmctld"), "-c", "-i", "-f", str(self.folder / "slurm.conf")),
@@ -211,6 +144,11 @@ class SlurmLab:
         if pid is not None and processes.is_marked(pid, self.folder):
             processes.kill((pid,))
 
+    def containers(self) -> list[str]:
+        """One word for each container that steps have made: what mounted or unpacked its image."""
+        log = self.folder / "containers.log"
+        return log.read_text().split() if log.exists() else []
+
     def logs(self) -> str:
         """The last lines of every daemon's log, for error messages."""
         texts = []
@@ -222,39 +160,6 @@ class SlurmLab:
     def _all_idle(self) -> bool:
         shown = self.run(("sinfo", "--noheader", "-N", "-p", "normal", "-o", "%T"), check=False).stdout.split()
         return shown == ["idle"] * len(self.nodes)
-
-    def _write_configuration(self, ports: Sequence[int]) -> None:
-        if os.geteuid() == 0:
-            self.folder.chmod(0o755)  # slurmstepd and munge refuse or fail behind a private folder for other users
-        for name in ("state", "spool", "munge", "dev", "steps"):
-            (self.folder / name).mkdir(exist_ok=True)
-        (self.folder / "steps").chmod(0o1777)
-        nodes = (NODE.format(name=name, port=port) for name, port in zip(self.nodes, ports[1:], strict=True))
-        text = CONFIG.format(
-            host=socket.gethostname().split(".")[0],
-            user=pwd.getpwuid(os.geteuid()).pw_name,
-            controller_port=ports[0],
-            folder=self.folder,
-            nodes="\n".join(nodes),
-            extra="\n".join(self.extra_config),
-        )
-        (self.folder / "slurm.conf").write_text(text)
-        (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
-        (self.folder / "gres.conf").write_text(
-            "".join(f"NodeName={node} Name=gpu File={self._gpu_files()}\n" for node in self.nodes)
-        )
-        (self.folder / "plugstack.conf").write_text(plugins.plugstack(self.plugins, self.folder))
-
-    def _gpu_files(self) -> str:
-        """Slurm's word for four character devices; plain files would give no CUDA_VISIBLE_DEVICES and no error."""
-        for number in range(GPUS_PER_NODE):
-            device = self.folder / "dev" / f"gpu{number}"
-            try:
-                if not device.exists():
-                    os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, number))
-            except PermissionError:
-                return "/dev/tty[10-13]"
-        return f"{self.folder}/dev/gpu[0-{GPUS_PER_NODE - 1}]"
 
     def _start_munge(self) -> None:
         folder = self.folder / "munge"
@@ -268,6 +173,7 @@ class SlurmLab:
         processes.start_daemon(
             (
                 _daemon("munged"),
+                "--force",  # a private TMPDIR above the folder is a warning then
                 f"--key-file={key}",
                 f"--socket={folder}/munge.socket",
                 f"--pid-file={private}/munged.pid",

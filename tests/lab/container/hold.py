@@ -84,7 +84,9 @@ def hold(request: Request, here: str, folder: Path, alive: int, ready: int) -> N
     steps_handle = os.open(steps, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     state_handle = os.open(steps / state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        built = build(request, here, folder, scratch)
+        with (folder / "containers.log").open("a") as log:
+            built = build(request, here, folder, scratch)
+            log.write("squashfuse\n" if scratch.servers else "unsquashfs\n")
         with os.fdopen(state_handle, "w") as file:
             json.dump(built, file)
         os.write(ready, f"+{steps / state}".encode())
