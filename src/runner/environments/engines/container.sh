@@ -18,7 +18,9 @@ command -v "$engine" > /dev/null || fail "$engine is missing on $node" "the envi
 if [[ $engine == podman ]]; then
   flags+=(--security-opt label=disable)
   # by itself it asks for more than root may set where CAP_SYS_RESOURCE is missing
-  flags+=(--ulimit "nofile=$(ulimit -Sn):$(ulimit -Hn)" --ulimit "nproc=$(ulimit -Su):$(ulimit -Hu)")
+  processes=$(ulimit -Hu)
+  if [[ $processes == unlimited ]] || ((processes > 32768)); then processes=32768; fi
+  flags+=(--ulimit "nofile=$(ulimit -Sn):$(ulimit -Hn)" --ulimit "nproc=$processes:$processes")
   # crun refuses hosts that mix cgroups v1 and v2
   if [[ -n $(cat /sys/fs/cgroup/unified/cgroup.controllers 2> /dev/null) ]] && command -v runc > /dev/null; then
     flags=(--runtime runc --cgroup-manager cgroupfs --events-backend file "${flags[@]}")
@@ -108,8 +110,9 @@ enter_squashfs() {
   mkdir "$root/lower"
   # in the foreground and tied to our life, so that it never outlives this task
   setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower" &
+  trap 'kill %1 2> /dev/null || true' EXIT
   for ((index = 0; index < 500; index++)); do
-    mountpoint -q "$root/lower" && break
+    [[ $(stat -c %d "$root/lower") == $(stat -c %d "$root") ]] || break
     kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see above" "unsquashfs -s $image"
     sleep 0.01
   done
@@ -135,7 +138,6 @@ enter_squashfs() {
   [[ -n $writable ]] || flags+=(--read-only)
   code=0
   "$engine" "${flags[@]}" --rootfs "$root/lower:O" "${command[@]}" || code=$?
-  kill %1 2> /dev/null || true
   exit "$code"
 }
 
@@ -152,7 +154,8 @@ case $image in
     if (($(id -u) == 0)); then
       exec unshare --mount bash "$here/container.sh" --inside "$root" "$@"
     fi
-    exec podman unshare bash "$here/container.sh" --inside "$root" "$@"
+    # the namespace of `podman unshare` is shared by all podmans of the user: unshare once more
+    exec podman unshare unshare --mount bash "$here/container.sh" --inside "$root" "$@"
     ;;
   *) enter_image "$@" ;;
 esac

@@ -38,7 +38,7 @@ expand() {
 # The variables of the host that do not enter a container; pyxis keeps the same ones out.
 kept_out() {
   case $1 in
-    PATH | LD_LIBRARY_PATH | LD_PRELOAD | LANG | LANGUAGE | LC_ALL | BASH_FUNC_* | BASH_ENV | SHLVL | PWD | OLDPWD | _) return 0 ;;
+    PATH | LD_LIBRARY_PATH | LD_PRELOAD | LANG | LANGUAGE | LC_ALL | BASH_FUNC_* | BASH_ENV | CONTAINERS_* | _CONTAINERS_* | SHLVL | PWD | OLDPWD | _) return 0 ;;
     *) return 1 ;;
   esac
 }
