@@ -26,10 +26,14 @@ def main(argv: Sequence[str]) -> int:
         run_folder.point_caches(run, os.environ)
         threads = processes.set_threads(os.environ, peers)
         # From here on the slow imports: they read what has been set above.
+        processes.settle_device(os.environ)
         from training import supervised
 
         if peers.first:
-            print(f"sft: {peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}", flush=True)
+            print(
+                f"sft: {peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}",
+                flush=True,
+            )
         code = supervised.train(argv, run, peers)
         processes.leave_group()
     return code

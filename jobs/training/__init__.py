@@ -1,1 +1,1 @@
-"""What the job scripts share: run folder, data, batches, checkpoints, metrics. Needs Python 3.10; never imports `runner`."""
+"""What the job scripts share: run folder, data, batches, checkpoints, metrics. For Python 3.10 and later."""

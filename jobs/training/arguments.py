@@ -38,14 +38,14 @@ class OurArguments:
 
 
 DEMO = {
-    "max_length": 256,
+    "max_length": 128,
     "packing": True,
     "packing_strategy": "wrapped",
-    "per_device_train_batch_size": 4,
-    "max_steps": 60,
-    "learning_rate": 3e-3,
+    "per_device_train_batch_size": 2,
+    "max_steps": 140,
+    "learning_rate": 2e-3,
     "lr_scheduler_type": "cosine",
-    "warmup_steps": 6,
+    "warmup_steps": 10,
     "logging_steps": 1,
     "deepspeed": "zero2",
     "activation_checkpointing": False,
@@ -59,7 +59,7 @@ def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Setting
     from trl import ModelConfig, ScriptArguments, SFTConfig
 
     types = (ScriptArguments, SFTConfig, ModelConfig, OurArguments)
-    parser = HfArgumentParser(types, prog="sft.py", allow_abbrev=False)  # type: ignore[arg-type]
+    parser = HfArgumentParser(types, prog="sft.py", allow_abbrev=False)
     settings = parse(parser, argv)
     _fit_machine(settings, run)
     _choose_model_and_data(settings)
@@ -89,9 +89,13 @@ def _choose_model_and_data(settings: Settings) -> None:
     if not model and not dataset:
         settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **DEMO}, "demo default")
     elif not dataset:
-        raise JobError("no dataset is named", f"the model is {model!r}", f"--dataset_name NAME|FOLDER|FILE, or {PYTHON_DOCS}")
+        raise JobError(
+            "no dataset is named", f"the model is {model!r}", f"--dataset_name NAME|FOLDER|FILE, or {PYTHON_DOCS}"
+        )
     elif not model:
-        raise JobError("no model is named", f"the dataset is {dataset!r}", f"--model_name_or_path NAME|FOLDER, or {TINY_MODEL}")
+        raise JobError(
+            "no model is named", f"the dataset is {dataset!r}", f"--model_name_or_path NAME|FOLDER, or {TINY_MODEL}"
+        )
 
 
 def _batch(settings: Settings, peers: Processes) -> Batch:

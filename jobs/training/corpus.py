@@ -18,8 +18,18 @@ from pathlib import Path
 
 from training import files
 
-# Bundled third-party code and things that are not the library: their licences differ, or their text is no documentation.
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
+# Bundled third-party code, whose licences differ, and things whose text is no documentation of the library.
+SKIPPED = {
+    "site-packages",
+    "dist-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "ensurepip",
+    "__pycache__",
+}
 MIN_CHARACTERS, MAX_CHARACTERS = 40, 1500
 RECIPE = "pairs-1"  # raise it when the rules below change: caches of the old rules are then left alone
 

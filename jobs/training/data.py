@@ -18,7 +18,7 @@ READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "cs
 
 
 def python_docs(cache: Path, peers: Processes) -> tuple[Dataset, Path]:
-    """Return the demo's dataset and the folder of its texts; rank 0 makes it, all ranks map the same file into memory."""
+    """Return the demo's dataset and the folder of its texts; rank 0 makes it, all ranks map the same file."""
     import datasets
 
     folder = once(peers, lambda: corpus.build(cache))
@@ -46,7 +46,9 @@ def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
         elif path.is_file():
             reader = READERS.get(path.suffix.lower())
             if reader is None:
-                raise JobError(f"cannot read {name!r}", f"known endings: {', '.join(READERS)}", "convert it to one of them")
+                raise JobError(
+                    f"cannot read {name!r}", f"known endings: {', '.join(READERS)}", "convert it to one of them"
+                )
             found = datasets.load_dataset(reader, data_files=name, streaming=streaming)
         else:
             found = datasets.load_dataset(name, name=config, streaming=streaming)
@@ -78,11 +80,15 @@ def check(rows: Any, name: str, text_field: str) -> str:
             return "messages"
     if text_field in columns:
         if not isinstance(first[text_field], str):
-            raise JobError(f"column {text_field!r} of {name!r} holds no text", f"it holds {first[text_field]!r:.60}", "name another one")
+            raise JobError(
+                f"column {text_field!r} of {name!r} holds no text",
+                f"it holds {first[text_field]!r:.60}",
+                "name another one",
+            )
         return "text"
     raise JobError(
         f"the dataset {name!r} has no column to train on{near_miss(text_field, columns)}",
-        f"its columns are {', '.join(map(repr, columns))}; wanted: 'messages', 'prompt' and 'completion', or {text_field!r}",
+        f"it has {', '.join(map(repr, columns))}; wanted: 'messages', 'prompt' and 'completion', or {text_field!r}",
         "--dataset_text_field COLUMN, or rename the columns",
     )
 

@@ -13,16 +13,21 @@ PRESETS = Path(__file__).resolve().parent.parent / "deepspeed"
 
 # DeepSpeed ignores a key that it does not know, so a misspelt one would silently change nothing.
 # Source: DeepSpeed 0.19.8, runtime/config.py and runtime/constants.py.
-TOP_LEVEL_KEYS = frozenset(
-    """activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint checkpoint_parallel_write_pipeline comms_logger
-    communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency data_types
-    dataloader_drop_last disable_allgather dump_state eigenvalue elasticity flops_profiler fp16 gradient_accumulation_steps
-    gradient_clipping gradient_predivide_factor graph_harvesting hybrid_engine memory_breakdown nebula optimizer pipeline
-    prescale_gradients progressive_layer_drop quantize_training scheduler seq_parallel_communication_data_type
-    sparse_attention sparse_gradients steps_per_print tensor_parallel tensorboard timers torch_autocast train_batch_size
-    train_micro_batch_size_per_gpu use_data_before_expert_parallelism use_node_local_storage wall_clock_breakdown wandb
-    weight_quantization zero_allow_untested_optimizer zero_force_ds_cpu_optimizer zero_optimization""".split()
-)
+# fmt: off
+TOP_LEVEL_KEYS = frozenset((
+    "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16", "checkpoint",
+    "checkpoint_parallel_write_pipeline", "comms_logger", "communication_data_type", "compile",
+    "compression_training", "csv_monitor", "curriculum_learning", "data_efficiency", "data_types",
+    "dataloader_drop_last", "disable_allgather", "dump_state", "eigenvalue", "elasticity", "flops_profiler", "fp16",
+    "gradient_accumulation_steps", "gradient_clipping", "gradient_predivide_factor", "graph_harvesting",
+    "hybrid_engine", "memory_breakdown", "nebula", "optimizer", "pipeline", "prescale_gradients",
+    "progressive_layer_drop", "quantize_training", "scheduler", "seq_parallel_communication_data_type",
+    "sparse_attention", "sparse_gradients", "steps_per_print", "tensor_parallel", "tensorboard", "timers",
+    "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism",
+    "use_node_local_storage", "wall_clock_breakdown", "wandb", "weight_quantization",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+))
+# fmt: on
 
 
 def presets() -> tuple[str, ...]:

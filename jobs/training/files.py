@@ -19,7 +19,7 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, path)
+    partial.replace(path)
     sync_folder(path.parent)
 
 
@@ -40,7 +40,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
         yield partial
         sync_tree(partial)
         with contextlib.suppress(FileExistsError, OSError):
-            os.rename(partial, path)
+            partial.rename(path)
         if not path.is_dir():
             raise OSError(f"{partial} could not be renamed to {path}")
         sync_folder(path.parent)
@@ -53,8 +53,8 @@ def replace_folder(new: Path, path: Path) -> None:
     sync_tree(new)
     old = path.with_name(f".{path.name}.{os.getpid()}.old")
     if path.exists():
-        os.rename(path, old)
-    os.rename(new, path)
+        path.rename(old)
+    new.rename(path)
     sync_folder(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 

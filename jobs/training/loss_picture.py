@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ def draw(entries: Sequence[dict[str, Any]], path: Path, title: str) -> bool:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK)
-    axes.margins(x=0.02, y=0.12)
+    axes.margins(x=0.05, y=0.12)
     partial = path.with_name(f".{path.name}.partial")
     figure.savefig(partial, format="png")
-    os.replace(partial, path)
+    partial.replace(path)
     return True
 
 
@@ -61,7 +61,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 def _starts(axes: Any, entries: Sequence[dict[str, Any]]) -> None:
     """Mark the step at which each later attempt took over."""
-    for before, after in zip(entries, entries[1:]):
+    for before, after in pairwise(entries):
         if after["attempt"] != before["attempt"]:
             axes.axvline(before["step"], color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
             axes.annotate(
@@ -73,7 +73,5 @@ def _starts(axes: Any, entries: Sequence[dict[str, Any]]) -> None:
 def _ends(axes: Any, steps: Sequence[int], losses: Sequence[float]) -> None:
     """Write the first and the last loss at their points."""
     axes.scatter([steps[0], steps[-1]], [losses[0], losses[-1]], color=TREND, s=22, zorder=3)
-    axes.annotate(f"{losses[0]:.2f}", (steps[0], losses[0]), xytext=(8, 2), textcoords="offset points", color=INK)
-    axes.annotate(
-        f"{losses[-1]:.2f}", (steps[-1], losses[-1]), xytext=(0, 9), textcoords="offset points", color=INK, ha="right"
-    )
+    for step, loss, offset in ((steps[0], losses[0], (7, 5)), (steps[-1], losses[-1], (7, -3))):
+        axes.annotate(f"{loss:.2f}", (step, loss), xytext=offset, textcoords="offset points", color=INK)

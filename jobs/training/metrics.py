@@ -20,12 +20,15 @@ LINE_SECONDS = 1.0  # no more than one progress line in this time
 
 @dataclass
 class TokenCounter:
-    """Tokens that this process has trained on since the last reading; the trainer adds to it."""
+    """Tokens that this process has trained on since the last reading; the trainer adds to it.
 
-    count: int = 0
+    The count may lie on the GPU: it is brought over only when read, so that adding never waits for the device.
+    """
+
+    count: Any = 0
 
     def take(self) -> int:
-        taken, self.count = self.count, 0
+        taken, self.count = int(self.count), 0
         return taken
 
 
@@ -98,7 +101,10 @@ class Metrics(TrainerCallback):
         found = {name: value for name, value in logs.items() if name.startswith("eval_")}
         if found and self.processes.first:
             append(self.run.metrics, {"step": state.global_step, "attempt": self.run.attempt_number, **found})
-            print(f"step {state.global_step}/{state.max_steps} eval_loss {found.get('eval_loss', float('nan')):.4f}", flush=True)
+            print(
+                f"step {state.global_step}/{state.max_steps} eval_loss {found.get('eval_loss', float('nan')):.4f}",
+                flush=True,
+            )
 
 
 def progress_line(entry: dict[str, Any], max_steps: int, seconds_left: float) -> str:
@@ -106,7 +112,8 @@ def progress_line(entry: dict[str, Any], max_steps: int, seconds_left: float) ->
     width = len(str(max_steps))
     minutes, seconds = divmod(round(seconds_left), 60)
     eta = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
-    return f"step {entry['step']:>{width}}/{max_steps} loss {entry['loss']:.4f} {entry['tokens_per_second']:.0f} tok/s eta {eta}"
+    step, rate = f"step {entry['step']:>{width}}/{max_steps}", f"{entry['tokens_per_second']:.0f} tok/s"
+    return f"{step} loss {entry['loss']:.4f} {rate} eta {eta}"
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
@@ -120,7 +127,7 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the training entries in the order of their steps; where an attempt took a step again, the later one counts.
+    """Return the training entries in the order of their steps; of a step taken twice, the later entry counts.
 
     A line cut by a full disk or a killed job is passed over.
     """
@@ -142,7 +149,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 def summarise(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return steps, first_loss, last_loss, tokens_per_second and seconds of training, over all attempts."""
     if not entries:
-        return {"steps": 0, "first_loss": None, "last_loss": None, "tokens_per_second": None, "seconds": 0.0, "tokens": 0}
+        return {
+            "steps": 0,
+            "first_loss": None,
+            "last_loss": None,
+            "tokens_per_second": None,
+            "seconds": 0.0,
+            "tokens": 0,
+        }
     seconds = sum(entry["tokens"] / entry["tokens_per_second"] for entry in entries if entry["tokens_per_second"])
     tokens = sum(entry["tokens"] for entry in entries)
     return {

@@ -79,7 +79,10 @@ def prepare_loading(name: str, settings: Settings, config: Any) -> None:
             f"{name!r} has {positions} positions",
             f"--max_length {positions} or less",
         )
-    loading: dict[str, Any] = {"revision": settings.get("model_revision"), "attn_implementation": settings.get("attn_implementation")}
+    loading: dict[str, Any] = {
+        "revision": settings.get("model_revision"),
+        "attn_implementation": settings.get("attn_implementation"),
+    }
     # transformers 4.56 renamed torch_dtype.
     dtype_name = "dtype" if "dtype" in settings.values else "torch_dtype"
     loading[dtype_name] = settings.get(dtype_name)

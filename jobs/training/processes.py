@@ -55,6 +55,14 @@ def set_threads(environment: MutableMapping[str, str], processes: Processes) -> 
     return int(environment.setdefault("OMP_NUM_THREADS", str(share)))
 
 
+def settle_device(environment: MutableMapping[str, str]) -> None:
+    """Tell DeepSpeed that there is no GPU before it is imported: it would look for one and warn on every rank."""
+    import torch
+
+    if not torch.cuda.is_available():
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+
+
 def once(processes: Processes, function: Callable[[], Result]) -> Result:
     """Return what `function` gave on rank 0, on every rank; its error is raised on every rank too, so nobody hangs."""
     if processes.world_size == 1:

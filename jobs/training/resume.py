@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ class Checkpoint:
 
 def newest_complete(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
     """Return the newest checkpoint whose files are all there in their sizes, and why each newer one was skipped."""
-    skipped = []
+    skipped: list[str] = []
     found = [(int(match[1]), path) for path in _folders(folder) if (match := FOLDER.fullmatch(path.name))]
     for _, path in sorted(found, reverse=True):
         fault = incomplete(path)
@@ -76,7 +75,11 @@ def choose(folder: Path, wanted: str | None, automatic: bool) -> tuple[Checkpoin
         return newest_complete(folder)
     path = Path(wanted)
     if not path.is_dir():
-        raise JobError(f"there is no checkpoint {wanted!r}", "no such folder", f"name a folder, or leave it out: {folder} is searched")
+        raise JobError(
+            f"there is no checkpoint {wanted!r}",
+            "no such folder",
+            f"name a folder, or leave it out: {folder} is searched",
+        )
     fault = incomplete(path)
     if fault:
         raise JobError(f"the checkpoint {wanted!r} is not complete", fault, "name an older one")
@@ -88,7 +91,7 @@ def refuse_other_world_size(checkpoint: Checkpoint, processes: Processes, zero_s
     """Raise JobError where ZeRO's shards were written by another number of processes."""
     if zero_stage and checkpoint.world_size != processes.world_size:
         raise JobError(
-            f"{checkpoint.path} was written by {checkpoint.world_size} processes, this start has {processes.world_size}",
+            f"{checkpoint.path} is of {checkpoint.world_size} processes, this start has {processes.world_size}",
             f"with ZeRO-{zero_stage} each process holds one shard of the optimizer",
             f"start {checkpoint.world_size} processes, or begin anew with --resume_from_checkpoint false",
         )
@@ -118,7 +121,7 @@ def remove_old(folder: Path, keep: int) -> None:
     whole = [path for _, path in sorted(found, reverse=True) if incomplete(path) is None]
     for path in whole[max(1, keep) :]:
         doomed = path.with_name(f".{path.name}.removing")
-        os.rename(path, doomed)
+        path.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 

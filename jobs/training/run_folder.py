@@ -64,7 +64,7 @@ def point_caches(run: RunFolder, environment: dict[str, str] | os._Environ[str])
 
     In a container the home folder is often missing or read-only, and these libraries then fail or start anew each time.
     """
-    home = Path(os.path.expanduser("~"))
+    home = Path("~").expanduser()
     if not environment.get("RUNNER_CACHE") and os.access(home, os.W_OK):
         return
     environment.setdefault("HF_HOME", str(run.cache / "huggingface"))

@@ -52,7 +52,7 @@ class Settings:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
-    """Return the settings of a command line and its `--config FILE` (YAML). Raises JobError instead of usage and exit 2."""
+    """Return the settings of a command line and its `--config FILE` (YAML). Raises JobError, never exits with usage."""
     _raise_instead_of_exit(parser)
     words, config_path = _without_config(list(argv))
     config = _read_config(config_path, parser) if config_path else {}
@@ -96,7 +96,9 @@ def show(settings: Settings, path: Path) -> list[str]:
 
 def _raise_instead_of_exit(parser: argparse.ArgumentParser) -> None:
     def error(message: str) -> NoReturn:
-        raise JobError(f"the arguments cannot be read: {message}", "argparse refuses them", "`--help` lists all arguments")
+        raise JobError(
+            f"the arguments cannot be read: {message}", "argparse refuses them", "`--help` lists all arguments"
+        )
 
     parser.error = error  # type: ignore[method-assign]
 
@@ -121,7 +123,9 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     try:
         config = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
-        raise JobError(f"cannot read the config {name!r}", str(error.strerror), "give its path as the container sees it") from error
+        raise JobError(
+            f"cannot read the config {name!r}", str(error.strerror), "give its path as the container sees it"
+        ) from error
     except yaml.YAMLError as error:
         raise JobError(f"{name} is not YAML", " ".join(str(error).split()), "mend the line that is named") from error
     if not isinstance(config, dict):

@@ -45,7 +45,9 @@ class SaveAndExit(TrainerCallback):
         control.should_save = True
         control.should_training_stop = True
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         if state.global_step >= state.max_steps:
             self.reason = ""  # that step was the last one anyway
 
@@ -67,5 +69,5 @@ def any_rank(mine: bool, processes: Processes) -> bool:
 
 
 def leave_note(run: RunFolder, step: int, checkpoint: Path, reason: str) -> None:
-    """Write `attempts/N/continue`: torchrun turns every exit code of a worker into 1, so the code alone is not enough."""
+    """Write `attempts/N/continue`: torchrun turns every exit code of a worker into 1, so the code is not enough."""
     files.write_json(run.attempt / "continue", {"step": step, "checkpoint": str(checkpoint), "reason": reason})

@@ -41,12 +41,15 @@ def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
 
 
 def _quiet_libraries() -> None:
-    """Turn off bars that redraw themselves: they make a log file unreadable."""
+    """Turn off bars that redraw themselves, and what the libraries say to each other on every rank."""
+    import warnings
+
     import datasets
     from transformers.utils import logging
 
     datasets.disable_progress_bars()
     logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|transformers|accelerate")
 
 
 def _training_config(settings: Settings) -> Any:
@@ -55,7 +58,9 @@ def _training_config(settings: Settings) -> Any:
     try:
         return settings.build(SFTConfig)
     except ValueError as error:
-        raise JobError("TRL refuses the arguments", " ".join(str(error).split()), "change the argument that is named") from error
+        raise JobError(
+            "TRL refuses the arguments", " ".join(str(error).split()), "change the argument that is named"
+        ) from error
 
 
 def _choose_checkpoint(settings: Settings, config: Any, run: RunFolder, peers: Processes) -> resume.Checkpoint | None:
@@ -64,7 +69,9 @@ def _choose_checkpoint(settings: Settings, config: Any, run: RunFolder, peers: P
     config.resume_from_checkpoint = None
     folder = Path(config.output_dir)
     checkpoint, skipped = once(peers, lambda: resume.choose(folder, wanted, automatic=not run.by_hand))
-    stage = deepspeed_config.stage(deepspeed_config.read(Path(settings["deepspeed"]))) if settings["deepspeed"] else None
+    stage = (
+        deepspeed_config.stage(deepspeed_config.read(Path(settings["deepspeed"]))) if settings["deepspeed"] else None
+    )
     if checkpoint:
         resume.refuse_other_world_size(checkpoint, peers, stage)
     if peers.first:
@@ -86,8 +93,12 @@ def _trainer(
     rows, held_out, model, tokenizer = _model_and_data(settings, config, run, peers)
     model_arguments = settings.build(ModelConfig)
     tokens = batch.micro * batch.length if batch.length else None
-    experts = bool(getattr(model, "num_experts", None) or getattr(getattr(model, "config", None), "num_local_experts", None))
-    plain, why = choose_loss(settings["loss_path"], tokens, len(tokenizer), getattr(config, "loss_type", "nll"), experts)
+    experts = bool(
+        getattr(model, "num_experts", None) or getattr(getattr(model, "config", None), "num_local_experts", None)
+    )
+    plain, why = choose_loss(
+        settings["loss_path"], tokens, len(tokenizer), getattr(config, "loss_type", "nll"), experts
+    )
     keep, config.save_total_limit = config.save_total_limit, None  # ours counts complete checkpoints only
     counter = metrics.TokenCounter()
     stop = stopping.SaveAndExit(run, peers)
@@ -106,8 +117,9 @@ def _trainer(
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     if peers.first:
-        print(f"model: {models.parameters(trainer.model):,} parameters, {trainer.model.config._attn_implementation} attention")
-        print(f"loss: {'the model own' if plain else 'TRL chunked'} ({why})")
+        attention = trainer.model.config._attn_implementation
+        print(f"model: {models.parameters(trainer.model):,} parameters, {attention} attention")
+        print(f"loss: {'the model itself' if plain else 'TRL, in chunks'} ({why})", flush=True)
     return trainer, stop
 
 
@@ -127,7 +139,9 @@ def _model_and_data(settings: Settings, config: Any, run: RunFolder, peers: Proc
         load = (dataset, settings.get("dataset_config"))
         rows = data.load(*load, settings["dataset_train_split"], settings["dataset_streaming"])
         evaluates = str(getattr(config.eval_strategy, "value", config.eval_strategy)) != "no"
-        held_out = data.load(*load, settings["dataset_test_split"], settings["dataset_streaming"]) if evaluates else None
+        held_out = (
+            data.load(*load, settings["dataset_test_split"], settings["dataset_streaming"]) if evaluates else None
+        )
     kind = data.check(rows, dataset, settings["dataset_text_field"])
     if name == arguments.TINY_MODEL:
         folder = docs_folder or data.python_docs(run.cache, peers)[1]
@@ -152,7 +166,10 @@ def _leave(trainer: Any, stop: stopping.SaveAndExit, run: RunFolder, peers: Proc
     checkpoint = Path(trainer.args.output_dir) / f"checkpoint-{step}"
     if peers.first:
         stopping.leave_note(run, step, checkpoint, stop.reason)
-        print(f"saved step {step} because of {stop.reason}; leaving with exit code {stopping.CONTINUE}: continue me", flush=True)
+        print(
+            f"saved step {step} because of {stop.reason}; leaving with exit code {stopping.CONTINUE}: continue me",
+            flush=True,
+        )
     barrier(peers)
     return stopping.CONTINUE
 
@@ -184,4 +201,7 @@ def _finish(run: RunFolder, final: Path, settings: Settings) -> None:
     print(f"picture {run.picture}" if drawn else "no picture: matplotlib is not in this image")
     first, last = summary["first_loss"], summary["last_loss"]
     if entries:
-        print(f"done: {summary['steps']} steps, loss {first:.3f} -> {last:.3f}, {summary['tokens_per_second']} tok/s", flush=True)
+        print(
+            f"done: {summary['steps']} steps, loss {first:.3f} -> {last:.3f}, {summary['tokens_per_second']} tok/s",
+            flush=True,
+        )

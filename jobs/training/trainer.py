@@ -13,7 +13,7 @@ from training.metrics import TokenCounter
 PLAIN_LOGITS_BYTES = 2 * 1024**3
 
 
-class CountingTrainer(SFTTrainer):  # type: ignore[misc]
+class CountingTrainer(SFTTrainer):
     """`plain_loss` leaves out TRL's entropy and accuracy, which cost as much as the step itself on a small model."""
 
     def __init__(self, *args: Any, counter: TokenCounter, plain_loss: bool, **kwargs: Any) -> None:
@@ -41,5 +41,8 @@ def choose_loss(wanted: str, tokens: int | None, vocabulary: int, loss_type: str
         return False, f"loss_type {loss_type}" if not experts else "a mixture of experts has a loss of its own"
     size = (tokens or 0) * vocabulary * 4
     if tokens is None or size > PLAIN_LOGITS_BYTES:
-        return False, "the logits of a micro batch may be large" if tokens is None else f"logits of {size / 2**30:.1f} GiB"
+        return (
+            False,
+            "the logits of a micro batch may be large" if tokens is None else f"logits of {size / 2**30:.1f} GiB",
+        )
     return True, f"logits of {size / 2**20:.0f} MiB fit; no entropy and accuracy are computed"
