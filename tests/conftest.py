@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import images, parts
+from tests.lab.golden import compare
 from tests.lab.podman import Podman
 from tests.lab.registry import Registry
 from tests.lab.slurm import SlurmLab
@@ -99,15 +100,7 @@ def update_golden(pytestconfig: pytest.Config) -> bool:
 def golden(update_golden: bool) -> Callable[[str, str], None]:
     """golden(NAME, TEXT): the text must be that of tests/golden/NAME."""
 
-    def compare(name: str, text: str) -> None:
-        path = GOLDEN / name
-        if update_golden:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        assert path.exists(), f"{path} is missing: pytest --update-golden writes it"
-        assert text == path.read_text(), f"differs from {path}: read the difference, then pytest --update-golden"
-
-    return compare
+    return lambda name, text: compare(GOLDEN / name, text, update_golden)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

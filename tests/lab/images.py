@@ -65,7 +65,7 @@ def enroot_files(
 
 def busybox_root(root: Path) -> None:
     """Unpack the smallest useful image: every busybox command, and an entrypoint that leaves a mark."""
-    for name in ("bin", "etc", "tmp", "work"):
+    for name in ("bin", "dev", "etc", "proc", "root", "run", "sys", "tmp", "work"):
         (root / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(BUSYBOX, root / "bin/busybox")
     listed = subprocess.run((BUSYBOX, "--list"), capture_output=True, text=True, check=True).stdout.split()
