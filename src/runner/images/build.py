@@ -13,10 +13,11 @@ from runner.images import base as bases
 from runner.images.base import ResolvedBase
 from runner.images.build_progress import BuildProgress
 from runner.images.containerfile import declares_base, with_additions
-from runner.images.engine import Engine, cache_folder, choose_engine, open_store
+from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.host_settings import HostSettings
 from runner.images.image import Image
 from runner.images.oci.build_pump import run_logged, run_quietly, start_log
+from runner.images.podman_setup import cache_folder
 from runner.images.recipe import Recipe, check_platform
 from runner.images.workplace import Workplace
 from runner.machine import files, folders, process
@@ -56,7 +57,7 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
             report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM: the base has no effect")
         settings = offered_settings(at.engine, base, environ)
-        tell_settings(settings, environ, report)
+        tell_settings(settings, at.engine, environ, report)
         staging = folder / f"{recipe.name}-context"
         try:
             plan = plan_build(recipe, at.engine, base, settings, options, at.platform, staging)
@@ -219,8 +220,10 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
     return host_settings.join(pip, apt_settings.apt_settings(release, host, sources, proxy))
 
 
-def tell_settings(settings: HostSettings, environ: Mapping[str, str], report: Report) -> None:
+def tell_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
     """Say what of the host the build sees."""
+    if engine.name != "podman" and host_settings.pip_settings(host_settings.pip_layers(environ), environ):
+        report.warn("docker mounts nothing into builds: pip's configuration and CA of this machine are not offered")
     if settings.notes:
         report.say(f"offered to the build only: {', '.join(settings.notes)}")
     if proxy := host_settings.proxy_settings(environ):

@@ -13,12 +13,13 @@ from pathlib import Path
 from runner import __version__
 from runner.errors import RunnerError
 from runner.images import metadata
-from runner.images.engine import cache_folder, choose_engine, open_store
+from runner.images.engine import choose_engine, open_store
 from runner.images.image import Image
 from runner.images.leftovers import LABEL, clear_leftovers
 from runner.images.locate import Shelf, engine_of, locate
 from runner.images.oci.digest import sha256_of
 from runner.images.oci.store import Store
+from runner.images.podman_setup import cache_folder
 from runner.images.source import Source, parse_source
 from runner.images.squashfs import packer
 from runner.images.squashfs_file import Squashfs, as_json, is_whole, read_squashfs, sidecar
