@@ -81,6 +81,10 @@ fi
 if [ "$runner_kind" = python ] && [ "$runner_launcher" != torchrun ] && [ "$runner_launcher" != accelerate ]; then
     set -- "$runner_python" "$@"
 fi
+if [ "$runner_launcher" = torchrun ] || [ "$runner_launcher" = accelerate ]; then
+    # torchrun would take 1, whatever the processes were given
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$RUNNER_CPUS_PER_PROCESS}"
+fi
 if [ "$runner_launcher" = torchrun ]; then
     # each process writes to its own files; the first one of the job is seen in job.log too
     [ "$runner_kind" = python ] || set -- --no-python "$@"

@@ -56,6 +56,7 @@ def _inside(job: Job) -> list[tuple[str, str]]:
         "RUNNER_NODES": str(job.resources.nodes),
         "RUNNER_TASKS_PER_NODE": str(job.tasks_per_node),
         "RUNNER_PROCESSES": str(job.resources.tasks_per_node),
+        "RUNNER_CPUS_PER_PROCESS": str(job.resources.cpus_per_task),
         "RUNNER_WORLD_SIZE": str(job.world_size),
         "RUNNER_WORKDIR": "yes" if job.environment.workdir else "",
         "PYTHONNOUSERSITE": "1",  # else packages of ~/.local shadow the image's
