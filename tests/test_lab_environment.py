@@ -1,6 +1,7 @@
 """The lab's `--environment` follows the Container Engine's documents: what runs, and what is refused."""
 
 import os
+import pty
 import shutil
 import subprocess
 from pathlib import Path
@@ -182,6 +183,21 @@ def test_a_missing_command_exits_with_2_as_under_slurmstepd(slurm: SlurmLab, edf
     assert ran.returncode == 2 and "no-such-command: No such file or directory" in ran.stderr
 
 
+def test_a_step_has_a_terminal_when_asked_for_and_joins_a_running_job(slurm: SlurmLab, edf: Path) -> None:
+    job = slurm.run(("sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 60")).stdout.strip()
+    slurm.wait_for(job, "RUNNING")
+    join = ("srun", f"--jobid={job}", "--overlap", "--pty", f"--environment={edf}", "sh", "-c")
+    outer, inner = pty.openpty()
+    terminal = {"stdin": inner, "stdout": inner, "stderr": inner, "capture_output": False}
+    try:
+        ran = slurm.run((*join, "test -t 0 && test -t 1 && exit 41"), check=False, **terminal)
+    finally:
+        os.close(outer)
+        os.close(inner)
+        slurm.run(("scancel", job))
+    assert ran.returncode == 41
+
+
 REFUSED = {
     "unknown name": ("no-such", "", "not found in"),
     "missing file": ("./missing.toml", "", "environment file not found"),
@@ -208,18 +224,23 @@ REFUSED = {
 }
 
 
+def jobs(slurm: SlurmLab) -> set[str]:
+    """The ids of all jobs that were ever submitted to the lab."""
+    return set(slurm.run(("squeue", "--states=all", "--noheader", "-o", "%i")).stdout.split())
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_before_submission(slurm: SlurmLab, busybox_sqsh: Path, tmp_path: Path, case: str) -> None:
     name, text, reason = REFUSED[case]
     prefix = "" if "image" in text or "base_environment" in text else f'image = "{busybox_sqsh}"\n'
     (tmp_path / "e.toml").write_text(prefix + text)
-    newest = slurm.run(("squeue", "--states=all", "--noheader", "-o", "%i")).stdout
+    before = jobs(slurm)
     for argv in (("srun", "true"), ("sbatch", "--wrap", "true")):
         command = (argv[0], f"--environment={name or './e.toml'}", *argv[1:])
         refused = slurm.run(command, check=False, cwd=tmp_path)
         assert refused.returncode != 0
         assert reason in refused.stderr
-    assert slurm.run(("squeue", "--states=all", "--noheader", "-o", "%i")).stdout == newest
+    assert jobs(slurm) == before
 
 
 REFUSED_ON_THE_NODE = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import docker
 import pytest
 
-from tests.lab.images import build_busybox
+from tests.lab.images import PYTHON_ENV, build_busybox
 from tests.lab.podman import Podman
 from tests.lab.registry import Registry
 from tests.lab.slurm import SlurmLab
@@ -68,6 +68,20 @@ def test_the_python_image_runs_python_in_slurm(slurm: SlurmLab, python_sqsh: Pat
     program = "import os, sys; print(sys.version_info[:2], os.getuid(), sys.executable)"
     ran = slurm.run(("srun", f"--environment={tmp_path}/e.toml", "python3", "-c", program))
     assert ran.stdout == f"(3, 11) {os.getuid()} /usr/bin/python3\n"
+
+
+def test_the_login_shell_resets_path_of_a_debian_image_and_the_edf_keeps_it(
+    slurm: SlurmLab, python_sqsh: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "plain.toml").write_text(f'image = "{python_sqsh}"\n')
+    (tmp_path / "path.toml").write_text(f'image = "{python_sqsh}"\n[env]\nPATH = "/kept:${{PATH}}"\n')
+    paths = {
+        name: slurm.run(("srun", f"--environment={tmp_path}/{name}.toml", "sh", "-c", "echo $PATH")).stdout.strip()
+        for name in ("plain", "path")
+    }
+    user = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
+    assert paths["plain"] == (PYTHON_ENV["PATH"] if os.getuid() == 0 else user)  # from the image's /etc/profile
+    assert paths["path"] == f"/kept:{PYTHON_ENV['PATH']}"
 
 
 def test_the_python_image_runs_in_podman(podman: Podman, python_image: str) -> None:

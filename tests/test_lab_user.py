@@ -1,7 +1,6 @@
 """The lab works entirely as an ordinary user."""
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -13,9 +12,7 @@ from tests.lab.ordinary_user import User, ordinary_user
 
 @pytest.fixture(scope="module")
 def user() -> Iterator[User]:
-    """A throw-away user; needs root."""
-    if os.geteuid() != 0:
-        pytest.skip("these tests run as an ordinary user already")
+    """A throw-away user where root runs the tests, else the user who runs them."""
     with ordinary_user() as made:
         yield made
 
@@ -57,9 +54,8 @@ def test_podman_and_registry_work_rootless(user: User) -> None:
 
 
 def test_nothing_of_the_user_is_left() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("these tests run as an ordinary user already")
     with ordinary_user() as made:
         assert made.run("id", "-un").stdout == f"{made.name}\n"
-    assert subprocess.run(("id", made.name), capture_output=True, check=False).returncode != 0
+    known = subprocess.run(("id", made.name), capture_output=True, check=False).returncode == 0
+    assert known == made.is_me
     assert not made.home.exists()

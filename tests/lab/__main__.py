@@ -49,7 +49,10 @@ def run() -> int:
         _print_exports(lab)
         print("paste these lines into another shell; Ctrl-C ends the lab", file=sys.stderr, flush=True)
         sys.stdout.flush()
-        signal.sigwait((signal.SIGINT, signal.SIGTERM))
+        endings = (signal.SIGINT, signal.SIGTERM)
+        signal.pthread_sigmask(signal.SIG_BLOCK, endings)  # sigwait needs them blocked; the daemons have started
+        signal.sigwait(endings)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, endings)
     return 0
 
 

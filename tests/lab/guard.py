@@ -1,6 +1,5 @@
 """End a lab when the process that started it has gone, whatever ended that: `guard.py FOLDER`, with a pipe as input."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     sys.stdin.read()  # ends when the last holder of the pipe's other end has gone
     processes.end_all(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    processes.remove(folder)
 
 
 if __name__ == "__main__":

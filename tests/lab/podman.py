@@ -112,8 +112,7 @@ class Podman:
         self.run("system", "reset", "--force", check=False)
         if os.geteuid() != 0:
             self.run("unshare", "rm", "-rf", str(self.folder / "storage"), check=False)
-        subprocess.run(("umount", "--lazy", str(self.folder / "storage/overlay")), capture_output=True, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        processes.remove(self.folder)
         self._guard.kill()
         self._guard.communicate()
 

@@ -1,6 +1,7 @@
 """Start and stop the lab's daemons: only processes that carry the lab's own mark are ever signalled."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +118,20 @@ def end_all(folder: Path) -> None:
     """Kill every process of the lab in `folder` and what runs below them, until none is left."""
     while ours := frozenset(filter(is_alive, marked(folder))):
         kill(descendants(ours) | ours)
+
+
+def remove(folder: Path) -> None:
+    """Unmount what is mounted below the folder, then remove it; LabError where something stays mounted there."""
+    for target in reversed(_mounts_below(folder)):
+        subprocess.run(("umount", "--lazy", target), capture_output=True, check=False)
+    if left := _mounts_below(folder):
+        raise LabError(f"still mounted, so nothing is removed: {', '.join(left)}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _mounts_below(folder: Path) -> list[str]:
+    targets = (line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines())
+    return [target for target in targets if target.startswith(f"{folder}/")]
 
 
 def guard(folder: Path) -> subprocess.Popen[bytes]:

@@ -62,7 +62,7 @@ class Registry:
 
     def stop(self) -> None:
         processes.end_all(self.folder)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        processes.remove(self.folder)
         self._guard.kill()
         self._guard.communicate()
 

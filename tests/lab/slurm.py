@@ -102,7 +102,7 @@ class SlurmLab:
     def stop(self) -> None:
         """End everything that this lab started, wait until it is gone, remove its folder."""
         self._end_processes()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        processes.remove(self.folder)
         if self._guard is not None:
             self._guard.kill()
             self._guard.communicate()
