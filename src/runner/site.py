@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
@@ -37,7 +38,8 @@ class Origin:
     place: Place | None = None
 
     def __str__(self) -> str:
-        return self.source + (f", {self.date}" if self.date else "") + (f" ({self.place})" if self.place else "")
+        source = ", ".join(part for part in (self.source, self.date) if part)
+        return f"{source} ({self.place})" if source and self.place else source or str(self.place)
 
 
 @dataclass(frozen=True)
@@ -239,10 +241,11 @@ def find_site(name: str | None, environ: Mapping[str, str]) -> tuple[Site, str]:
 
 def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
     """The name of the site that this machine looks like, and the sign of it. Asks the machine, never the network."""
-    slurm = process.which("sbatch") is not None
+    slurm = _slurm_answers(environ)
     cluster = cluster_name(environ) if slurm or environ.get("CLUSTER_NAME") else None
-    for name in site_names(environ):
-        # the nearest file that says something about detection counts; a base's signs are the base's own
+    # the user's own sites first; of a site's files, the one that counts most says by what it is known
+    own = {path.stem for path in user_folder(environ).glob("*.toml")}
+    for name in sorted(site_names(environ), key=lambda name: (name not in own, name)):
         document = site_documents(name, environ)[-1]
         if cluster and cluster in strings(document, ("detect", "clusters")):
             return name, f"the cluster is called {cluster}"
@@ -250,23 +253,40 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
             if Path(path).exists():
                 return name, f"{path} is there"
     if not slurm:
-        return "local", "there is no sbatch on this machine"
+        there = process.which("sbatch") is not None
+        return "local", "sbatch is here, but no Slurm is set up" if there else "there is no sbatch on this machine"
     if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
         return "generic-pyxis", "srun has --container-image"
     known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))
     return "generic-slurm", f"srun has {known}" if known else "there is an sbatch, and no container plugin of srun"
 
 
+def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
+    """Slurm's configuration file on this machine; None on clusters that hand it out from their controller."""
+    named = environ.get("SLURM_CONF")
+    places = (named,) if named else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
+    return next((Path(place) for place in places if Path(place).is_file()), None)
+
+
+def _slurm_answers(environ: Mapping[str, str]) -> bool:
+    """Whether this machine belongs to a Slurm cluster: an installed package alone is not enough."""
+    if process.which("sbatch") is None or slurm_configuration(environ) is not None:
+        return process.which("sbatch") is not None
+    with suppress(RunnerError):
+        return process.run(("scontrol", "ping"), check=False, timeout_seconds=3).exit_code == 0
+    return False
+
+
 def cluster_name(environ: Mapping[str, str]) -> str | None:
-    """The name of this Slurm cluster: from the environment, else from Slurm's configuration."""
+    """The name of this Slurm cluster: from the environment, Slurm's configuration file, else its controller."""
     named = environ.get("SLURM_CLUSTER_NAME") or environ.get("CLUSTER_NAME")
     if named or process.which("scontrol") is None:
         return named
-    with suppress(RunnerError):  # a controller that does not answer must not stop a dry run
-        shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=3).stdout
-        for line in shown.splitlines():
-            if line.startswith("ClusterName"):
-                return line.partition("=")[2].strip()
+    path = slurm_configuration(environ)
+    with suppress(RunnerError, OSError):  # a controller that does not answer must not stop a dry run
+        text = path.read_text() if path else process.run(("scontrol", "show", "config"), timeout_seconds=3).stdout
+        found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
+        return found[1] if found else None
     return None
 
 

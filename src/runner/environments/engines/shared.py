@@ -11,9 +11,7 @@ from pathlib import Path
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
-from runner.expansion import Variable, expand, join, parts
-
-_LIVE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+from runner.expansion import Variable, expand, join, literal, parts
 
 
 def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> RunnerError:
@@ -25,15 +23,7 @@ def refuse(environment: Environment, field: str, engine: str, why: str, fix: str
 
 def dialect(text: str, what: str) -> str:
     """EDF text as Attachment text: variables stay live, everything else is literal. Defaults are resolved before."""
-    return "".join(
-        _LIVE.sub(lambda match: "$" + match[0], part) if isinstance(part, str) else f"${{{part.name}}}"
-        for part in parts(text, what)
-    )
-
-
-def literal_word(text: str) -> str:
-    """Plain text as Attachment text."""
-    return _LIVE.sub(lambda match: "$" + match[0], text)
+    return join(parts(text, what))
 
 
 def has_variables(text: str) -> bool:
@@ -109,7 +99,7 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
         outside = value and not has_variables(value) and _NAME.fullmatch(name) and not _HOST_ONLY.fullmatch(name)
         (exports if outside else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
-    return {name: literal_word(value) for name, value in plain.items()}, inside_words(inside)
+    return {name: literal(value) for name, value in plain.items()}, inside_words(inside)
 
 
 def inside_words(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -122,7 +112,7 @@ def inside_words(env: Mapping[str, str]) -> tuple[str, ...]:
     unset = tuple(word for name, value in env.items() if not value for word in ("-u", name))
     texts = {name: parts(value, f"env.{name}") for name, value in env.items() if value}
     fixed = tuple(
-        literal_word(f"{name}={''.join(map(str, value))}")
+        literal(f"{name}={''.join(map(str, value))}")
         for name, value in texts.items()
         if not any(isinstance(part, Variable) for part in value)
     )
@@ -131,7 +121,7 @@ def inside_words(env: Mapping[str, str]) -> tuple[str, ...]:
     if not moving:
         return plain
     words = " ".join(f"{single_quoted(name)}={_double_quoted(value)}" for name, value in moving.items())
-    return ("sh", "-c", literal_word(f'exec env {words} "$@"'), "sh", *plain)
+    return ("sh", "-c", literal(f'exec env {words} "$@"'), "sh", *plain)
 
 
 def _double_quoted(pieces: tuple[str | Variable, ...]) -> str:

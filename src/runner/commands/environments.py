@@ -1,0 +1,159 @@
+"""env show, emit, check."""
+
+from __future__ import annotations
+
+import argparse
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runner.commands.console import Console
+    from runner.environments.environment import Environment
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verbs."""
+    parser = subparsers.add_parser("env", parents=[common], help="show | emit | check an environment (an EDF file)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    show = actions.add_parser("show", parents=[common], help="the merged environment, and where each value came from")
+    emit = actions.add_parser("emit", parents=[common], help="what plain srun, or the engine, takes without runner")
+    check = actions.add_parser("check", parents=[common], help="find mistakes before a job waits for them")
+    for action in (show, emit, check):
+        action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")
+    for action in (show, check):
+        action.add_argument("--json", action="store_true", help="print JSON")
+    check.add_argument("--engine", metavar="NAME", help="for this engine, not the site's")
+    engines = "ce sarus pyxis enroot podman docker apptainer host"
+    emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's)")
+    emit.add_argument("-o", "--output", metavar="FILE", help="write the file, and print its path")
+    show.set_defaults(run=show_environment)
+    emit.set_defaults(run=emit_environment)
+    check.set_defaults(run=check_environment)
+
+
+def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:
+    """The environment, the site and the engine that the options mean; says which, and why."""
+    import os
+
+    from runner.environments.engines import choose
+    from runner.environments.environment import load_environment
+    from runner.project import find_project
+    from runner.runs.launch import default_environment
+    from runner.site import find_site
+
+    project = find_project()
+    site, why = find_site(args.site, os.environ)
+    name, reason = (args.environment, "") if args.environment else default_environment(project, site)
+    environment = load_environment(name, project, os.environ)
+    console.say(f"environment {environment.name} ({environment.path}{'; ' + reason if reason else ''})")
+    console.say(f"site {site.name} ({why})")
+    named = getattr(args, "engine", None)
+    engine, chosen = (named, "as asked") if named else choose(site, os.environ)
+    console.detail(f"engine {engine} ({chosen})")
+    return environment, site, engine
+
+
+def show_environment(args: argparse.Namespace, console: Console) -> int:
+    """`runner env show`: every value of the merged environment with its origin."""
+    from runner.environments.engines import with_site
+
+    environment, site, engine = _load(args, console)
+    full = with_site(environment, site)
+    if not args.json:
+        console.table(("FIELD", "VALUE", "FROM"), [(field, value, from_) for field, value, from_ in _rows(full, site)])
+        return 0
+    console.answer_json(
+        {
+            "name": full.name,
+            "path": str(full.path),
+            "site": site.name,
+            "engine": engine,
+            "image": full.image,
+            "workdir": full.workdir,
+            "entrypoint": full.entrypoint,
+            "writable": full.writable,
+            "mounts": [{"source": m.source, "target": m.target, "flags": list(m.flags)} for m in full.mounts],
+            "env": dict(full.env),
+            "annotations": dict(full.annotations),
+            "devices": list(full.devices),
+            "origins": {field: from_ for field, _, from_ in _rows(full, site)},
+        }
+    )
+    return 0
+
+
+def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]]:
+    """(field, value, where it came from) of everything that an environment says."""
+    import json
+
+    def origin(field: str) -> str:
+        found = environment.origins.get(field)
+        return str(found) if found else f"site {site.name}"
+
+    yield "image", environment.image or "(none: no container is entered)", origin("image")
+    yield "workdir", environment.workdir or "(the image's own)", origin("workdir")
+    yield "entrypoint", str(environment.entrypoint).lower(), origin("entrypoint")
+    yield "writable", str(environment.writable).lower(), origin("writable")
+    for index, mount in enumerate(environment.mounts):
+        yield f"mounts.{index}", mount.text(), origin(f"mounts.{index}")
+    for index, device in enumerate(environment.devices):
+        yield f"devices.{index}", device, origin(f"devices.{index}")
+    for name, value in environment.env.items():
+        shown = (value if value.isprintable() else json.dumps(value)) or "(unset)"
+        yield f"env.{name}", shown, origin(f"env.{name}")
+    for name, value in environment.annotations.items():
+        yield f"annotations.{name}", value, origin(f"annotations.{name}")
+
+
+def emit_environment(args: argparse.Namespace, console: Console) -> int:
+    """`runner env emit`: an EDF, or a bash script of the engine's own words; with -o the file's path."""
+    import os
+    from pathlib import Path
+
+    from runner.commands.emitted import emitted
+    from runner.machine import files
+
+    environment, site, engine = _load(args, console)
+    text, notes = emitted(environment, site, engine, os.environ)
+    for note in notes:
+        console.warn(note)
+    if args.output:
+        files.write(Path(args.output), text, mode=0o644 if engine in {"ce", "sarus"} else 0o755)
+        console.answer(args.output)
+    else:
+        console.answer(text)
+    return 0
+
+
+def check_environment(args: argparse.Namespace, console: Console) -> int:
+    """`runner env check`: the findings; exit code 1 when one of them is an error."""
+    import os
+
+    from runner.environments.lint.rules import lint
+
+    environment, site, engine = _load(args, console)
+    found = lint(environment, site, engine, os.environ)
+    errors = sum(finding.severity == "error" for finding in found)
+    if args.json:
+        keys = ("code", "severity", "field", "reason", "fix")
+        rows = [
+            {
+                **{key: getattr(finding, key) for key in keys},
+                "path": str(finding.place.path) if finding.place else None,
+                "line": finding.place.line if finding.place else None,
+            }
+            for finding in found
+        ]
+        console.answer_json(
+            {"environment": environment.name, "site": site.name, "engine": engine, "errors": errors, "findings": rows}
+        )
+    else:
+        for finding in found:
+            console.answer(str(finding))
+        verdict = f"{errors} errors, {len(found) - errors} warnings" if found else "no findings"
+        console.say(f"{environment.name} on {site.name} with {engine}: {verdict}")
+    return 1 if errors else 0
