@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -48,7 +49,7 @@ def examine(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
     """Every diagnosis, in the order in which they are to be read. Takes under two seconds."""
     checks: list[Callable[[], Diagnosis]] = [
         machine,
-        *(lambda name=name: program(name) for name in PROGRAMS),  # type: ignore[misc]
+        *(partial(program, name) for name in PROGRAMS),
         fuse,
         namespaces,
         subordinate_ids,

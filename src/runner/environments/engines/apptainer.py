@@ -6,7 +6,7 @@ Source: Apptainer 1.3 user guide, "Environment and Metadata", "Bind Paths and Mo
 from __future__ import annotations
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines import ce
+from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.pyxis import image_text
 from runner.environments.engines.shared import dialect, refuse, refuse_annotations, split_env
 from runner.environments.environment import Environment, Mount, emit_edf
@@ -34,7 +34,7 @@ def mount_text(environment: Environment, index: int, mount: Mount) -> str:
 
 def attach(environment: Environment, site: Site) -> Attachment:
     """The words in front of the command; variables go in as APPTAINERENV_NAME, which holds any text."""
-    ce.check(environment, "apptainer")
+    check_edf(environment, "apptainer")
     refuse_annotations(environment, "apptainer")
     if environment.entrypoint:
         why = "`apptainer exec` never runs the entrypoint, and `apptainer run` takes no command"
@@ -59,7 +59,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         *inside,
     )
     return Attachment(
-        files={ce.FILE: emit_edf(environment, _COMMENT)},
+        files={FILE: emit_edf(environment, _COMMENT)},
         prefix=prefix,
         exports={f"APPTAINERENV_{name}": value for name, value in exports.items()},
     )

@@ -12,7 +12,7 @@ FILE = "environment.toml"
 COMMENT = "What the container of this run sees. Plain `srun --environment=./environment.toml` takes this file."
 
 
-def check(environment: Environment, engine: str = "ce") -> None:
+def check_edf(environment: Environment, engine: str = "ce") -> None:
     """Raise RunnerError for what an EDF of the Container Engine cannot say."""
     if environment.devices:
         raise refuse(
@@ -43,6 +43,6 @@ def check(environment: Environment, engine: str = "ce") -> None:
 
 def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF and the flag that names it by path, so that EDF_PATH does not matter."""
-    check(environment)
+    check_edf(environment)
     flags = (f"--environment=${{RUNNER_RUN}}/{FILE}",)
     return Attachment(files={FILE: emit_edf(environment, COMMENT)}, flags=flags)

@@ -6,7 +6,7 @@ Source: NVIDIA/enroot 4.1.2, doc/cmd/start.md and src/runtime.sh (2026-04-29).
 from __future__ import annotations
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines import ce
+from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.pyxis import image_text
 from runner.environments.engines.shared import dialect, refuse, refuse_annotations, script, split_env
 from runner.environments.environment import Environment, Mount, emit_edf
@@ -36,7 +36,7 @@ def mount_text(environment: Environment, index: int, mount: Mount) -> str:
 
 def attach(environment: Environment, site: Site) -> Attachment:
     """The words in front of the command. The host's variables enter by a configuration file, the EDF's by name."""
-    ce.check(environment, "enroot")
+    check_edf(environment, "enroot")
     refuse_annotations(environment, "enroot")
     if not environment.is_squashfs:
         raise refuse(
@@ -61,7 +61,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         *(word for name in exports for word in ("--env", name)),
         image_text(environment, "enroot"),
     )
-    files = {ce.FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": _conf(environment)}
+    files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": _conf(environment)}
     return Attachment(files=files, prefix=(*start, *_enter(environment), *inside), exports=exports)
 
 

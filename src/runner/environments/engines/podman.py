@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines import ce
+from runner.environments.engines.ce import FILE
 from runner.environments.engines.sandbox_conf import conf
 from runner.environments.engines.shared import bare_squashfs, refuse, refuse_annotations, script
 from runner.environments.environment import Environment, emit_edf
@@ -25,7 +25,7 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
     gpus = "1" if site.gpus_per_node and not environment.devices else ""
     return Attachment(
         files={
-            ce.FILE: emit_edf(environment, _COMMENT),
+            FILE: emit_edf(environment, _COMMENT),
             "payload/container.sh": script("container.sh"),
             "payload/environment.sh": script("environment.sh"),
             "payload/container.conf": conf(environment, {"engine": engine, "gpus": gpus}),

@@ -6,7 +6,7 @@ Source: NVIDIA/pyxis 0.24.0, args.c and README (2026-04-29).
 from __future__ import annotations
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines import ce
+from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.shared import dialect, refuse, refuse_annotations, split_env
 from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
@@ -50,7 +50,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
 
     Its image's variables beat those of the job, except for those named in --container-env.
     """
-    ce.check(environment, "pyxis")
+    check_edf(environment, "pyxis")
     refuse_annotations(environment, "pyxis")
     exports, inside = split_env(environment)
     mounts = [mount_text(environment, index, mount) for index, mount in enumerate(environment.mounts)]
@@ -64,4 +64,4 @@ def attach(environment: Environment, site: Site) -> Attachment:
         "--no-container-remap-root",
         *((f"--container-env={','.join(exports)}",) if exports else ()),
     )
-    return Attachment(files={ce.FILE: emit_edf(environment, _COMMENT)}, flags=flags, prefix=inside, exports=exports)
+    return Attachment(files={FILE: emit_edf(environment, _COMMENT)}, flags=flags, prefix=inside, exports=exports)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines import ce
+from runner.environments.engines.ce import FILE
 from runner.environments.engines.sandbox_conf import conf
 from runner.environments.engines.shared import refuse, refuse_annotations, script
 from runner.environments.environment import Environment, emit_edf
@@ -31,7 +31,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     refuse_annotations(environment, "sandbox")
     return Attachment(
         files={
-            ce.FILE: emit_edf(environment, _COMMENT),
+            FILE: emit_edf(environment, _COMMENT),
             "payload/sandbox.sh": script("sandbox.sh"),
             "payload/environment.sh": script("environment.sh"),
             "payload/sandbox.conf": conf(environment, {"engine": "sandbox"}),
