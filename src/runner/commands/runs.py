@@ -125,9 +125,9 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     )
     make_image = _make_image(project, console) if args.build and not args.dry_run else None
     plan = prepare(request, project, os.environ, console, make_image)
-    runs = plan.site.runs(os.environ, project)
     if args.dry_run:
-        return _explain(plan, runs, console)
+        return _explain(plan, project, console)
+    runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
         console.warn(note)
     from runner.runs.submission import submit
@@ -152,11 +152,11 @@ def _make_image(project: Project, console: Console) -> MakeImage:
     return image_maker(project, os.environ, console)
 
 
-def _explain(plan: RunPlan, runs: Path, console: Console) -> int:
+def _explain(plan: RunPlan, project: Project, console: Console) -> int:
     """The batch script on stdout; on stderr how it would be submitted, and where every value comes from."""
     from runner.runs.explanation import explain
 
-    for line in explain(plan, runs):
+    for line in explain(plan, os.environ, project):
         console.say(line)
     for note in plan.notes:
         console.warn(note)

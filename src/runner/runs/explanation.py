@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 
+from runner.errors import RunnerError
+from runner.project import Project
 from runner.runs.launch import RunPlan
 from runner.runs.submission import command_lines
 
 _FILES_SHOWN = 12
 
 
-def explain(plan: RunPlan, runs: Path) -> Iterator[str]:
+def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iterator[str]:
     """The lines for stderr."""
+    try:
+        runs = str(plan.site.runs(environ, project))
+    except RunnerError:  # a variable that is defined on the site, and not here
+        runs = str(plan.site.run_folder)
     yield f"would run: {command_lines(plan, runs)}"
     yield f"image: {plan.image.reference or 'none: the programs of this machine'}"
     yield "values, and where each comes from:"

@@ -14,6 +14,7 @@ from runner.environments.engines import attach, choose
 from runner.environments.environment import Environment, emit_edf, load_environment
 from runner.errors import RunnerError
 from runner.located_toml import read_toml, refuse_unknown_keys, typed
+from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import payload, preflight, snapshot
@@ -77,10 +78,12 @@ def prepare(
     """The plan of a run. Raises RunnerError for what cannot be launched; a dry run warns about what is not here."""
     site, why = find_site(request.site, environ)
     report.say(f"site {site.name} ({why})")
+    if site.scheduler == "slurm" and not request.dry_run:
+        process.need(("sbatch",))
     job_file, program = find_program(request, project)
     environment = find_environment(request.env or (job_file.environment if job_file else None), project, environ, site,
                                    report)  # fmt: skip
-    image = preflight.find_image(environment, site, environ)
+    image = preflight.find_image(environment, site, environ, strict=not request.dry_run)
     if image.missing and make_image is not None:
         make_image(environment, image, site)
         image = preflight.find_image(environment, site, environ)

@@ -36,13 +36,26 @@ class LaunchImage:
         return self.stable is not None and not self.stable.exists()
 
 
-def find_image(environment: Environment, site: Site, environ: Mapping[str, str]) -> LaunchImage:
-    """The image that an environment names, with its squashfs file resolved to the one named by content."""
+def find_image(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool = True) -> LaunchImage:
+    """The image that an environment names, with its squashfs file resolved to the one named by content.
+
+    Where the path has a variable that is not defined here, the job's own counts (`strict`: RunnerError).
+    """
     text = environment.image
     if not environment.is_squashfs:
         return LaunchImage(text)
-    variables = {**environ, "RUNNER_IMAGES": str(site.images(environ))}
-    stable = Path(expand(text, variables, f"the image of {environment.name}"))
+    try:
+        folder = site.images(environ) if "${RUNNER_IMAGES" in text else None
+        return _file(environment, {**environ, **({"RUNNER_IMAGES": str(folder)} if folder else {})})
+    except RunnerError as error:
+        if strict:
+            raise
+        text = text.replace("${RUNNER_IMAGES}", site.image_folder)
+        return LaunchImage(text, notes=(f"{error.what}: the image is not checked",))
+
+
+def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage:
+    stable = Path(expand(environment.image, variables, f"the image of {environment.name}"))
     if not stable.is_absolute():
         # plain srun reads it from where it is started; the file's own folder is what its author meant
         stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()

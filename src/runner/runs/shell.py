@@ -132,9 +132,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     if not edf.is_file():
         raise RunnerError(f"{run.name} has no {EDF}", f"{edf} is gone", "open the environment itself: runner shell ENV")
     alone = Project(None, run.folder, run.folder)
-    environment = replace(
-        load_environment(str(edf), alone, environ), name=run.environment, workdir="${RUNNER_RUN}/code"
-    )
+    environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
     status = ask([run])[0]
     inside = run.scheduler == "slurm" and status.state == "RUNNING"
     if inside:
@@ -153,9 +151,9 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     for note in attachment.notes:
         report.warn(note)
     files = {EDF: emit_edf(place.environment), **attachment.files}
-    if write and place.run is None:
-        folders.fill(place.folder, files)
-    command = (*_job_variables(place.run), *(request.command or prompt(request.terminal)))
+    if write:  # in a run's folder only what its own engine has not put there
+        folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
+    command = (*_like_a_task(place), *(request.command or prompt(request.terminal)))
     own = {"RUNNER_RUN": str(place.folder), "PYTHONNOUSERSITE": "1"}
     variables = {**environ, **own}
     for name, value in attachment.exports.items():
@@ -168,12 +166,17 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     return Call(argv, own, place.folder)
 
 
-def _job_variables(run: Run | None) -> tuple[str, ...]:
-    """Words in front of a command that give it the variables of the run's newest attempt."""
-    path = run.attempts[-1] / "environment.sh" if run is not None and run.attempts else None
-    if path is None or not path.is_file():
+def _like_a_task(place: _Place) -> tuple[str, ...]:
+    """Words in front of a command that put it where a task of the run stands, with its newest attempt's variables."""
+    if place.run is None:
         return ()
-    return ("/bin/sh", "-c", '. "$0" && exec "$@"', str(path))
+    variables = place.run.attempts[-1] / "environment.sh" if place.run.attempts else None
+    steps = []
+    if variables is not None and variables.is_file():
+        steps.append(f". {shlex.quote(str(variables))}")
+    if place.environment.workdir is None:
+        steps.append(f"cd {shlex.quote(str(place.run.code))}")
+    return ("/bin/sh", "-c", " && ".join([*steps, 'exec "$@"']), "sh")
 
 
 def _srun(

@@ -19,6 +19,7 @@ from runner.runs.schedulers import slurm
 from runner.runs.schedulers.slurm import JobStatus
 
 ACTIVE = slurm.UNFINISHED
+_ANSWER_SECONDS = 30.0  # a busy controller takes its time; one that is away must not block for minutes
 CONTINUE = 75  # a job's exit code that means: continue me
 
 
@@ -63,7 +64,7 @@ def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
     if not job_ids:
         return {}, ""
     try:
-        done = process.run(slurm.status(job_ids), check=False, timeout_seconds=60)
+        done = process.run(slurm.status(job_ids), check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
         return {}, f"{error.what}: {error.why}"
     if done.exit_code != 0 and "Invalid job id" not in done.stderr:
@@ -95,7 +96,7 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
 def _details(job_id: str) -> JobStatus | None:
     """What scontrol still remembers of a job that has left the queue."""
     try:
-        done = process.run(slurm.details(job_id), check=False, timeout_seconds=60)
+        done = process.run(slurm.details(job_id), check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError:
         return None
     return slurm.parse_details(done.stdout) if done.exit_code == 0 else None

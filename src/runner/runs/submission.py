@@ -22,8 +22,6 @@ _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for
 
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
-    if plan.site.scheduler == "slurm":
-        process.need(("sbatch",))
     folder = folders.take_numbered(runs, plan.job.name)
     submitted = False
     try:
@@ -97,9 +95,9 @@ def _start_local(run: Run) -> Run:
     )
 
 
-def command_lines(plan: RunPlan, runs: Path) -> str:
+def command_lines(plan: RunPlan, runs: str) -> str:
     """The submission by hand."""
-    folder = runs / f"{plan.job.name}-NNNN"
+    folder = f"{runs}/{plan.job.name}-NNNN"
     if plan.site.scheduler == "slurm":
         return f"cd {folder} && sbatch {SCRIPT}"
     return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"
