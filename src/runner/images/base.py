@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -131,7 +132,10 @@ def _probe(reference: str) -> None:
     """Raise RunnerError where the registry does not show the image soon; without skopeo the pull itself will tell."""
     if process.which("skopeo") is None:
         return
-    argv = ("skopeo", "inspect", "--raw", "--retry-times=0", f"docker://{reference}")
+    # podman reads this variable, skopeo 1.9 only its flag
+    configured = os.environ.get("CONTAINERS_REGISTRIES_CONF")
+    registries = (f"--registries-conf={configured}",) if configured else ()
+    argv = ("skopeo", *registries, "inspect", "--raw", "--retry-times=0", f"docker://{reference}")
     done = process.run(argv, check=False, timeout_seconds=_PROBE_SECONDS)
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]

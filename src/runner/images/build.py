@@ -59,6 +59,7 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         settings = offered_settings(at.engine, base, environ)
         tell_settings(settings, at.engine, environ, report)
         staging = folder / f"{recipe.name}-context"
+        folders.remove(staging)  # a build that was killed leaves one, with files that are not listed any more
         try:
             plan = plan_build(recipe, at.engine, base, settings, options, at.platform, staging)
             _carry_out(plan, recipe, at, BuildProgress(report, hide_arguments=bool(settings.arguments)))
@@ -122,7 +123,7 @@ def plan_build(
     context, containerfile = staging / "context", staging / "Containerfile"
     labels = image_labels(recipe, base, tag)
     text = with_additions(recipe.containerfile.read_text(), settings.arguments, labels)
-    steps = [Step("a private folder for what the build may see", ("mkdir", "-p", "-m", "700", str(staging)))]
+    steps = [Step("a private folder for what the build may see", ("install", "-d", "-m", "700", str(staging)))]
     steps.append(Step("its context", ("mkdir", "-p", str(context))))
     listed = content.context_files(recipe)
     if listed:

@@ -1,0 +1,234 @@
+"""build: real podman, tiny images; the same inputs answer at once, and nothing half-made is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.images.base import debian_reference
+from runner.images.recipe import Base
+from tests.images.bench import TINY, Bench, content
+from tests.lab.registry import Registry
+
+pytestmark = pytest.mark.uses("busybox", "podman")
+
+
+def fresh(name: str) -> str:
+    """A Containerfile whose layers no other test has."""
+    return TINY.replace("WORKDIR", f"LABEL test={name}-{os.getpid()}-{time.monotonic_ns()}\nWORKDIR")
+
+
+def test_the_same_inputs_answer_at_once(bench: Bench) -> None:
+    bench.write("one", fresh("one"))
+    first = bench.build("one")
+    assert first.reference == f"localhost/runner/one:{first.tag}"
+    assert len(first.tag) == 12
+    bench.report.lines.clear()
+    started = time.monotonic()
+    assert bench.build("one").id == first.id
+    assert time.monotonic() - started < 5
+    assert bench.said("the same inputs were built before")
+    assert not bench.said("step 1/")
+
+
+def test_a_changed_input_gives_another_tag(bench: Bench) -> None:
+    bench.write("two", fresh("two"))
+    first = bench.build("two")
+    bench.write("two", fresh("two") + "ENV MORE=1\n")
+    second = bench.build("two")
+    assert first.tag != second.tag
+    assert bench.engine("image", "exists", first.reference) == ""
+    latest = json.loads(bench.engine("image", "inspect", "localhost/runner/two:latest"))[0]
+    assert latest["Id"] == second.id
+
+
+def test_the_labels_tell_where_it_came_from_and_a_commit_builds_nothing_anew(bench: Bench) -> None:
+    def git(*words: str) -> str:
+        own = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false")
+        return subprocess.run(
+            ("git", *own, *words), cwd=bench.root, text=True, capture_output=True, check=True
+        ).stdout.strip()
+
+    bench.write("labelled", fresh("labelled"))
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    (bench.root / "containers/labelled.toml").open("a").write("# dirty\n")
+    image = bench.build("labelled")
+    commit = git("rev-parse", "HEAD")
+    assert image.labels["org.opencontainers.image.revision"] == f"{commit}-dirty"
+    assert image.labels["runner.recipe"] == image.labels["org.opencontainers.image.title"] == "labelled"
+    assert image.labels["runner.content"] == image.tag
+    assert image.labels["runner.version"]
+    git("commit", "-q", "-a", "-m", "two")
+    again = bench.build("labelled")
+    assert again.id == image.id
+    assert commit != git("rev-parse", "HEAD")
+
+
+def test_build_arguments_and_another_name(bench: Bench) -> None:
+    bench.write("args", "FROM scratch\nARG WORDS\nCOPY containers/busybox /busybox\nLABEL words=${WORDS}\n")
+    image = bench.build("args", build_args={"WORDS": "it's $HOME"}, tag="localhost/other:name")
+    assert image.labels["words"] == "it's $HOME"
+    assert json.loads(bench.engine("image", "inspect", "localhost/other:name"))[0]["Id"] == image.id
+    assert bench.build("args", build_args={"WORDS": "more"}).tag != image.tag
+
+
+def test_only_files_that_the_recipe_lists_are_seen(bench: Bench) -> None:
+    (bench.root / "secret").write_text("no")
+    (bench.root / "deep/er").mkdir(parents=True)
+    (bench.root / "deep/er/file").write_text("yes")
+    bench.write("context", "FROM scratch\nCOPY . /all/\n")
+    with (bench.root / "containers/context.toml").open("a") as recipe:
+        recipe.write("")
+    text = (bench.root / "containers/context.toml").read_text().replace('"]', '", "deep"]')
+    (bench.root / "containers/context.toml").write_text(text)
+    image = bench.build("context")
+    listed = bench.export(bench.engine("create", image.id, "x").strip())
+    assert {"all/containers/busybox", "all/deep/er/file"} <= set(listed)
+    assert not any("secret" in name or "toml" in name for name in listed)
+
+
+def test_a_failing_step_is_named_with_its_last_lines_and_the_kept_log(bench: Bench) -> None:
+    recipe = fresh("bad").replace("WORKDIR /work", "RUN echo before the end; echo to stderr >&2; exit 7")
+    bench.write("bad", recipe)
+    with pytest.raises(RunnerError) as caught:
+        bench.build("bad")
+    assert "at step 6/7: RUN echo before the end" in caught.value.what
+    assert "before the end\n" in caught.value.why
+    assert "to stderr" in caught.value.why
+    log = next(Path(word.strip(";")) for word in caught.value.fix.split() if word.strip(";").endswith(".log"))
+    assert "before the end\n" in log.read_text()
+    assert not list((bench.folder / "cache/runner/build").glob("*-context"))
+    assert "localhost/runner/bad" not in bench.engine("images")
+
+
+def test_a_dry_run_prints_a_script_that_builds_the_same(bench: Bench) -> None:
+    bench.write("dry", fresh("dry"))
+    shown = bench.runner("build", "dry", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "localhost/runner/dry" not in bench.engine("images", "--format={{.Repository}}")
+    assert not list((bench.folder / "cache/runner/build").glob("*-context"))
+    subprocess.run(("bash", "-n"), input=shown.stdout, text=True, check=True)
+    subprocess.run(("shellcheck", "-"), input=shown.stdout, text=True, check=True)
+    subprocess.run(("bash",), input=shown.stdout, text=True, env=bench.environ, check=True, capture_output=True)
+    built = bench.runner("build", "dry", "--json")
+    assert "the same inputs were built before" in built.stderr
+    assert json.loads(built.stdout)["reference"].startswith("localhost/runner/dry:")
+
+
+def test_two_builds_at_once_give_one_image(bench: Bench) -> None:
+    bench.write("race", fresh("race").replace("WORKDIR", "RUN sleep 2\nWORKDIR"))
+    racers = [bench.start("build", "race") for _ in range(2)]
+    said = [racer.communicate(timeout=120) for racer in racers]
+    assert [racer.returncode for racer in racers] == [0, 0], said
+    assert said[0][0] == said[1][0]
+    assert sum("step 1/" in err for _, err in said) == 1
+
+
+def start_and_wait_for_the_sleep(bench: Bench, name: str) -> subprocess.Popen[str]:
+    """A build that has come to a step that sleeps for five seconds."""
+    bench.write(name, fresh(name).replace("WORKDIR", "RUN sleep 5 && echo slept\nWORKDIR"))
+    child = bench.start("build", name)
+    log = bench.folder / f"cache/runner/build/{name}.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "sleep 5" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return child
+
+
+def test_ctrl_c_ends_the_engine_too_and_leaves_no_image(bench: Bench) -> None:
+    child = start_and_wait_for_the_sleep(bench, "stop")
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) == 130
+    time.sleep(6)  # longer than the step: an engine that went on would have named its image by now
+    assert "localhost/runner/stop" not in bench.engine("images", "--format={{.Repository}}")
+    assert not list((bench.folder / "cache/runner/build").glob("*-context"))
+    assert bench.runner("build", "stop").returncode == 0
+
+
+def test_after_a_kill_the_next_build_works_and_sees_no_old_file(bench: Bench) -> None:
+    child = start_and_wait_for_the_sleep(bench, "kill")
+    child.kill()
+    child.wait(timeout=30)
+    (bench.folder / "cache/runner/build/kill-context/context/stale").write_text("old")
+    (bench.root / "Containerfile.kill").write_text("FROM scratch\nCOPY . /\n")
+    image = bench.build("kill")
+    container = bench.engine("create", image.id, "x").strip()
+    assert "stale" not in bench.export(container)
+
+
+def test_a_registrys_base_is_used_by_its_digest(bench: Bench, registry: Registry) -> None:
+    bench.write("base", fresh("base"))
+    built = bench.build("base")
+    name = f"{registry.address}/python:3.11"
+    bench.engine("push", "--quiet", built.reference, name)
+    bench.write("upon", "ARG BASE\nFROM ${BASE}\nENV UPON=1\n", f'[[base]]\nimage = "{name}"\n')
+    image = bench.build("upon")
+    assert bench.said(f"base: {name} (its registry answers)")
+    label = image.labels["org.opencontainers.image.base.name"]
+    assert label == f"{registry.address}/python@{image.labels['org.opencontainers.image.base.digest']}"
+    assert "UPON=1" in image.config["Env"] and "GREETING=hello there" in image.config["Env"]
+    bench.report.lines.clear()
+    assert bench.build("upon").id == image.id
+    assert not bench.said("base:")
+
+
+def test_without_a_registry_the_debian_base_is_taken_and_why_is_said(bench: Bench) -> None:
+    bases = """
+[[base]]
+image = "127.0.0.1:9/python:3.11"
+[[base]]
+debian = "bookworm"
+packages = ["python3"]
+"""
+    bench.write("fallback", "ARG BASE\nFROM ${BASE}\nENV A=b\n", bases)
+    stand_in = bench.build_stand_in(debian_reference(Base(None, "bookworm", ("python3",)), "linux/amd64"))
+    image = bench.build("fallback", no_cache=False)
+    assert image.labels["org.opencontainers.image.base.name"] == stand_in
+    # asked for anew, the registry is tried first
+    with pytest.raises(RunnerError) as caught:
+        bench.write("fallback", "ARG BASE\nFROM ${BASE}\nENV A=c\n", bases.split("[[base]]\ndebian")[0])
+        bench.build("fallback")
+    assert "127.0.0.1:9/python:3.11: its registry does not answer" in caught.value.why
+
+
+def test_a_foreign_platform_without_an_emulator_is_refused_before_the_build(bench: Bench) -> None:
+    bench.write("arm")
+    if Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists():
+        pytest.skip("this machine emulates arm64")
+    with pytest.raises(RunnerError, match="cannot build for linux/arm64 here"):
+        bench.build("arm", platform="linux/arm64")
+
+
+@pytest.fixture
+def docker(bench: Bench, docker_socket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench whose docker is podman's socket; where there is no docker client, podman's remote client plays it."""
+    monkeypatch.setenv("DOCKER_HOST", docker_socket)
+    monkeypatch.setenv("DOCKER_BUILDKIT", "0")
+    if shutil.which("docker") is None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin/docker").write_text(f'#!/bin/sh\nexec podman --remote --url {docker_socket} "$@"\n')
+        (tmp_path / "bin/docker").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return bench
+
+
+def test_docker_builds_and_imports_by_the_same_code(docker: Bench) -> None:
+    docker.write("bydocker", fresh("bydocker"))
+    built = docker.runner("build", "bydocker", "--engine", "docker", "--import")
+    assert built.returncode == 0, built.stderr
+    assert "engine: docker (asked for)" in built.stderr
+    assert content(Path(built.stdout.strip()), "etc/environment").splitlines()[1] == "GREETING=hello there"
+    again = docker.runner("import", "dockerd://localhost/runner/bydocker:latest")
+    assert (again.returncode, again.stdout) == (0, built.stdout), again.stderr
+    assert "was imported before" in again.stderr

@@ -1,0 +1,110 @@
+"""What we add to a Containerfile stands behind each FROM and at the end, whatever the file looks like."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.images.build_progress import BuildProgress
+from runner.images.containerfile import declares_base, instructions, with_additions
+from runner.machine.report import Quiet
+
+TWO_STAGES = """\
+# a comment
+ARG BASE=docker.io/library/debian
+FROM \\
+  # a comment inside
+  ${BASE} AS one
+RUN echo a \\
+ && echo "FROM not"
+
+from one as two
+RUN <<EOF
+FROM here it is only text
+EOF
+COPY --from=one /a /b
+"""
+
+
+def test_arguments_stand_behind_each_from_and_labels_at_the_end() -> None:
+    text = with_additions(TWO_STAGES, {"A": "/x", "B": "/y"}, {"title": 'a "quoted" $thing'})
+    assert text.splitlines()[5] == "ARG A=/x B=/y"
+    assert text.splitlines()[10] == "ARG A=/x B=/y"
+    assert text.count("ARG A=") == 2
+    assert text.endswith('LABEL title="a \\"quoted\\" \\$thing"\n')
+
+
+def test_nothing_to_add_changes_nothing() -> None:
+    assert with_additions(TWO_STAGES, {}, {}) == TWO_STAGES
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["FROM a", "from b AS c", "RUN x", "# FROM no", "", "RUN a \\\n FROM b", "RUN <<X\nFROM y\nX", "  "]
+        )
+    )
+)  # fmt: skip
+def test_without_our_lines_the_file_is_what_it_was(parts: list[str]) -> None:
+    text = "\n".join(parts) + "\n"
+    added = with_additions(text, {"NAME": "value"}, {"k": "v"})
+    ours = ("ARG NAME=value", 'LABEL k="v"')
+    left = [line for line in added.splitlines() if line not in ours]
+    assert "\n".join(left).rstrip("\n") == text.rstrip("\n")
+    froms = [words for _, _, words in instructions(text) if words.split()[0].upper() == "FROM"]
+    assert added.count("ARG NAME=value") == len(froms)
+
+
+@pytest.mark.parametrize(
+    ("text", "declared"),
+    [
+        ("ARG BASE\nFROM ${BASE}\n", True),
+        ("# x\narg BASE=docker.io/x\nFROM ${BASE}\n", True),
+        ("FROM x\nARG BASE\n", False),
+        ("ARG BASETAG=1\nFROM x:${BASETAG}\n", False),
+        ("", False),
+    ],
+)
+def test_whether_the_base_reaches_the_file(text: str, declared: bool) -> None:
+    assert declares_base(text) is declared
+
+
+# pasted from podman 4.3.1, a file with two stages
+PODMAN = """\
+[1/2] STEP 1/3: FROM docker.io/library/debian AS one
+[1/2] STEP 2/3: ARG A=/x
+--> abe3b88cd04
+[1/2] STEP 3/3: RUN echo a
+a
+--> a2d52d28f48
+[2/2] STEP 1/4: FROM one AS two
+[2/2] STEP 2/4: ARG A=/x
+--> 8bf806a6e6d
+[2/2] STEP 3/4: COPY --from=one /a /b
+Error: building at STEP "COPY --from=one /a /b": no such file
+"""
+
+
+def test_progress_names_the_steps_of_the_users_own_file() -> None:
+    report = Quiet()
+    progress = BuildProgress(report, hide_arguments=True)
+    for line in PODMAN.splitlines():
+        progress.line(line)
+    assert [line for line in report.lines if line.startswith("step")] == [
+        "step 1/2 of stage 1/2: FROM docker.io/library/debian AS one",
+        "step 2/2 of stage 1/2: RUN echo a",
+        "step 1/2 of stage 2/2: FROM one AS two",
+        "step 2/2 of stage 2/2: COPY --from=one /a /b",
+    ]
+    assert progress.step == "step 2/2 of stage 2/2: COPY --from=one /a /b"
+    assert list(progress.last_lines) == ['Error: building at STEP "COPY --from=one /a /b": no such file']
+
+
+def test_progress_reads_dockers_words() -> None:
+    report = Quiet()
+    progress = BuildProgress(report)
+    for line in ("Step 1/3 : FROM scratch", " ---> Running in 1", "#7 [build 2/4] RUN make", "#7 0.3 made"):
+        progress.line(line)
+    steps = [line for line in report.lines if line.startswith("step")]
+    assert steps == ["step 1/2: FROM scratch", "step 2/3 of stage build: RUN make"]
