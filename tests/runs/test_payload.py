@@ -1,0 +1,357 @@
+"""What lies beside the batch script works with bash and coreutils on the host, and with /bin/sh alone inside."""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.environments.attachment import Attachment
+from runner.runs.job import Job, Resources
+from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
+
+STEP = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
+
+
+def programs(folder: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """PATH with small programs in front."""
+    folder.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def on_host(run: Path, text: str, environ: Mapping[str, str]) -> str:
+    """What bash prints when it has read payload/attempt.sh, with the variables of a batch script."""
+    program = f"set -u; RUNNER_RUN=$PWD; . payload/attempt.sh; {text}"
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    done = subprocess.run(("bash", "-c", program), cwd=run, env={**clean, **environ}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run", command_job("true"))
+
+
+# what `getent ahostsv4 nid001` and `scontrol show node --oneliner nid001` print
+SCONTROL = """#!/bin/sh
+case "$*" in
+"show hostnames nid[001-002]") printf 'nid001\\nnid002\\n' ;;
+"show node --oneliner nid001") echo "NodeName=nid001 Arch=x86_64 NodeAddr=10.1.2.3 NodeHostName=nid001 State=IDLE" ;;
+*) exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("resolver", "address"),
+    [
+        ("fe80::1 STREAM nid001\n10.0.0.7 STREAM\n10.0.0.8 STREAM", "10.0.0.7"),
+        ("127.0.1.1 STREAM nid001\n127.0.1.1 DGRAM", "10.1.2.3"),
+        ("127.0.1.1 STREAM nid001\n192.168.0.4 STREAM", "192.168.0.4"),
+        ("", "10.1.2.3"),
+    ],
+    ids=["several, one of them IPv6", "its own loopback name", "loopback and a real one", "unknown to the resolver"],
+)
+def test_one_ipv4_address_that_other_nodes_reach(run: Path, tmp_path: Path, resolver: str, address: str) -> None:
+    """The first node's address; NodeAddr where its name leads nowhere but to itself."""
+    getent = f"#!/bin/sh\ncase $2 in nid001) cat <<'X'\n{resolver}\nX\n;; *) echo \"$2 STREAM\" ;; esac\n"
+    environ = {**programs(tmp_path / "bin", {"getent": getent, "scontrol": SCONTROL}), **STEP}
+    assert on_host(run, 'rendezvous; printf %s "$MASTER_ADDR"', environ) == address
+
+
+def test_without_a_scheduler_processes_meet_at_home(run: Path) -> None:
+    """Whatever /etc/hosts says about this machine's name."""
+    assert on_host(run, 'rendezvous; printf %s "$MASTER_ADDR"', {}) == "127.0.0.1"
+
+
+def test_the_port_follows_from_the_job_id(run: Path) -> None:
+    """Two jobs on a node differ; the same job finds the same; none is one that the kernel gives away."""
+    ports = [int(on_host(run, f"free_port {job}", {})) for job in (71, 71, 72, 10_071, 4_000_000_000)]
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert ports[0] == ports[1]
+    assert len({ports[0], ports[2]}) == 2
+    assert all(1024 < port < low or port > high for port in ports)
+
+
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_port_in_use_is_passed_over(run: Path, listening: bool) -> None:
+    """Listened on by anybody, on any address: the next one is taken."""
+    wanted = int(on_host(run, "free_port 4321", {}))
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", wanted))
+        if listening:
+            taken.listen()
+            assert int(on_host(run, "free_port 4321", {})) == wanted + 1
+        else:  # bound only: nobody can be asked, so nothing is promised, but the answer is a port
+            assert int(on_host(run, "free_port 4321", {})) in (wanted, wanted + 1)
+
+
+def test_each_start_is_an_attempt_of_its_own(run: Path) -> None:
+    """A second submission of the same file never writes into the first one's folder."""
+    for number in ("1", "2", "3"):
+        assert run_locally(run).returncode == 0
+        assert (run / "attempts" / number / "exit_code").read_text() == "0\n"
+        assert (run / "attempts" / number / "ended").exists()
+    assert sorted(path.name for path in (run / "attempts").iterdir()) == ["1", "2", "3"]
+
+
+def test_a_folder_that_takes_no_attempts_ends_the_script(run: Path) -> None:
+    """Never an endless search for a free number."""
+    (run / "attempts").mkdir()
+    (run / "attempts" / "1").write_text("a file of somebody's")
+    done = run_locally(run, timeout=20)
+    assert done.returncode == 1
+    assert "disk full" in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 7, 75, 127, 130, 255])
+def test_the_exit_code_is_the_programs(tmp_path: Path, code: int) -> None:
+    """Also in attempts/N/exit_code, for when no scheduler remembers it."""
+    run = write_run(tmp_path, shell_job(f"exit {code}"))
+    assert run_locally(run).returncode == code
+    assert (run / "attempts/1/exit_code").read_text() == f"{code}\n"
+
+
+def test_the_note_continue_means_75(tmp_path: Path) -> None:
+    """torchrun turns every exit code of a worker into 1; the job's note counts."""
+    run = write_run(tmp_path, shell_job('echo "{}" >"$RUNNER_ATTEMPT/continue"; exit 1'))
+    assert run_locally(run).returncode == 75
+
+
+def test_a_rank_that_leaves_early_does_not_end_the_one_that_saves(tmp_path: Path) -> None:
+    """75 from one task ends no other, and is the run's code at the end."""
+    text = '[ "$RANK" = 1 ] && exit 75; sleep 1; echo saved; exit 75'
+    run = write_run(tmp_path, shell_job(text, launcher="srun", tasks=2))
+    done = run_locally(run)
+    assert (done.returncode, done.stdout) == (75, "saved\n")
+
+
+def test_one_failure_ends_the_step_with_its_code(tmp_path: Path) -> None:
+    """The others are ended, and their codes do not hide the first one's."""
+    run = write_run(tmp_path, shell_job('[ "$RANK" = 1 ] && exit 7; exec sleep 60', launcher="srun", tasks=3))
+    started = time.monotonic()
+    assert run_locally(run).returncode == 7
+    assert time.monotonic() - started < 20
+    assert (run / "attempts/1/first_failure").read_text() == "7 task 1 node 0\n"
+
+
+def test_ranks_of_srun(tmp_path: Path) -> None:
+    """Each task has its rank; the first one's output is the run's, the others write files."""
+    text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR" "${MASTER_PORT:+port}"'
+    run = write_run(tmp_path, shell_job(text, launcher="srun", tasks=3))
+    done = run_locally(run, extra_environ={"RANK": "9", "WORLD_SIZE": "99"})
+    assert done.stdout == "0 0 3 3 127.0.0.1 port\n"
+    assert (run / "attempts/1/rank-2.log").read_text() == "2 2 3 3 127.0.0.1 port\n"
+
+
+def test_no_ranks_without_a_launcher(tmp_path: Path) -> None:
+    """Ranks of a hook of the image, or of an outer job, do not reach a command that has none."""
+    run = write_run(tmp_path, shell_job('echo "${RANK-unset} ${WORLD_SIZE-unset} $PYTHONNOUSERSITE"'))
+    assert run_locally(run, extra_environ={"RANK": "9", "WORLD_SIZE": "99"}).stdout == "unset unset 1\n"
+
+
+FAKE_PYTHON = """#!/bin/sh
+# says with which words and ranks it was started
+printf '%s\\n' "$@" "RANK=${RANK-unset}" "WORLD_SIZE=${WORLD_SIZE-unset}" "OMP=${OMP_NUM_THREADS-unset}"
+"""
+
+
+def words_of(tmp_path: Path, launcher: str, script: str | None, name: str = "python") -> list[str]:
+    job = Job("x", BARE, script=script, command=() if script else ("prog", "a"), arguments=("--x", "it's"),
+              launcher=launcher, resources=Resources(tasks_per_node=2, cpus_per_task=3))  # fmt: skip
+    run = write_run(tmp_path / "run", job)
+    # a PATH with nothing but what the script needs: no python of this machine
+    (tmp_path / "bin").mkdir()
+    for program in ("bash", "sh", "mkdir", "date", "mv", "uname", "grep", "mktemp", "mkfifo", "rm", "cat", "sleep"):
+        (tmp_path / "bin" / program).symlink_to(f"/bin/{program}")
+    environ = {"PATH": str(tmp_path / "bin"), "RANK": "9", "WORLD_SIZE": "9"}
+    programs(tmp_path / "bin", {name: FAKE_PYTHON})
+    done = run_locally(run, extra_environ=environ, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace(str(run), "RUN").splitlines()
+
+
+def test_torchrun_is_started_as_a_module(tmp_path: Path) -> None:
+    """Its own script names a Python that need not be the image's. The node rank is the task's; logs go to files."""
+    words = words_of(tmp_path, "torchrun", "jobs/sft.py")
+    assert words[:5] == ["-m", "torch.distributed.run", "--nnodes=1", "--nproc-per-node=2", "--node-rank=0"]
+    assert words[5] == "--master-addr=127.0.0.1"
+    assert words[6].startswith("--master-port=2")
+    assert words[7:10] == ["--log-dir=RUN/attempts/1/node-0", "--redirects=3", "--tee=0:3"]
+    assert words[10:13] == ["RUN/code/jobs/sft.py", "--x", "it's"]
+    assert words[13:] == ["RANK=unset", "WORLD_SIZE=unset", "OMP=3"]
+
+
+def test_accelerate_is_started_as_a_module(tmp_path: Path) -> None:
+    """With every answer that it would otherwise take from a file of the user's or ask for."""
+    words = words_of(tmp_path, "accelerate", "jobs/sft.py")
+    assert words[:2] == ["-m", "accelerate.commands.launch"]
+    assert {"--num_machines=1", "--num_processes=2", "--machine_rank=0", "--multi_gpu"} <= set(words)
+    assert words[-6:-3] == ["RUN/code/jobs/sft.py", "--x", "it's"]
+    assert words[-3:] == ["RANK=unset", "WORLD_SIZE=unset", "OMP=3"]
+
+
+@pytest.mark.parametrize(("launcher", "word"), [("torchrun", "--no-python"), ("accelerate", "--no_python")])
+def test_launchers_run_commands_too(tmp_path: Path, launcher: str, word: str) -> None:
+    """A command that is no Python script."""
+    words = words_of(tmp_path, launcher, None)
+    assert words[words.index("prog") :][:4] == ["prog", "a", "--x", "it's"]
+    assert word in words
+
+
+def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
+    """Debian's images have python3 only; the choice is made inside."""
+    assert words_of(tmp_path, "none", "a.py", "python3")[:3] == ["RUN/code/a.py", "--x", "it's"]
+
+
+def test_no_python_is_said(tmp_path: Path) -> None:
+    """With the way out."""
+    run = write_run(tmp_path / "run", Job("x", BARE, script="a.py", env={"PATH": "/nothing"}))
+    done = run_locally(run)
+    assert done.returncode == 127
+    assert "there is no Python in this image" in done.stderr
+    assert "-- COMMAND" in done.stderr
+
+
+def test_setup_runs_once_and_first(tmp_path: Path) -> None:
+    """One task sets up, all see what it has made; prolog and epilog run in every task."""
+    job = shell_job(
+        'cat ../made; echo "$FROM_PROLOG"; exit 3',
+        launcher="srun",
+        tasks=3,
+        setup="sleep 1\necho set up >>../made",
+        task_prolog="export FROM_PROLOG='the prolog'\n",
+        task_epilog='echo "code $RUNNER_EXIT_CODE"\nfalse\n',
+    )
+    run = write_run(tmp_path, replace(job, command=("sh", "-c", job.command[2].replace("exit 3", "exit 0"))))
+    done = run_locally(run)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "set up\nthe prolog\ncode 0\n"
+    assert (run / "attempts/1/rank-2.log").read_text() == "set up\nthe prolog\ncode 0\n"
+
+
+def test_the_epilog_knows_the_code_and_does_not_change_it(tmp_path: Path) -> None:
+    """Its own last command may fail."""
+    run = write_run(tmp_path, shell_job("exit 3", task_epilog='echo "code $RUNNER_EXIT_CODE"; false'))
+    done = run_locally(run)
+    assert (done.returncode, done.stdout) == (3, "code 3\n")
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+def test_a_failed_setup_ends_the_step(tmp_path: Path, tasks: int) -> None:
+    """No task starts."""
+    run = write_run(tmp_path, shell_job("touch ../started", launcher="srun", tasks=tasks, setup="echo no; exit 5"))
+    done = run_locally(run)
+    assert done.returncode == 1
+    assert "setup ended with exit code 5" in done.stderr
+    assert not (run / "started").exists()
+
+
+def test_a_failed_prolog_ends_the_task(tmp_path: Path) -> None:
+    """Its last command counts."""
+    run = write_run(tmp_path, shell_job("touch ../started", task_prolog="false"))
+    assert run_locally(run).returncode == 1
+    assert not (run / "started").exists()
+
+
+def test_tasks_run_in_the_snapshot(tmp_path: Path) -> None:
+    """Unless the EDF names a working folder."""
+    job = shell_job("pwd")
+    assert run_locally(write_run(tmp_path / "a", job)).stdout == f"{tmp_path}/a/code\n"
+    elsewhere = replace(job, environment=replace(BARE, workdir="/workspace"))
+    assert run_locally(write_run(tmp_path / "b", elsewhere)).stdout == f"{tmp_path}/b\n"
+
+
+def test_another_number_of_tasks_is_refused(tmp_path: Path) -> None:
+    """Training with a wrong world size is worse than none."""
+    run = write_run(tmp_path, command_job("touch", "../started", launcher="srun", tasks=2))
+    script = run / "job.sbatch"
+    script.write_text(script.read_text().replace("processes.sh 2", "processes.sh 3"))
+    done = run_locally(run)
+    assert done.returncode == 1
+    assert "the step has 3 tasks" in done.stderr
+    assert not (run / "started").exists()
+
+
+@pytest.mark.uses("busybox", "bubblewrap")
+def test_busybox_is_enough_inside(tmp_path: Path) -> None:
+    """A container with /bin/busybox and nothing else: setup, ranks, prolog, the program, its code."""
+    root = tmp_path / "root"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin/busybox").write_bytes(Path("/bin/busybox").read_bytes())
+    (root / "bin/busybox").chmod(0o755)
+    for name in ("sh", "cat", "sleep"):
+        (root / "bin" / name).symlink_to("busybox")
+    job = shell_job('cat ../made; echo "$RANK $FROM"; [ "$RANK" = 1 ] && exit 0; sleep 3; exit 4', launcher="srun", tasks=2, setup="echo set up >../made",
+                    task_prolog="export FROM=prolog", task_epilog='echo "left with $RUNNER_EXIT_CODE"')  # fmt: skip
+    attachment = Attachment(prefix=("bwrap", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", "--bind",
+                                    "${RUNNER_RUN}", "${RUNNER_RUN}"))  # fmt: skip
+    run = write_run(tmp_path / "run", job, attachment)
+    done = run_locally(run)
+    assert done.returncode == 4, done.stderr
+    assert done.stdout == "set up\n0 prolog\nleft with 4\n"
+    assert (run / "attempts/1/rank-1.log").read_text() == "set up\n1 prolog\nleft with 0\n"
+
+
+# A trainer below a launcher that knows nothing of signals: it says what it got, and saves a while.
+TRAINER = """
+import os, signal, sys, time
+got = []
+for each in (signal.SIGUSR2, signal.SIGTERM):
+    signal.signal(each, lambda number, frame: got.append(signal.Signals(number).name))
+open(sys.argv[1] + os.environ["RANK"], "w").close()
+while not got: time.sleep(0.02)
+time.sleep(0.5)
+print(*got, os.path.exists(os.environ["RUNNER_SAVE_AND_EXIT"]), flush=True)
+sys.exit(75)
+"""
+
+
+@pytest.mark.parametrize("name", ["USR2", "TERM"])
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_the_signal_reaches_the_trainer_alone(tmp_path: Path, name: str, shell: str) -> None:
+    """The flag is there first. USR2 spares a launcher that has no handler; TERM is for all, as Slurm's is."""
+    programs(tmp_path / "bin", {"sh": f'#!/bin/sh\nexec {shell} {"sh" if shell == "busybox" else ""} "$@"\n'})
+    launcher = 'python3 -c "$1" "$2"; code=$?; echo "launcher saw $code"; exit "$code"'
+    if name == "TERM":
+        launcher = 'exec python3 -c "$1" "$2"'
+    job = command_job("sh", "-c", launcher, "sh", TRAINER, str(tmp_path / "ready-"), launcher="srun", tasks=2)
+    run = write_run(tmp_path / "run", job)
+    script = run / "job.sbatch"
+    script.write_text(script.read_text().replace("/bin/sh", str(tmp_path / "bin/sh")))
+    with (run / "job.log").open("wb") as log:
+        child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stdout=log, stderr=log)
+        deadline = time.monotonic() + 30
+        while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(getattr(signal, f"SIG{name}"))
+        code = child.wait(30)
+    log_text = (run / "job.log").read_text()
+    assert code == 75, log_text
+    assert f"SIG{name} True\n" in log_text
+    assert f"SIG{name} True\n" in (run / "attempts/1/rank-1.log").read_text()
+    assert (run / "attempts/1/save-and-exit").exists()
+    assert ("launcher saw 75" in log_text) == (name == "USR2")
+
+
+def test_term_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
+    """`runner cancel` without a scheduler: nothing is left running, and the code says how it ended."""
+    run = write_run(tmp_path, shell_job("touch ../ready; exec sleep 321", launcher="srun", tasks=2))
+    child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not (run / "ready").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    child.terminate()
+    assert child.wait(20) == 143
+    assert (run / "attempts/1/exit_code").read_text() == "143\n"
