@@ -121,6 +121,13 @@ def test_a_command_runs_as_it_is() -> None:
     assert (job.launcher, job.tasks, job.name) == ("none", 2, "nvidia-smi")
 
 
+def test_no_gpus_by_mistake() -> None:
+    """Where nobody has said how many GPUs a node has, the job gets none, and a warning."""
+    assert "no GPUs" in make_job(None, overrides(), BARE, SLURM).notes[0]
+    assert make_job(None, overrides(gpus_per_node=0), BARE, SLURM).notes == ()
+    assert make_job(None, overrides(), BARE, replace(SLURM, gpus_per_node=4)).notes == ()
+
+
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [

@@ -292,8 +292,14 @@ def test_busybox_is_enough_inside(tmp_path: Path) -> None:
     (root / "bin/busybox").chmod(0o755)
     for name in ("sh", "cat", "sleep"):
         (root / "bin" / name).symlink_to("busybox")
-    job = shell_job('cat ../made; echo "$RANK $FROM"; [ "$RANK" = 1 ] && exit 0; sleep 3; exit 4', launcher="srun", tasks=2, setup="echo set up >../made",
-                    task_prolog="export FROM=prolog", task_epilog='echo "left with $RUNNER_EXIT_CODE"')  # fmt: skip
+    job = shell_job(
+        'cat ../made; echo "$RANK $FROM"; [ "$RANK" = 1 ] && exit 0; sleep 3; exit 4',
+        launcher="srun",
+        tasks=2,
+        setup="echo set up >../made",
+        task_prolog="export FROM=prolog",
+        task_epilog='echo "left with $RUNNER_EXIT_CODE"',
+    )
     attachment = Attachment(prefix=("bwrap", "--bind", str(root), "/", "--proc", "/proc", "--dev", "/dev", "--bind",
                                     "${RUNNER_RUN}", "${RUNNER_RUN}"))  # fmt: skip
     run = write_run(tmp_path / "run", job, attachment)

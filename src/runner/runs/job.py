@@ -95,6 +95,8 @@ class Job:
     save_seconds: int = SAVE_SECONDS
     """how long before the time limit the job is told to save and leave; 0: not at all"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """warnings, one line each"""
 
     @property
     def one_task_per_node(self) -> bool:
@@ -175,9 +177,16 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
             "save_seconds", None, written.save_seconds if written else None, "save_seconds", default=SAVE_SECONDS
         ),
         origins=chooser.origins,
+        notes=_notes(chooser, site),
     )
     check(job, site, overrides)
     return job
+
+
+def _notes(chooser: _Chooser, site: Site) -> tuple[str, ...]:
+    if site.scheduler == "slurm" and chooser.origins["gpus_per_node"].source == "default":
+        return (f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)",)
+    return ()
 
 
 def _program(job_file: JobFile | None, overrides: Overrides, chooser: _Chooser) -> tuple[str | None, tuple[str, ...]]:

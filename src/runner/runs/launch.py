@@ -99,7 +99,7 @@ def prepare(
     return RunPlan(
         site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,
         {**edf, **attachment.files, **payload.files(), SCRIPT: script},
-        (*notes, *attachment.notes, *program.notes, *taken.notes, *_left_out(taken)),
+        (*notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
     )  # fmt: skip
 
 

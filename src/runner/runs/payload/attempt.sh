@@ -100,9 +100,9 @@ leave() {
     fi
 }
 
-# Wait for the step; a trapped signal ends only the `wait`. Returns the step's exit code: that of the task that failed
-# first, where tasks failed; or 75, "continue me", where the job has left attempts/N/continue, since torchrun turns every
-# exit code of its workers into 1.
+# Wait for the step; a trapped signal ends only the `wait`. Returns the code of the task that failed first; or 75,
+# "continue me", where a task has said so (or the job itself, by attempts/N/continue: torchrun turns every exit code of
+# its workers into 1); or the step's own.
 wait_for() {
     local code _
     signalled=
@@ -113,9 +113,10 @@ wait_for() {
         wait "$1"
         code=$?
     done
-    if [ "$code" != 0 ] && [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
+    if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
+    elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
+        code=75
     fi
-    [ ! -e "$RUNNER_ATTEMPT/continue" ] || code=75
     return "$code"
 }

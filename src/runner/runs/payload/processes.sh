@@ -22,14 +22,21 @@ for ((task = 0; task < count; task++)); do
 done
 
 code=0
+deadline=
 for ((left = count - 1; left >= 0; left--)); do
-    until read -r ended <&3; do :; done
+    until read -r -t 1 ended <&3; do
+        # ended tasks get 10 seconds, as long as Slurm's KillWait is at least
+        if [ -n "$deadline" ] && ((SECONDS >= deadline)); then
+            tell KILL $$
+            exit "$code"
+        fi
+    done
     if ((ended != 0 && code == 0)); then
         code=$ended
         if ((left > 0)); then
             printf 'processes.sh: a task ended with exit code %s; ending the other %s\n' "$code" "$left" >&2
             tell TERM $$
-            (exec 3>&- && sleep 10 && tell KILL $$) &
+            deadline=$((SECONDS + 10))
         fi
     fi
 done

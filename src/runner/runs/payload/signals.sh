@@ -39,8 +39,8 @@ is_for() {
         Name:bwrap | Name:unshare | Name:squashfuse* | Name:fuse-overlayfs) [ "$1" != TERM ] || return 1 ;;
         SigCgt:*)
             # the last eight hexadecimal digits are enough, and no shell's arithmetic overflows
-            [ -z "$runner_bit" ] || [ $((0x${runner_value#????????} >> runner_bit & 1)) = 1 ]
-            return
+            [ -z "$runner_bit" ] || [ $((0x${runner_value#????????} >> runner_bit & 1)) = 1 ] || return 1
+            return 0 # said in full: in a trap, `return` alone gives the status from before the trap
             ;;
         esac
     done <"/proc/$2/status"

@@ -104,11 +104,13 @@ if [ -f "$runner_attempt/task_prolog.sh" ]; then
     . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "mend it"
 fi
 
-# --- run it; a signal ends only the `wait`. Slurm's TERM reaches every process by itself.
+# --- run it; a signal ends only the `wait`. TERM and USR2 reach every process by themselves, except in a container with
+# process numbers of its own, where this is number 1; URG is job.sbatch's word for "pass USR2 on" (see signals.sh).
 runner_signalled=
 runner_ended=
 trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
-trap 'runner_signalled=yes; tell USR2 $$' URG USR2
+trap 'runner_signalled=yes; [ $$ != 1 ] || tell USR2 $$' USR2
+trap 'runner_signalled=yes; tell USR2 $$' URG
 "$@" <&0 &
 runner_child=$!
 runner_before=
@@ -121,10 +123,17 @@ while :; do
 done
 # the program ended at the very moment of a signal: its code was in the `wait` before
 [ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
-[ "$RUNNER_EXIT_CODE" = 0 ] || [ -n "$runner_ended" ] || failed "$RUNNER_EXIT_CODE"
+runner_code=$RUNNER_EXIT_CODE
+if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
+    # "continue me" is no failure: it must not end the tasks that are still saving
+    [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"
+    runner_code=0
+elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
+    failed "$runner_code"
+fi
 if [ -f "$runner_attempt/task_epilog.sh" ]; then
     export RUNNER_EXIT_CODE
     # shellcheck source=/dev/null
     . "$runner_attempt/task_epilog.sh"
 fi
-exit "$RUNNER_EXIT_CODE"
+exit "$runner_code"
