@@ -57,8 +57,8 @@ def test_registry_is_gone_with_its_storage() -> None:
     assert not folder.exists()
 
 
-def test_a_failing_build_keeps_the_words_of_its_step(podman: Podman, tmp_path: Path) -> None:
-    (tmp_path / "Containerfile").write_text("FROM localhost/lab/busybox:1\nRUN echo said-this && exit 3\n")
+def test_a_failing_build_keeps_the_words_of_its_step(podman: Podman, busybox_image: str, tmp_path: Path) -> None:
+    (tmp_path / "Containerfile").write_text(f"FROM {busybox_image}\nRUN echo said-this && exit 3\n")
     failed = podman.run("build", str(tmp_path), check=False)
     assert failed.returncode != 0 and "said-this" in failed.stdout
 

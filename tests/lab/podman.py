@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.lab import processes
+from tests.lab.processes import LabError
 
 CONTAINERS = """\
 [containers]
@@ -28,6 +29,7 @@ STORAGE = """\
 [storage]
 driver = "{driver}"
 graphroot = "{folder}/storage"
+rootless_storage_path = "{folder}/storage"
 runroot = "{folder}/run"
 {options}
 """
@@ -56,6 +58,7 @@ class Podman:
         """This process's environment with podman's three files and a private home of its run-time data."""
         return {
             **{name: value for name, value in os.environ.items() if name not in ("CONTAINER_HOST", "DOCKER_HOST")},
+            processes.MARK: str(self.folder),  # rootless podman leaves a process that keeps its user namespace
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
             "CONTAINERS_REGISTRIES_CONF": str(self.folder / "registries.conf"),
@@ -103,15 +106,23 @@ class Podman:
         }
         for name, text in {**texts, "auth.json": "{}"}.items():
             (self.folder / name).write_text(text)
+        self._check_that_storage_is_private()
         return self
+
+    def _check_that_storage_is_private(self) -> None:
+        """Before anything is removed from it: a podman that ignores the configuration would use the user's own."""
+        said = self.run("info", "--format={{.Store.GraphRoot}} {{.Store.RunRoot}}").stdout.split()
+        if len(said) != 2 or not all(Path(path).is_relative_to(self.folder) for path in said):
+            processes.end_all(self.folder)
+            processes.remove(self.folder)
+            raise LabError(f"podman does not use the lab's storage but {said}")
 
     def stop(self) -> None:
         """Remove all containers and the storage; a rootless storage needs podman's own user namespace for that."""
         self.run("rm", "--all", "--force", "--time=0", check=False)
-        processes.end_all(self.folder)
-        self.run("system", "reset", "--force", check=False)
         if os.geteuid() != 0:
             self.run("unshare", "rm", "-rf", str(self.folder / "storage"), check=False)
+        processes.end_all(self.folder)
         processes.remove(self.folder)
         self._guard.kill()
         self._guard.communicate()

@@ -126,7 +126,11 @@ def remove(folder: Path) -> None:
         subprocess.run(("umount", "--lazy", target), capture_output=True, check=False)
     if left := _mounts_below(folder):
         raise LabError(f"still mounted, so nothing is removed: {', '.join(left)}")
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(20):  # a process that is just ending may still write
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.05)
 
 
 def _mounts_below(folder: Path) -> list[str]:

@@ -17,10 +17,9 @@ def enter(argv: list[str]) -> None:
     names = ("user", "mnt") if state["user_namespace"] else ("mnt",)
     for name in names:
         kernel.setns(f"/proc/{state['pid']}/ns/{name}")
-    if state["user_namespace"] and state["ids"][0] != 0:
-        kernel.unshare(kernel.CLONE_NEWUSER)
+    if state["user_namespace"]:
         user, group = state["ids"]
-        kernel.map_ids(user, group, 0, 0)
+        kernel.become(user, group)
     os.chdir(state["workdir"])
     environ["PWD"] = state["workdir"]
     try:

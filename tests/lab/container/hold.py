@@ -55,7 +55,11 @@ def build(request: Request, here: str, folder: Path, scratch: Scratch) -> dict[s
     filesystem.add_user(root, *ids, environ)
     filesystem.mount_all(request, root, scratch, here, environ)
     kernel.pivot_root(str(root))
-    started, where = run_start(variables.start_environment(environ, image, request.keep_env), bool(request.entrypoint))
+    started, where = run_start(
+        variables.start_environment(environ, image, request.keep_env),
+        bool(request.entrypoint),
+        lambda: kernel.become(*ids) if in_user_namespace else None,
+    )
     if not request.writable:
         kernel.make_read_only("/")
     workdir = request.workdir or where

@@ -74,3 +74,10 @@ def map_ids(inside_user: int, inside_group: int, outside_user: int, outside_grou
     ):
         with open(f"/proc/self/{name}", "w") as file:  # noqa: PTH123 - one write, no buffering surprises
             file.write(text)
+
+
+def become(user: int, group: int) -> None:
+    """Have these ids instead of root's, which this process has in the container's user namespace."""
+    if user != 0:
+        unshare(CLONE_NEWUSER)
+        map_ids(user, group, 0, 0)

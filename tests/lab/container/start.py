@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.lab.container.request import Refusal
@@ -13,8 +13,9 @@ LAST = ("/bin/sh", "-c", f"echo > {STARTED}; read -r line")
 SHELLS_OWN = ("OLDPWD", "PWD", "SHLVL", "_")
 
 
-def run_start(environ: Mapping[str, str], entrypoint: bool) -> tuple[dict[str, str], str]:
-    """Run /etc/rc in a login shell inside the container; the environment and the folder that the command would get.
+def run_start(environ: Mapping[str, str], entrypoint: bool, become: Callable[[], None]) -> tuple[dict[str, str], str]:
+    """Run /etc/rc in a login shell with the ids that `become` gives it; the environment and the folder that the
+    command would get.
 
     Without the entrypoint pyxis writes `exec "$@"` into /etc/rc.local, so that /etc/rc goes no further.
     """
@@ -24,7 +25,9 @@ def run_start(environ: Mapping[str, str], entrypoint: bool) -> tuple[dict[str, s
     argv = ("/bin/sh", "-l", "/etc/rc", *LAST) if has_rc else ("/bin/sh", "-lc", 'exec "$@"', "sh", *LAST)
     pipe = subprocess.PIPE
     try:
-        shell = subprocess.Popen(argv, env=environ, cwd="/", stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
+        shell = subprocess.Popen(
+            argv, env=environ, cwd="/", preexec_fn=become, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT
+        )
     except OSError as error:
         raise Refusal(f"the image has no usable /bin/sh: {error.strerror}") from error
     while not STARTED.exists():
