@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,10 +136,10 @@ def _check_texts(layer: Layer) -> None:
         _checked(layer.document, device, "devices", str(index))
     for name, value in layer.env.items():
         _checked(layer.document, value, "env", name)
-        if not name or set(name) & set("= \t\n\0"):
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
             raise RunnerError(
                 f"{layer.document.place('env', name)}: {name!r} cannot be the name of a variable",
-                "it is empty, or has a blank or an equals sign in it",
+                "a name has letters, digits, `_`, `.` and `-`, and does not begin with a digit",
                 'write NAME = "value"',
             )
 

@@ -105,7 +105,12 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
         )
     layer = read_layer(path)
     for base in layer.bases:
-        yield from _layers(find_edf(base, project, environ), project, environ, (*above, path.resolve()))
+        try:
+            found = find_edf(base, project, environ)
+        except RunnerError as error:
+            place = layer.document.place("base_environment")
+            raise RunnerError(f"{place}: {error.what}", error.why, error.fix) from error
+        yield from _layers(found, project, environ, (*above, path.resolve()))
     yield layer
 
 
@@ -136,8 +141,8 @@ def emit_edf(environment: Environment, comment: str = "", *, flag_separator: str
 
 def _annotation_lines(annotations: Mapping[str, str]) -> Iterator[str]:
     for name, value in annotations.items():
-        # TOML has no key that is text and table at once: the shorter of two such names is quoted whole
-        clash = any(other.startswith(f"{name}.") for other in annotations)
+        # TOML has no key that is text and table at once: the longer of two such names is quoted whole
+        clash = any(name.startswith(f"{other}.") for other in annotations)
         key = quoted(name) if clash else ".".join(_key(part) for part in name.split("."))
         yield f"{key} = {quoted(value)}"
 

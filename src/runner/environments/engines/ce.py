@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 from runner.environments.attachment import Attachment
-from runner.environments.engines.shared import bare_squashfs, refuse
+from runner.environments.engines.shared import bare_squashfs, map_texts, refuse
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
@@ -30,6 +32,8 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
             f"{environment.image!r} would be taken for the name of an image in a registry",
             f"write an absolute path, or ./{environment.image}",
         )
+    if engine == "ce":
+        _check_escapes(environment)
     for index, mount in enumerate(environment.mounts):
         if "\n" in mount.text() or ":" in mount.source + mount.target:
             raise refuse(
@@ -39,6 +43,18 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
                 f"{mount.text()!r}: colons separate the fields of a mount, and nothing escapes a colon or a newline",
                 "rename the folder, link it from another path, or take ${VAR:-default} out of the mount",
             )
+
+
+def _check_escapes(environment: Environment) -> None:
+    """Raise RunnerError for the text `${` that no brace closes: only `$${NAME}` is documented as an escape."""
+
+    def check(text: str, field: str) -> str:
+        if re.search(r"\$\$\{[^}]*$", text):
+            why = f"it has the text ${{, never closed: {text!r}; how the engine reads that is not documented"
+            raise refuse(environment, field, "ce", why, "set it in the job's setup instead")
+        return text
+
+    map_texts(environment, check)
 
 
 def attach(environment: Environment, site: Site) -> Attachment:

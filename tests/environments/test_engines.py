@@ -1,0 +1,183 @@
+"""An engine says all of an environment in its own words, or raises with the field, the engine and the way out."""
+
+import pytest
+
+from runner.environments.engines import ENGINES, attach, choose, with_site
+from runner.environments.environment import Environment, Mount
+from runner.errors import RunnerError
+from runner.expansion import expand, literal
+from runner.site import Site, load_site
+from tests.environments.inside import environment_of
+
+SITE = load_site("local")
+PLAIN = """\
+image = "/images/a.sqsh"
+workdir = "/work"
+mounts = ["${RUNNER_RUN}:${RUNNER_RUN}", "/data:/in:ro"]
+[env]
+TEXT = "it's $HOME and $${NOT} an # expansion"
+JOINED = "/extra:${PATH}"
+GONE = ""
+LC_ALL = "C"
+LATER = "${MAYBE:-default}"
+"""
+
+
+def test_ce_takes_the_edf_as_it_is(tmp_path):
+    attachment = attach(environment_of(tmp_path, PLAIN), SITE, "ce")
+    assert attachment.flags == ("--environment=${RUNNER_RUN}/environment.toml",)
+    assert (attachment.prefix, attachment.exports, attachment.notes) == ((), {}, ())
+    body = [line for line in attachment.files["environment.toml"].splitlines() if not line.startswith("#")]
+    assert body == [
+        'image = "/images/a.sqsh"',
+        'workdir = "/work"',
+        "entrypoint = false",
+        "writable = true",
+        "mounts = [",
+        '  "${RUNNER_RUN}:${RUNNER_RUN}",',
+        '  "/data:/in:ro",',
+        "]",
+        "",
+        "[env]",
+        'TEXT = "it\'s $HOME and $${NOT} an # expansion"',
+        'JOINED = "/extra:${PATH}"',
+        'GONE = ""',
+        'LC_ALL = "C"',
+        'LATER = "${MAYBE:-default}"',
+    ]
+
+
+def test_pyxis_gets_one_list_of_mounts_and_variables_by_name_or_inside(tmp_path):
+    attachment = attach(environment_of(tmp_path, PLAIN), SITE, "pyxis", {})
+    assert attachment.flags == (
+        "--container-image=/images/a.sqsh",
+        "--container-mounts=${RUNNER_RUN}:${RUNNER_RUN},/data:/in:ro",
+        "--container-workdir=/work",
+        "--container-writable",
+        "--no-container-entrypoint",
+        "--no-container-mount-home",
+        "--no-container-remap-root",
+        "--container-env=TEXT,LATER",
+    )
+    assert attachment.exports == {"TEXT": "it's $HOME and $${NOT} an # expansion", "LATER": "default"}
+    words = [expand(word, {}, "a word") for word in attachment.prefix]
+    assert words[:2] == ["sh", "-c"] and words[3:] == ["sh", "env", "-u", "GONE", "LC_ALL=C"]
+    assert words[2] == """exec env 'JOINED'="/extra:${PATH?is not defined, and [env] needs it}" "$@\""""
+    assert attachment.notes == ("env.LATER: ${MAYBE:-…} becomes 'default': MAYBE is not set here",)
+
+
+def test_a_default_gives_way_to_a_variable_that_is_set_where_it_is_launched(tmp_path):
+    attachment = attach(environment_of(tmp_path, PLAIN), SITE, "apptainer", {"MAYBE": "x"})
+    inside = " ".join(attachment.prefix)
+    assert "'LATER'=" in inside and "MAYBE" in inside and "APPTAINERENV_LATER" not in attachment.exports
+
+
+def test_sarus_wants_commas_slashes_and_its_own_flag(tmp_path):
+    text = (
+        'image = "nvcr.io#nvidia/pytorch:24.06-py3"\nmounts = ["/a:/b:ro+private"]\ndevices = ["nvidia.com/gpu=all"]\n'
+    )
+    attachment = attach(environment_of(tmp_path, text), SITE, "sarus")
+    emitted = attachment.files["environment.toml"]
+    assert attachment.flags == ("--edf=${RUNNER_RUN}/environment.toml",)
+    assert 'image = "nvcr.io/nvidia/pytorch:24.06-py3"' in emitted and '"/a:/b:ro,private"' in emitted
+    assert 'devices = ["nvidia.com/gpu=all"]' in emitted and "--edf" in emitted
+
+
+def test_enroot_and_apptainer_are_words_in_front_of_the_command(tmp_path):
+    text = 'image = "/a.sqsh"\nworkdir = "/w"\nmounts = ["/a:/b:ro"]\n[env]\nA = "1"\n'
+    enroot = attach(environment_of(tmp_path, text), SITE, "enroot")
+    assert enroot.prefix == (
+        "enroot", "start", "--conf", "${RUNNER_RUN}/payload/enroot.conf", "--rw",
+        "--mount", "/a:/b:none:x-create=auto,rbind,ro", "--env", "A", "/a.sqsh",
+        "sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", "/w",
+    )  # fmt: skip
+    apptainer = attach(environment_of(tmp_path, text), SITE, "apptainer")
+    assert apptainer.prefix == (
+        "apptainer", "exec", "--no-home", "--writable-tmpfs", "--pwd", "/w", "--bind", "/a:/b:ro", "/a.sqsh",
+    )  # fmt: skip
+    assert (enroot.exports, apptainer.exports) == ({"A": "1"}, {"APPTAINERENV_A": "1"})
+
+
+def test_the_host_engine_sets_variables_and_says_that_there_is_no_container(tmp_path):
+    text = 'image = "/a.sqsh"\nworkdir = "/w"\nmounts = ["/a"]\n[env]\nA = "${B}/1"\nC = ""\n'
+    attachment = attach(environment_of(tmp_path, text), SITE, "host")
+    assert attachment.prefix == ("env", "--chdir=/w", "-u", "C", "A=${B}/1")
+    assert attachment.notes == ("no container is entered: the image '/a.sqsh' is not used",)
+
+
+IMAGE = 'image = "/a.sqsh"\n'
+ANNOTATED = IMAGE + '[annotations]\ncom.hooks.cxi.enabled = "true"\n'
+REFUSED = [
+    # engine, EDF, the field that is named, a word of the reason
+    ("ce", IMAGE + 'devices = ["x"]\n', "devices", "Sarus Suite only"),
+    ("ce", 'image = "a.sqsh"\n', "image", "registry"),
+    ("ce", IMAGE + 'mounts = ["${A:-/x}:/y", "/a\\n:/b"]\n', "mounts.1", "newline"),
+    ("ce", IMAGE + "[env]\nA = 'x $${ y'\n", "env.A", "never closed"),
+    ("sarus", IMAGE, "image", "no squashfs files"),
+    ("sarus", 'image = "a/b"\nmounts = ["/a:/b:sqsh"]\n', "mounts.0", "no squashfs files"),
+    ("sarus", 'image = "a/b"\n[env]\nA = "$(id)"\n', "env.A", "$("),
+    ("sarus", 'image = "a/b"\nworkdir = "/a;b"\n', "workdir", ";"),
+    ("pyxis", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "a comma"),
+    ("pyxis", IMAGE + 'mounts = ["/a:/b c"]\n', "mounts.0", "a blank"),
+    ("pyxis", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "Container Engine alone"),
+    ("pyxis", "workdir = '/w'\n", "image", "nothing to enter"),
+    ("pyxis", 'image = "foo.sqsh"\n', "image", "registry"),
+    ("enroot", 'image = "ubuntu"\n', "image", "squashfs files"),
+    ("enroot", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "no mount flag sqsh"),
+    ("enroot", IMAGE + 'mounts = ["/a b:/c"]\n', "mounts.0", "blank"),
+    ("apptainer", IMAGE + "entrypoint = true\n", "entrypoint", "never runs the entrypoint"),
+    ("apptainer", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "comma"),
+    ("podman", "writable = true\n", "image", "neither"),
+    ("podman", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "squashfs"),
+    ("podman", IMAGE + 'mounts = ["/a:/b:private"]\n', "mounts.0", "private"),
+    ("docker", IMAGE, "image", "storage only"),
+    ("sandbox", 'image = "ubuntu:24.04"\n', "image", "registry"),
+    ("sandbox", IMAGE + 'devices = ["nvidia.com/gpu=all"]\n', "devices.0", "device classes"),
+    ("sandbox", IMAGE + 'mounts = ["/a:/b:rslave"]\n', "mounts.0", "rslave"),
+    ("host", IMAGE + 'mounts = ["/a:/b"]\n', "mounts.0", "cannot appear at"),
+    ("host", IMAGE + "entrypoint = true\n", "entrypoint", "no entrypoint to run"),
+    *[(engine, ANNOTATED.replace("/a.sqsh", "a/b" if engine == "docker" else "/a.sqsh"), "annotations", "hooks")
+      for engine in ("pyxis", "enroot", "apptainer", "podman", "docker", "sandbox")],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("engine", "text", "field", "reason"), REFUSED)
+def test_what_an_engine_cannot_express_raises_and_nothing_is_dropped(tmp_path, engine, text, field, reason):
+    with pytest.raises(RunnerError) as caught:
+        attach(environment_of(tmp_path, text), SITE, engine, {})
+    assert f"the engine '{engine}' cannot express {field}" in caught.value.what
+    assert reason in caught.value.why and caught.value.fix
+
+
+def test_every_engine_writes_the_emitted_edf_as_a_record(tmp_path):
+    for name in ENGINES:
+        image = "a/b" if name in {"sarus", "docker"} else "/a.sqsh"
+        attachment = attach(environment_of(tmp_path, f'image = "{image}"\n'), SITE, name)
+        assert f'image = "{image}"' in attachment.files["environment.toml"], name
+
+
+def test_text_that_looks_like_a_variable_stays_text_in_every_word(tmp_path):
+    value = 'a ${B} ${ $C "q" `id` \\'
+    environment = Environment("x", None, "/a.sqsh", env={"A": literal(value), "PATH": literal(value)})
+    pyxis = attach(environment, SITE, "pyxis", {})
+    assert expand(pyxis.exports["A"], {}, "A") == value
+    assert expand(pyxis.prefix[-1], {}, "word") == f"PATH={value}"
+    host = attach(environment, SITE, "host", {})
+    assert [expand(word, {}, "word") for word in host.prefix] == ["env", f"A={value}", f"PATH={value}"]
+
+
+def test_an_unknown_engine_is_refused_with_the_nearest_name():
+    with pytest.raises(RunnerError, match="did you mean 'podman'"):
+        attach(Environment("x", None, "/a.sqsh"), SITE, "podmam")
+
+
+def test_the_sites_variables_and_mounts_lie_under_the_environments_own():
+    site = Site("x", "", "slurm", "ce", "/i", env={"A": "site", "B": "site"}, mounts=("/fsx:/fsx", "/d:/d"))
+    merged = with_site(Environment("x", None, "/a.sqsh", mounts=(Mount("/e", "/d"),), env={"A": "own"}), site)
+    assert merged.env == {"A": "own", "B": "site"}
+    assert merged.mounts == (Mount("/e", "/d"), Mount("/fsx", "/fsx"))
+
+
+def test_the_site_names_the_engine_where_it_is_known():
+    assert choose(load_site("alps-clariden"), {}) == ("ce", "the site alps-clariden has it")
+    assert choose(load_site("local"), {})[0] in {"sandbox", "podman", "apptainer", "host"}
