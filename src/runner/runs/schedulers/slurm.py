@@ -101,7 +101,16 @@ def _step(job: Job, attachment: Attachment, site: Site) -> tuple[str, ...]:
 
 
 def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:
-    """The sbatch command, to be run in the run folder."""
+    r"""The sbatch command, to be run in the run folder. Raises RunnerError for a folder that Slurm cannot write to.
+
+    Slurm reads `%` and backslashes in the path of the output, the folder included (22.05: `%j` becomes the job id).
+    """
+    if set(str(run_folder)) & set("%\\"):
+        raise RunnerError(
+            f"Slurm cannot write its output to {str(run_folder)!r}",
+            r"it takes `%` and `\` in a path for patterns of its own",
+            "choose a folder without them: RUNNER_RUNS=FOLDER",
+        )
     return ("sbatch", "--parsable", *flags, "job.sbatch")
 
 
@@ -135,7 +144,7 @@ def parse_status(stdout: str) -> Mapping[str, JobStatus]:
         job_id, state, reason, nodes, elapsed, left, code = values[: len(_FIELDS)]
         ended = state not in UNFINISHED
         found[job_id] = JobStatus(
-            state, _words(reason), _wait_status(code) if ended else None, _words(nodes), elapsed, "" if ended else left
+            state, _words(reason), _exit_code(code) if ended else None, _words(nodes), elapsed, "" if ended else left
         )
     return found
 
@@ -148,12 +157,15 @@ def _words(text: str) -> str:
     return "" if text in ("None", "(null)", "n/a", "N/A") else text
 
 
-def _wait_status(text: str) -> int | None:
-    """The exit code in a number as wait(2) gives it."""
-    if not text.isdigit():
+def _exit_code(text: str) -> int | None:
+    """The exit code in `CODE:SIGNAL`, or in a number as wait(2) gives it; 128 + N for signal N."""
+    code, colon, number = text.partition(":")
+    if not code.isdigit() or (colon and not number.isdigit()):
         return None
-    number = int(text)
-    return 128 + (number & 0x7F) if number & 0x7F else number >> 8 & 0xFF
+    if colon:
+        return 128 + int(number) if int(number) else int(code)
+    status = int(code)
+    return 128 + (status & 0x7F) if status & 0x7F else status >> 8 & 0xFF
 
 
 def details(job_id: str) -> tuple[str, ...]:
@@ -167,14 +179,10 @@ def parse_details(stdout: str) -> JobStatus | None:
     if "JobState" not in fields:
         return None
     state = fields["JobState"]
-    code, _, number = fields.get("ExitCode", "").partition(":")
-    exit_code = None
-    if state not in UNFINISHED and code.isdigit() and number.isdigit():
-        exit_code = 128 + int(number) if int(number) else int(code)
     return JobStatus(
         state=state,
         reason=_words(fields.get("Reason", "")),
-        exit_code=exit_code,
+        exit_code=None if state in UNFINISHED else _exit_code(fields.get("ExitCode", "")),
         nodes=_words(fields.get("NodeList", "")),
         elapsed=fields.get("RunTime", ""),
     )
