@@ -169,6 +169,8 @@ def test_faults_name_line_and_key(write: Callable[[str], Path], text: str, line:
         ({"env": {"RUNNER_RUN": "/x"}}, "for each task"),
         ({"env": {"IFS": ":"}}, "shells keep it"),
         ({"env": {"A": "a\0b"}}, "NUL"),
+        ({"env": {"A": "x" * 131_070}}, "bytes of name and value"),
+        ({"env": {"A": "\ud800"}}, "not UTF-8"),
         ({"partition": ""}, "empty name"),
         ({"nodes": 0}, "at least 1"),
         ({"script": "a.py"}, "one program"),

@@ -219,6 +219,12 @@ def test_a_users_shell_text_cannot_leave_its_document() -> None:
         script(command_job("true", setup="echo\r\n"))
 
 
+def test_more_words_than_fit_are_refused() -> None:
+    """Before sbatch or the kernel would, with a way out."""
+    with pytest.raises(RunnerError, match="bytes long"):
+        script(command_job("cat", *["x" * 100_000] * 11))
+
+
 def test_workdir_of_the_edf_is_kept() -> None:
     """Tasks go to the code snapshot, unless the EDF says where to be."""
     assert "inside RUNNER_WORKDIR ''\n" in script(command_job("true"))

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError, unknown
+from runner.runs.quoting import WORD_BYTES
 from runner.site import Origin, Site
 
 if TYPE_CHECKING:
@@ -132,6 +133,12 @@ def check_variable(name: str, value: str) -> None:
     if name in _SHELLS_OWN or name.startswith("BASH"):
         raise RunnerError(f"cannot set the variable {name}", "shells keep it for themselves", "use another name")
     _check_shell_text(value, f"the variable {name}")
+    if len(f"{name}={value}".encode()) > WORD_BYTES:
+        raise RunnerError(
+            f"the variable {name} is {len(value.encode())} bytes long",
+            f"Linux gives a program at most {WORD_BYTES} bytes of name and value",
+            "write it to a file, and set the variable to the file's name",
+        )
 
 
 def _check_shell_text(text: str, what: str) -> None:

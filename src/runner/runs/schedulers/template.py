@@ -11,8 +11,8 @@ from runner.runs import quoting
 from runner.runs.job import Job
 from runner.site import Site
 
-LINES = 150
-"""a batch script is to be read; setup and the like count apart"""
+COMMAND_BYTES = 1_000_000
+"""of all words together. Linux takes 2 MiB with the variables (a quarter of the stack's 8 MiB), sbatch 4 MiB of script"""
 
 
 def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]) -> str:
@@ -93,6 +93,12 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
     task = f'/bin/sh "$RUNNER_RUN/payload/task.sh" "$RUNNER_ATTEMPT" {job.launcher} {kind}'
     script = [] if job.script is None else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
     user = [quoting.literal(word) for word in (*words, *job.arguments)]
+    if sum(map(len, user)) > COMMAND_BYTES:
+        raise RunnerError(
+            f"the command is {sum(map(len, user))} bytes long",
+            f"Linux, and sbatch's limit on scripts, leave room for {COMMAND_BYTES}",
+            "write arguments to a file, and pass the file's name",
+        )
     return [*step, *_joined(prefix), task, *_joined([*script, *user])]
 
 
