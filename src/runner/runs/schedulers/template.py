@@ -12,7 +12,7 @@ from runner.runs.job import Job
 from runner.site import Site
 
 COMMAND_BYTES = 1_000_000
-"""of all words together. Linux takes 2 MiB with the variables (a quarter of the stack's 8 MiB), sbatch 4 MiB of script"""
+"""of all words together; Linux takes 2 MiB with the variables (a quarter of the stack), sbatch 4 MiB of script"""
 
 
 def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]) -> str:
