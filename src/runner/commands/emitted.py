@@ -78,7 +78,8 @@ def _container_script(
 
 
 def _script(origin: str, exports: Mapping[str, str], command: tuple[str, ...]) -> str:
-    lines = ["#!/usr/bin/env bash", f"# {origin}", "# Use: bash THIS_FILE COMMAND…", "set -eu"]
+    lines = ["#!/usr/bin/env bash", f"# {origin}", "# Use: bash THIS_FILE COMMAND…"]
+    lines += ["# shellcheck disable=SC2016  # what looks like a variable there is text", "set -eu"]
     lines += [f"export {name}={live(value)}" for name, value in exports.items()]
     rows = ["exec"]
     for word in (*(live(word) for word in command), '"$@"'):

@@ -1,0 +1,140 @@
+"""init, site, doctor, completion: they answer on stdout, change what they say they change, and overwrite nothing."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def runner(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "HOME": str(folder / "home"), "RUNNER_SITE": "local", **environ}
+    argv = (sys.executable, "-m", "runner", *words)
+    return subprocess.run(argv, cwd=folder, env=variables, capture_output=True, text=True, check=False)
+
+
+def everything_below(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_init_copies_recipes_environments_and_jobs_and_says_each_file(tmp_path):
+    done = runner(tmp_path, "init")
+    assert done.returncode == 0, done.stderr
+    written = done.stdout.splitlines()
+    assert sorted(written) == sorted(everything_below(tmp_path))
+    for name in ("edf/cpu.toml", "containers/cpu.toml", "Containerfile.cpu", "jobs/sft.py", "runner.toml"):
+        assert name in written
+    assert (tmp_path / "edf/cpu.toml").read_bytes() == (ROOT / "edf/cpu.toml").read_bytes()
+    shown = runner(tmp_path, "env", "show", "cpu")
+    assert f"environment cpu ({tmp_path}/edf/cpu.toml)" in shown.stderr  # the copy has won
+
+
+def test_init_never_overwrites(tmp_path):
+    (tmp_path / "edf").mkdir()
+    (tmp_path / "edf/cpu.toml").write_text("# mine\n")
+    done = runner(tmp_path, "init")
+    assert (tmp_path / "edf/cpu.toml").read_text() == "# mine\n"
+    assert "edf/cpu.toml" not in done.stdout.splitlines() and "kept: edf/cpu.toml is there already" in done.stderr
+    before = everything_below(tmp_path)
+    assert runner(tmp_path, "init").stdout == "" and everything_below(tmp_path) == before
+
+
+def test_init_dry_run_writes_nothing(tmp_path):
+    assert "edf/cpu.toml" in runner(tmp_path, "init", "--dry-run").stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_init_site_writes_a_file_that_is_used_and_is_never_overwritten(tmp_path):
+    done = runner(tmp_path, "init", "--site", "alps-clariden", "--account", "g1'23")
+    path = tmp_path / "home/.config/runner/sites/alps-clariden.toml"
+    assert done.stdout == f"{path}\n"
+    shown = json.loads(runner(tmp_path, "site", "show", "alps-clariden", "--json").stdout)
+    assert shown["values"]["account"] == {"value": "g1'23", "from": f"your site file ({path.relative_to(tmp_path)}:4)"}
+    again = runner(tmp_path, "init", "--site", "alps-clariden")
+    assert again.returncode == 1 and "never overwritten" in again.stderr
+
+
+def test_init_site_asks_for_an_account_where_one_is_needed(tmp_path):
+    done = runner(tmp_path, "init", "--site", "alps-clariden", "--dry-run")
+    assert "alps-clariden wants an account" in done.stderr and "# account = …" in done.stdout
+    assert not (tmp_path / "home").exists()
+
+
+def test_init_site_of_an_unknown_cluster_builds_on_a_known_one(tmp_path):
+    runner(tmp_path, "init", "--site", "mine", "--partition", "gpu")
+    shown = json.loads(runner(tmp_path, "site", "show", "mine", "--json").stdout)
+    assert shown["values"]["partition"]["value"] == "gpu" and shown["values"]["scheduler"]["value"] == "slurm"
+
+
+def test_site_list_marks_the_one_that_is_used(tmp_path):
+    listed = runner(tmp_path, "site", "list")
+    rows = [line.split() for line in listed.stdout.splitlines()]
+    assert [row for row in rows if row[0] == "*"] == [
+        ["*", "local", "local", "auto", "this", "machine,", "without", "Slurm"]
+    ]
+    data = json.loads(runner(tmp_path, "site", "list", "--json").stdout)
+    assert {site["name"] for site in data} >= {"alps-clariden", "aws-parallelcluster", "generic-pyxis", "generic-slurm"}
+    assert [site["name"] for site in data if site["used"]] == ["local"]
+
+
+def test_site_show_says_where_each_value_comes_from_and_what_is_not_known(tmp_path):
+    done = runner(tmp_path, "site", "show", "alps-clariden")
+    line = next(line for line in done.stdout.splitlines() if line.startswith("memory"))
+    assert "450G" in line and "<https://docs.cscs.ch/running/slurm/>, 2026-08-20" in line
+    assert "not known: account" in done.stderr
+
+
+@pytest.mark.uses("podman", "bubblewrap", "squashfuse")
+def test_doctor_answers_in_two_seconds_and_changes_nothing(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "empty").mkdir()
+    runner(tmp_path, "doctor")  # whatever Python compiles, it compiles now
+    before = everything_below(tmp_path)
+    start = time.monotonic()
+    done = runner(tmp_path, "doctor", "--json")
+    took = time.monotonic() - start
+    found = {item["name"]: item for item in json.loads(done.stdout)}
+    assert found["podman"]["verdict"] == found["bwrap"]["verdict"] == "ok"
+    assert found["site"]["text"] == "local (RUNNER_SITE)" and found["engine"]["text"].startswith("sandbox: ")
+    assert everything_below(tmp_path) == before
+    assert took < 2 or os.getloadavg()[0] > os.cpu_count(), f"{took:.1f} s on a quiet machine"
+
+
+def test_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path):
+    folder = tmp_path / "home/.config/enroot"
+    folder.mkdir(parents=True)
+    credentials = folder / ".credentials"
+    credentials.write_text("machine nvcr.io login $oauthtoken password x\n")
+    credentials.chmod(0o644)
+    done = runner(tmp_path, "doctor", EDF_PATH="/nowhere")
+    assert done.returncode == 1
+    assert f"chmod 600 {credentials}" in done.stderr and "/nowhere" in done.stdout
+    credentials.chmod(stat.S_IRUSR | stat.S_IWUSR)
+    assert "authn.nvidia.com" in runner(tmp_path, "doctor").stdout
+    credentials.write_text(credentials.read_text() + "machine authn.nvidia.com login $oauthtoken password x\n")
+    assert "authn.nvidia.com" not in runner(tmp_path, "doctor").stderr
+
+
+def test_doctor_sees_nodes_of_another_architecture(tmp_path):
+    other = {"x86_64": "arm64", "aarch64": "amd64"}[os.uname().machine]
+    sites = tmp_path / "home/.config/runner/sites"
+    sites.mkdir(parents=True)
+    (sites / "other.toml").write_text(f'base = "local"\n[values]\narchitecture = "{other}"\n')
+    done = runner(tmp_path, "doctor", "--site", "other")
+    assert done.returncode == 1 and f"runner build --platform linux/{other}" in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion_prints_a_script_that_knows_the_verbs(tmp_path, shell):
+    done = runner(tmp_path, "completion", shell)
+    assert done.returncode == 0, done.stderr
+    assert all(verb in done.stdout for verb in ("build", "import", "launch", "doctor", "emit"))
+    if shell == "bash":
+        subprocess.run(("bash", "-n"), input=done.stdout, text=True, check=True)

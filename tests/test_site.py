@@ -1,0 +1,180 @@
+"""A site is data: every shipped value names its source and the day on which it was read there; the user's file wins."""
+
+import os
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.expansion import names
+from runner.project import Project
+from runner.site import SHIPPED, VALUES, Site, find_site, load_site, site_names
+
+SITES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
+KINDS = {"scheduler": {"slurm", "local"}, "gpu_request": {"gpus-per-node", "gres", "none"}}
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """The variables of a user without any site files."""
+    return {"HOME": str(tmp_path), "USER": "me", "SCRATCH": "/scratch/me"}
+
+
+def own_site(environ, name: str, text: str) -> Path:
+    path = Path(environ["HOME"]) / ".config/runner/sites" / f"{name}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_every_shipped_value_names_a_source_with_title_and_date(name):
+    data = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
+    sources = data.get("sources", {})
+    for key, entry in data["values"].items():
+        assert set(entry) == {"value", "source"}, f"{name}: {key} must be {{ value = …, source = … }}"
+        source = sources[entry["source"]]
+        assert source["title"] and re.fullmatch(r"20\d\d-\d\d-\d\d", source["date"]), f"{name}: {entry['source']}"
+        assert source["title"].startswith("a choice of runner's own") or source["url"].startswith("https://")
+    assert {entry["source"] for entry in data["values"].values()} == set(sources), f"{name}: a source nobody uses"
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_every_shipped_site_loads_with_the_origin_of_each_value(name, environ):
+    site = load_site(name, environ)
+    assert site.name == name and site.summary
+    for key in VALUES:
+        default = {field.name: field for field in Site.__dataclass_fields__.values()}[key]
+        if getattr(site, key) not in (None, (), {}) and getattr(site, key) != default.default:
+            assert key in site.origins, f"{name}: {key} has no origin"
+    for key, words in KINDS.items():
+        assert getattr(site, key) in words
+    assert set(names(site.image_folder)) <= {"SCRATCH", "HOME", "USER", "XDG_DATA_HOME"}
+
+
+def test_a_shipped_value_without_a_source_would_be_refused(tmp_path, monkeypatch, environ):
+    for path in SHIPPED.glob("*.toml"):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr("runner.site.SHIPPED", tmp_path)
+    (tmp_path / "bad.toml").write_text('name = "bad"\nsummary = "x"\n[values]\nengine = "ce"\n')
+    with pytest.raises(RunnerError, match=r"bad.toml:4: engine names no source"):
+        load_site("bad", environ)
+    (tmp_path / "bad.toml").write_text('[sources.x]\ntitle = "x"\n[values]\nengine = { value = "ce", source = "x" }\n')
+    with pytest.raises(RunnerError, match=r"bad.toml:4: the source 'x' of engine has no title and date"):
+        load_site("bad", environ)
+
+
+def test_the_users_file_lies_over_the_shipped_one_and_says_so(environ):
+    path = own_site(environ, "alps-clariden", '[values]\naccount = "g123"\npartition = "debug"\nenv = { A = "1" }\n')
+    site = load_site("alps-clariden", environ)
+    assert (site.account, site.partition, site.gpus_per_node, site.env) == ("g123", "debug", 4, {"A": "1"})
+    assert str(site.origins["account"]) == f"your site file ({path}:2)"
+    assert "docs.cscs.ch" in str(site.origins["gpus_per_node"])
+
+
+def test_a_user_can_describe_a_site_of_their_own(environ):
+    own_site(
+        environ,
+        "mine",
+        'name = "mine"\nsummary = "a cluster"\nbase = "aws-parallelcluster"\n'
+        '[sources.admin]\ntitle = "the admin"\ndate = "2026-01-01"\n'
+        '[values]\ngpus_per_node = { value = 8, source = "admin" }\nenv = { B = "2" }\n',
+    )
+    site = load_site("mine", environ)
+    assert (site.engine, site.gpus_per_node, site.summary) == ("pyxis", 8, "a cluster")
+    assert site.env == {"FI_EFA_USE_HUGE_PAGE": "0", "B": "2"}
+    assert str(site.origins["gpus_per_node"]).startswith("the admin, 2026-01-01")
+    assert "mine" in site_names(environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[values]\ngpu_per_node = 4\n", (":2: unknown key 'gpu_per_node'", "did you mean 'gpus_per_node'?")),
+        ('[values]\ngpus_per_node = "4"\n', (":2: values.gpus_per_node must be a whole number",)),
+        ('[values]\nscheduler = "pbs"\n', (":2: values.scheduler must be 'slurm' or 'local'",)),
+        ('[values]\nsbatch = "--x"\n', (":2: values.sbatch must be an array",)),
+        ("[value]\n", (":1: unknown key 'value'", "did you mean 'values'?")),
+        ('summary = "x"\n', ("does not say: scheduler, engine, image_folder", 'base = "generic-slurm"')),
+        ('base = "nope"\n', ("there is no site 'nope'", "known: alps-clariden")),
+        ('base = "bad"\n', ("circle",)),
+        ("[values\n", ("is not TOML",)),
+    ],
+)
+def test_a_bad_site_file_is_refused_with_its_line_and_the_way_out(environ, text, words):
+    own_site(environ, "bad", text)
+    with pytest.raises(RunnerError) as caught:
+        load_site("bad", environ)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_an_unknown_site_lists_the_known_ones_and_suggests_the_nearest(environ):
+    with pytest.raises(RunnerError) as caught:
+        load_site("alps-clariten", environ)
+    assert "did you mean 'alps-clariden'?" in caught.value.fix and "generic-slurm" in caught.value.why
+
+
+def test_folders_come_from_the_environment_then_the_site_then_the_project(environ, tmp_path):
+    site, project = load_site("alps-clariden", environ), Project(tmp_path, tmp_path, tmp_path)
+    assert site.images(environ) == Path("/scratch/me/runner/images")
+    assert site.images({**environ, "RUNNER_IMAGES": "/i"}) == Path("/i")
+    assert site.runs(environ, project) == Path("/scratch/me/runner/runs")
+    assert load_site("local", environ).runs(environ, project) == tmp_path / "runs"
+    assert load_site("local", environ).images(environ) == tmp_path / ".local/share/runner/images"
+    with pytest.raises(RunnerError, match="the variable SCRATCH in the image folder of alps-clariden"):
+        site.images({"HOME": "/h"})
+
+
+def test_the_local_site_is_measured_not_written_down(environ):
+    site = load_site("local", environ)
+    assert site.cpus_per_node == len(os.sched_getaffinity(0))
+    assert site.architecture in {"amd64", "arm64"} and site.gpus_per_node is not None
+    assert str(site.origins["architecture"]) == "this machine"
+
+
+def test_the_site_is_chosen_by_flag_then_variable_then_detection(environ):
+    asked = {**environ, "RUNNER_SITE": "generic-pyxis"}
+    assert find_site("alps-clariden", asked)[1] == "--site"
+    site, why = find_site(None, asked)
+    assert (site.name, why) == ("generic-pyxis", "RUNNER_SITE")
+
+
+def test_a_cluster_is_known_by_its_name_and_the_users_own_site_comes_first(environ):
+    named = {**environ, "CLUSTER_NAME": "clariden"}
+    site, why = find_site(None, named)
+    assert (site.name, why) == ("alps-clariden", "detected: the cluster is called clariden")
+    own_site(environ, "zzz", 'base = "generic-pyxis"\n[detect]\nclusters = ["clariden"]\n')
+    assert find_site(None, named)[0].name == "zzz"
+
+
+def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):
+    own_site(environ, "here", f'base = "generic-pyxis"\n[detect]\npaths = ["{tmp_path}"]\n')
+    assert find_site(None, environ)[1] == f"detected: {tmp_path} is there"
+
+
+def detected_on(slurm, home: Path) -> tuple[str, str]:
+    """What a new process that belongs to the lab's cluster detects."""
+    script = (
+        "import os; from runner.site import find_site; site, why = find_site(None, os.environ); print(site.name, why)"
+    )
+    name, _, why = slurm.run((sys.executable, "-c", script), extra_environ={"HOME": str(home)}).stdout.partition(" ")
+    return name, why.strip()
+
+
+def test_a_real_cluster_with_environment_is_generic_slurm(slurm, tmp_path):
+    assert detected_on(slurm, tmp_path) == ("generic-slurm", "detected: srun has --environment")
+
+
+def test_a_real_cluster_without_plugins_is_generic_slurm_too(plain_slurm, tmp_path):
+    why = "detected: there is an sbatch, and no container plugin of srun"
+    assert detected_on(plain_slurm, tmp_path) == ("generic-slurm", why)
+
+
+def test_slurm_programs_without_a_cluster_are_no_cluster(environ, tmp_path):
+    asked = {**environ, "SLURM_CONF": str(tmp_path / "nowhere.conf")}
+    site, why = find_site(None, asked)
+    assert site.name == "local" and "sbatch" in why
