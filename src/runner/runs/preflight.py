@@ -137,6 +137,31 @@ def _below(source: Path, ancestor: Path) -> str:
     return source.relative_to(ancestor).parts[0]
 
 
+def check_run_folder(folder: Path, site: Site, engine: str) -> None:
+    """Raise RunnerError for a path that Slurm or a container engine would read as something else.
+
+    Source: sbatch(1), "filename pattern"; the mount syntax SOURCE:TARGET of all engines, pyxis' comma between mounts.
+    """
+    reasons = {}
+    if site.scheduler == "slurm":
+        reasons |= {"%": "Slurm fills in `%j` and the like", "\\": "Slurm reads it as an escape"}
+    if engine != "host":
+        reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
+    for character, why in reasons.items():
+        if character in str(folder):
+            raise RunnerError(
+                f"cannot make runs in {str(folder)!r}",
+                f"the path has {character!r}, and {why}",
+                "name another folder: export RUNNER_RUNS=/path/to/runs",
+            )
+    if not str(folder).isprintable():
+        raise RunnerError(
+            f"cannot make runs in {str(folder)!r}",
+            "the path has a line break or another character that cannot be printed",
+            "name another folder: export RUNNER_RUNS=/path/to/runs",
+        )
+
+
 def for_the_run(environment: Environment, image: LaunchImage) -> Environment:
     """The environment as the job gets it: the image by content, and the run folder mounted at its own path."""
     return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT))

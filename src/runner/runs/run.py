@@ -80,7 +80,8 @@ class Run:
 def save(run: Run) -> None:
     """Write RUN/run.json whole."""
     record = {key: value for key, value in asdict(run).items() if key != "folder"}
-    files.write(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    # ASCII: words of a command line may be bytes that are no text, which only JSON's escapes can hold
+    files.write(run.folder / RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def load(folder: Path) -> Run:

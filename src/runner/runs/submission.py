@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.machine import files, folders, process, sessions
 from runner.machine.report import Report
-from runner.runs import lock, snapshot
+from runner.runs import lock, preflight, snapshot
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.schedulers import local, slurm
@@ -22,6 +22,7 @@ _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for
 
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
+    preflight.check_run_folder(runs, plan.site, plan.engine)
     folder = folders.take_numbered(runs, plan.job.name)
     submitted = False
     try:

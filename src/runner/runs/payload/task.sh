@@ -21,7 +21,7 @@ failed() { (set -C && echo "$1 task $runner_rank node $runner_node" >"$runner_at
 if [ -n "${RUNNER_TASK:-}" ]; then
     runner_rank=$RUNNER_TASK runner_local_rank=$RUNNER_TASK runner_tasks=$RUNNER_TASKS runner_node=0
 else
-    runner_rank=${SLURM_PROCID:?} runner_local_rank=$SLURM_LOCALID runner_tasks=$SLURM_NTASKS runner_node=$SLURM_NODEID
+    runner_rank=${SLURM_PROCID:?} runner_local_rank=$SLURM_LOCALID runner_tasks=$SLURM_NTASKS runner_node=
 fi
 [ -r "$runner_attempt/environment.sh" ] || stop "cannot read $runner_attempt/environment.sh" \
     "the run folder is not mounted in this container, at the path that it has outside" "mount it as RUN:RUN"
@@ -32,6 +32,9 @@ fi
 [ "$runner_tasks" = $((RUNNER_NODES * RUNNER_TASKS_PER_NODE)) ] || stop \
     "the step has $runner_tasks tasks" "$RUNNER_NODES nodes with $RUNNER_TASKS_PER_NODE tasks each were asked for" \
     "leave out flags that change --nodes or --ntasks"
+# Not SLURM_NODEID: a container's variables are the batch shell's, whose node is 0; pyxis gives each task its own rank and
+# local rank only. Source: pyxis 0.24.0, pyxis_slurmstepd.c. srun places tasks node by node.
+runner_node=${runner_node:-$((runner_rank / RUNNER_TASKS_PER_NODE))}
 
 # --- where: in the code snapshot, unless the environment names a working folder
 if [ -z "$RUNNER_WORKDIR" ]; then
