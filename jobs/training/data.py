@@ -34,11 +34,24 @@ def python_docs(cache: Path, peers: Processes) -> tuple[Dataset, Path]:
     return datasets.load_from_disk(str(arrow)), folder
 
 
+def load_on_all(peers: Processes, name: str, config: str | None, split: str, streaming: bool) -> Any:
+    """Return what `load` does, on each rank; rank 0 goes first, so that the others find its cache."""
+
+    def fill_cache() -> None:
+        load(name, config, split, streaming)
+
+    if peers.world_size > 1 and not streaming:
+        once(peers, fill_cache)
+    return load(name, config, split, streaming)
+
+
 def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """Return one split of a hub dataset, a folder or a file. Raises JobError where it is not there or empty."""
     import datasets
 
     path = Path(name)
+    if path.is_file() and path.stat().st_size == 0:
+        raise JobError(f"the dataset {name!r} is empty", "the file has 0 bytes", "was it written to its end?")
     try:
         if path.is_dir() and any((path / mark).exists() for mark in ("state.json", "dataset_dict.json")):
             found = datasets.load_from_disk(name)

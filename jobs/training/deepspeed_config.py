@@ -56,7 +56,8 @@ def read(path: Path) -> Mapping[str, Any]:
         raise JobError(f"{where} is not JSON", error.msg, "mend the line; JSON has no comments") from error
     if not isinstance(config, dict):
         raise JobError(f"{path} holds no JSON object", "DeepSpeed's configuration is one", "begin with '{'")
-    _refuse_unknown(path, "", config, TOP_LEVEL_KEYS)
+    unlisted = [key for key in config if key not in TOP_LEVEL_KEYS]
+    _refuse_unknown(path, "", config, TOP_LEVEL_KEYS | _read_by_this_version(unlisted))
     zero = config.get("zero_optimization", {})
     known = _zero_keys()
     if known:
@@ -79,6 +80,17 @@ def batch_conflict(path: Path, config: Mapping[str, Any], expected: Mapping[str,
                 "two places set the same number, and DeepSpeed stops when they differ",
                 f'write "auto" for {key} in the file, or give the arguments that make {written}',
             )
+
+
+def _read_by_this_version(keys: list[str]) -> frozenset[str]:
+    """Return those keys that the installed DeepSpeed, newer or older than our list, has as a word in quotes."""
+    import importlib.util
+
+    found = importlib.util.find_spec("deepspeed") if keys else None
+    if found is None or not found.origin:
+        return frozenset()
+    sources = [path.read_text(encoding="utf-8") for path in (Path(found.origin).parent / "runtime").rglob("*.py")]
+    return frozenset(key for key in keys if any(f'"{key}"' in source or f"'{key}'" in source for source in sources))
 
 
 def _zero_keys() -> frozenset[str]:

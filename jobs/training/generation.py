@@ -84,9 +84,11 @@ def _model(checkpoint: Path, dtype: str) -> Any:
 
 
 def _loaded(checkpoint: Path, load: Any) -> Any:
+    from safetensors import SafetensorError
+
     try:
         return load()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise JobError(f"cannot load {str(checkpoint)!r}", lines[0], "is it whole? name another checkpoint") from error
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,10 @@ from training.processes import Processes, barrier
 
 MARKER = "complete.json"
 FOLDER = re.compile(r"checkpoint-(\d+)")
+TRAINING_STATE = (
+    *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest", "zero_to_*.py"),
+    MARKER,
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,29 @@ def refuse_other_world_size(checkpoint: Checkpoint, processes: Processes, zero_s
             f"with ZeRO-{zero_stage} each process holds one shard of the optimizer",
             f"start {checkpoint.world_size} processes, or begin anew with --resume_from_checkpoint false",
         )
+
+
+def at_the_end(checkpoint: Checkpoint, config: Any) -> bool:
+    """True where no step is left to take: transformers' Trainer would take one more."""
+    if config.max_steps > 0:
+        return bool(checkpoint.step >= config.max_steps)
+    state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
+    same_epochs = state.get("num_train_epochs") == math.ceil(config.num_train_epochs)
+    return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
+
+
+def copy_model(checkpoint: Path, path: Path) -> None:
+    """Copy the Hugging Face model of a checkpoint, without optimizer, schedule and random states."""
+    if not any(checkpoint.glob("*.safetensors")):
+        raise JobError(
+            f"{checkpoint} holds no model to copy",
+            "it has optimizer shards only",
+            'set "stage3_gather_16bit_weights_on_model_save" in the DeepSpeed configuration',
+        )
+    path.mkdir()
+    for source in checkpoint.iterdir():
+        if source.is_file() and not any(fnmatch(source.name, pattern) for pattern in TRAINING_STATE):
+            shutil.copy2(source, path / source.name)
 
 
 class CompleteCheckpoints(TrainerCallback):

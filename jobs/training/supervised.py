@@ -30,10 +30,14 @@ def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
     trainer, stop = _trainer(settings, config, batch, run, peers)
     if peers.first:
         print(f"ready to train after {time.monotonic() - started:.1f} s", flush=True)
-    trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    ended = checkpoint if checkpoint and resume.at_the_end(checkpoint, config) else None
+    if ended is None:
+        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    elif peers.first:
+        print(f"step {ended.step} was the last one: nothing is left to train", flush=True)
     if stop.reason:
         return _leave(trainer, stop, run, peers)
-    final = save_final(trainer, Path(config.output_dir) / "final", peers)
+    final = save_final(trainer, ended, Path(config.output_dir) / "final", peers)
     if peers.first:
         _finish(run, final, settings)
     barrier(peers)
@@ -137,11 +141,10 @@ def _model_and_data(settings: Settings, config: Any, run: RunFolder, peers: Proc
         held_out = None
     else:
         load = (dataset, settings.get("dataset_config"))
-        rows = data.load(*load, settings["dataset_train_split"], settings["dataset_streaming"])
+        rows = data.load_on_all(peers, *load, settings["dataset_train_split"], settings["dataset_streaming"])
         evaluates = str(getattr(config.eval_strategy, "value", config.eval_strategy)) != "no"
-        held_out = (
-            data.load(*load, settings["dataset_test_split"], settings["dataset_streaming"]) if evaluates else None
-        )
+        split = settings["dataset_test_split"]
+        held_out = data.load_on_all(peers, *load, split, settings["dataset_streaming"]) if evaluates else None
     kind = data.check(rows, dataset, settings["dataset_text_field"])
     if name == arguments.TINY_MODEL:
         folder = docs_folder or data.python_docs(run.cache, peers)[1]
@@ -174,11 +177,17 @@ def _leave(trainer: Any, stop: stopping.SaveAndExit, run: RunFolder, peers: Proc
     return stopping.CONTINUE
 
 
-def save_final(trainer: Any, path: Path, peers: Processes) -> Path:
-    """Write the Hugging Face model, tokenizer and chat template; an older final gives way only to a whole one."""
+def save_final(trainer: Any, ended: resume.Checkpoint | None, path: Path, peers: Processes) -> Path:
+    """Write the Hugging Face model, tokenizer and chat template; an older final gives way only to a whole one.
+
+    Of a training that had `ended` before this start, the weights are those of its last checkpoint.
+    """
     partial = path.with_name(f".{path.name}.partial")
     once(peers, lambda: _clear(partial))
-    trainer.save_model(str(partial))
+    if ended is not None:
+        once(peers, lambda: resume.copy_model(ended.path, partial))
+    else:
+        trainer.save_model(str(partial))
     barrier(peers)
     once(peers, lambda: files.replace_folder(partial, path))
     return path

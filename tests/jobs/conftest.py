@@ -1,0 +1,119 @@
+"""What the tests of jobs/ share: jobs/ on the import path as a script has it, and real launches of two processes."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+sys.path.insert(0, str(JOBS))
+
+# Small and quick: a model of the demo's kind, 4 sequences of 32 tokens per step, losses of every step.
+SMALL = (
+    "--model_name_or_path=tiny-llama",
+    "--dataset_name=python-docs",
+    "--vocabulary_size=512",
+    "--max_length=32",
+    "--packing",
+    "--packing_strategy=wrapped",
+    "--per_device_train_batch_size=2",
+    "--logging_steps=1",
+    "--activation_checkpointing=false",
+    "--gradient_checkpointing=false",
+    "--learning_rate=1e-3",
+)
+STEPS = 12
+TRAIN = (*SMALL, f"--max_steps={STEPS}", "--save_steps=5", "--deepspeed=zero2")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How one start of a job ended."""
+
+    code: int
+    output: str
+    run: Path
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """loss by step, as metrics.jsonl has them; of a step taken twice, the later"""
+        lines = (self.run / "metrics.jsonl").read_text().splitlines()
+        return {entry["step"]: entry["loss"] for entry in map(json.loads, lines) if "loss" in entry}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    cache: Path
+
+    def environment(self, run: Path, attempt: int = 1) -> dict[str, str]:
+        """What the batch script sets, and nothing of an outer launch."""
+        folder = run / "attempts" / str(attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        outer = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        kept = {name: value for name, value in os.environ.items() if name not in outer and not name.startswith("SLURM")}
+        return {
+            **kept,
+            "RUNNER_RUN": str(run),
+            "RUNNER_ATTEMPT": str(folder),
+            "RUNNER_SAVE_AND_EXIT": str(folder / "save-and-exit"),
+            "RUNNER_CACHE": str(self.cache),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(
+        self, run: Path, *arguments: str, attempt: int = 1, processes: int = 2, **variables: str
+    ) -> subprocess.Popen[str]:
+        """Start sft under torchrun; stdout and stderr in one pipe."""
+        command = (
+            *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
+            *(f"--master-port={free_port()}", str(JOBS / "sft.py"), *arguments),
+        )
+        environment = {**self.environment(run, attempt), **variables}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def sft(
+        self, run: Path, *arguments: str, attempt: int = 1, processes: int = 2, seconds: float = 300, **variables: str
+    ) -> Attempt:
+        with self.start(run, *arguments, attempt=attempt, processes=processes, **variables) as process:
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return Attempt(process.returncode, output, run)
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Launcher:
+    """Launches of sft that share one cache, as the restarts of a run do."""
+    return Launcher(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
+    """A run that nothing interrupts; with prebuilt operators of DeepSpeed, it has no compiler and no home folder."""
+    run = tmp_path_factory.mktemp("whole")
+    bare = {"PATH": str(run), "HOME": "/nonexistent", "TORCH_EXTENSIONS_DIR": str(run / "extensions")}
+    attempt = launcher.sft(run, *TRAIN, **(bare if prebuilt() else {}))
+    assert attempt.code == 0, attempt.output
+    return attempt
+
+
+def prebuilt() -> bool:
+    """Whether DeepSpeed carries the operators that a start on the CPU uses."""
+    from deepspeed.git_version_info import installed_ops
+
+    return all(installed_ops.get(name) for name in ("deepspeed_shm_comm", "fused_adam"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,63 @@
+"""A job takes its folders from the batch script, and has its own when run by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from training import processes, run_folder
+from training.errors import JobError
+
+
+def test_folders_come_from_the_batch_script() -> None:
+    run = run_folder.from_environment(
+        {"RUNNER_RUN": "/r", "RUNNER_ATTEMPT": "/r/attempts/3", "RUNNER_CACHE": "/c"}, "sft"
+    )
+    assert (run.path, run.attempt_number, run.cache, run.by_hand) == (Path("/r"), 3, Path("/c"), False)
+    assert run.save_and_exit == Path("/r/attempts/3/save-and-exit")
+    assert run.checkpoints == Path("/r/checkpoints")
+
+
+def test_by_hand_the_folders_lie_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = run_folder.from_environment({}, "sft")
+    assert (run.path, run.by_hand) == (tmp_path / "runs" / "by-hand-sft", True)
+    assert run.cache == run.path / "cache"
+
+
+def test_library_caches_go_where_the_run_may_write_unless_the_user_says_otherwise() -> None:
+    run = run_folder.from_environment({"RUNNER_RUN": "/r", "RUNNER_CACHE": "/c"}, "sft")
+    environment = {"RUNNER_CACHE": "/c", "HF_HOME": "/mine"}
+    run_folder.point_caches(run, environment)
+    assert (environment["HF_HOME"], environment["MPLCONFIGDIR"]) == ("/mine", "/c/matplotlib")
+
+
+def test_started_alone_a_job_is_rank_0_of_1_and_deepspeed_has_what_it_asks_for() -> None:
+    environment: dict[str, str] = {}
+    alone = processes.from_environment(environment)
+    assert (alone.rank, alone.world_size, alone.launcher) == (0, 1, "alone")
+    assert {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environment)
+
+
+def test_srun_tasks_without_ranks_are_refused_since_each_would_train_alone() -> None:
+    with pytest.raises(JobError, match="8 tasks were started"):
+        processes.from_environment({"SLURM_NTASKS": "8", "SLURM_PROCID": "3", "SLURM_STEP_ID": "0"})
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x"}, "torchrun"),
+        ({"SLURM_PROCID": "1"}, "srun"),
+        ({"ACCELERATE_X": "1"}, "accelerate"),
+    ],
+)
+def test_the_launcher_is_known_by_what_it_sets(variables: dict[str, str], launcher: str) -> None:
+    ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    found = processes.from_environment({**ranks, **variables})
+    assert (found.rank, found.world_size, found.local_world_size, found.launcher) == (1, 4, 2, launcher)
+
+
+def test_threads_already_set_are_kept() -> None:
+    peers = processes.Processes(0, 0, 2, 2, "torchrun")
+    assert processes.set_threads({"OMP_NUM_THREADS": "7"}, peers) == 7
+    assert processes.set_threads({}, peers) >= 1

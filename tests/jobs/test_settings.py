@@ -1,0 +1,76 @@
+"""Each value of a job has one source, and a mistake in its name is told with the nearest right one."""
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from training import settings
+from training.errors import JobError
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(allow_abbrev=False)
+    made.add_argument("--learning_rate", "--learning-rate", type=float, default=0.1)
+    made.add_argument("--max_steps", type=int, default=5)
+    made.add_argument("--hub_token", default=None)
+    made.add_argument("--no_packing", dest="packing", action="store_false", default=True)
+    return made
+
+
+def test_the_command_line_beats_the_config_and_the_config_beats_defaults(tmp_path: Path) -> None:
+    config = tmp_path / "sft.yaml"
+    config.write_text("learning_rate: 0.5\nmax_steps: 7\n")
+    found = settings.parse(parser(), ["--config", str(config), "--max_steps=9"])
+    found.default({"max_steps": 1, "packing": False, "unheard_of": 1}, "demo default")
+    assert (found["learning_rate"], found["max_steps"], found["packing"]) == (0.5, 9, False)
+    assert found.sources == {
+        "learning_rate": f"config {config}",
+        "max_steps": "command line",
+        "packing": "demo default",
+        "hub_token": "library default",
+    }
+
+
+def test_what_the_user_negates_stays_negated() -> None:
+    found = settings.parse(parser(), ["--no_packing"])
+    found.default({"packing": True}, "demo default")
+    assert found["packing"] is False
+
+
+def test_settings_are_written_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
+    found = settings.parse(parser(), ["--hub_token", "hf_abc", "--learning-rate", "1"])
+    lines = settings.show(found, tmp_path / "settings.json")
+    written = json.loads((tmp_path / "settings.json").read_text())
+    assert written["learning_rate"] == {"value": 1.0, "source": "command line"}
+    assert written["hub_token"] == {"value": "(hidden)", "source": "command line"}
+    assert "hf_abc" not in "\n".join(lines)
+    assert lines[-1].startswith("  and 2 at the library's defaults")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--learning_rte", "1"], "did you mean '--learning_rate'?"),
+        (["--max_steps", "many"], "invalid int value: 'many'"),
+        (["stray"], "unknown argument 'stray'"),
+        (["--config"], "--config names no file"),
+        (["--config=/nowhere.yaml"], "cannot read the config '/nowhere.yaml'"),
+    ],
+)
+def test_a_bad_command_line_is_an_error_not_a_usage_text(words: list[str], expected: str) -> None:
+    with pytest.raises(JobError) as caught:
+        settings.parse(parser(), words)
+    assert expected in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("max_step: 3", "did you mean 'max_steps'?"), ("- 1", "no mapping"), ("a: [", "is not YAML")]
+)
+def test_a_bad_config_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    config = tmp_path / "sft.yaml"
+    config.write_text(text)
+    with pytest.raises(JobError) as caught:
+        settings.parse(parser(), ["--config", str(config)])
+    assert expected in caught.value.what
