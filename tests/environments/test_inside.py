@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.environments.environment import Environment, emit_edf
-from runner.expansion import literal
+from runner.expansion import expand, literal
 from tests.environments.corpus import CORPUS, texts
 from tests.environments.inside import environment_of, prepared, run_inside, variables_inside
 from tests.lab.ordinary_user import ordinary_user
@@ -171,6 +171,32 @@ def test_the_sandbox_works_for_an_ordinary_user(tmp_path, busybox_sqsh, unpack):
         assert int(number) == (run_folder / "mine").stat().st_uid == user.home.stat().st_uid
         left = [path for path in Path("/tmp").glob(f"runner-unpacked-{number}/*")]
         assert left == []
+
+
+@pytest.mark.uses("rootless")
+def test_podman_enters_a_squashfs_file_for_an_ordinary_user(tmp_path, busybox_sqsh):
+    with ordinary_user() as user:
+        run_folder = user.home / "run"
+        image = shutil.copy(busybox_sqsh, user.home / "image.sqsh")
+        environment = environment_of(tmp_path, f'image = "{image}"\nmounts = ["${{RUNNER_RUN}}:${{RUNNER_RUN}}"]\n')
+        prepared(environment, "podman", run_folder)
+        subprocess.run(("chown", "-R", f"{user.name}", str(run_folder)), check=False)
+        script = 'pwd; echo "$GREETING"; touch /etc/x && echo writable; echo mine > "$RUNNER_RUN/mine"; exit 9'
+        words = ("env", f"RUNNER_RUN={run_folder}", f"XDG_RUNTIME_DIR={run_folder}")
+        done = user.run(*words, "bash", f"{run_folder}/payload/container.sh", "sh", "-c", script)
+        assert (done.stdout, done.returncode) == ("/work\nfrom the image\nwritable\n", 9), done.stderr
+        assert (run_folder / "mine").stat().st_uid == user.home.stat().st_uid
+
+
+def test_the_sandbox_is_entered_by_each_task_of_a_plain_slurm(tmp_path, plain_slurm, busybox_sqsh):
+    text = f'image = "{busybox_sqsh}"\nmounts = ["${{RUNNER_RUN}}:/run-folder"]\n'
+    attachment = prepared(environment_of(tmp_path, text), "sandbox", tmp_path / "run")
+    words = [expand(word, {"RUNNER_RUN": str(tmp_path / "run")}, "a word") for word in attachment.prefix]
+    script = 'echo "$PWD $GREETING $SLURM_PROCID"; echo x > /run-folder/task-$SLURM_PROCID'
+    argv = ("srun", "--nodes=2", "--ntasks-per-node=2", *words, "sh", "-c", script)
+    done = plain_slurm.run(argv, extra_environ={"RUNNER_RUN": str(tmp_path / "run")})
+    assert sorted(done.stdout.splitlines()) == [f"/work from the image {rank}" for rank in range(4)]
+    assert sorted(path.name for path in (tmp_path / "run").glob("task-*")) == [f"task-{rank}" for rank in range(4)]
 
 
 def processes_of(mark: str) -> list[str]:
