@@ -1,7 +1,9 @@
 """On a real Slurm, in a real container: what a user launches is what each task gets, and how it went is known."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -208,3 +210,26 @@ def test_slurm_flags_pass_through(cluster: Runner, boxed: str, slurm: SlurmLab) 
     assert "Comment=a b#c" in fields
     cluster.wait("last", lambda status: status["state"] == "COMPLETED")
     assert "0: labelled" in (folder / "job.log").read_text()
+
+
+def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
+    cluster: Runner, boxed: str, slurm: SlurmLab, tmp_path: Path
+) -> None:
+    """The terminal sends Ctrl-C to sbatch too; the submission is finished and recorded before we leave."""
+    real = subprocess.run(("which", "sbatch"), capture_output=True, text=True, check=True).stdout.strip()
+    mark = tmp_path / "submitting"
+    write(tmp_path / "bin", {"sbatch": f'#!/bin/sh\ntouch {mark}\nsleep 1\nexec {real} "$@"\n'})
+    (tmp_path / "bin/sbatch").chmod(0o755)
+    slow = Runner(
+        cluster.project, {**cluster.environ, "PATH": f"{tmp_path / 'bin'}:{cluster.environ['PATH']}"}, "generic-slurm"
+    )
+    launching = slow.start("launch", "--env", "box", "--", "sleep", "60", start_new_session=True)
+    until(mark.exists, "sbatch")
+    os.killpg(launching.pid, signal.SIGINT)
+    _, said = launching.communicate(timeout=30)
+    assert launching.returncode == 130, said
+    (folder,) = cluster.runs.iterdir()
+    record = json.loads((folder / "run.json").read_text())
+    assert record["state"] == "submitted"
+    assert slurm.job(record["job_ids"][0])["JobName"] == "sleep"
+    cluster("cancel", "last")

@@ -73,9 +73,12 @@ def run(
     text_input: str | None = None,
     check: bool = True,
     timeout_seconds: float | None = None,
+    own_session: bool = False,
 ) -> Completed:
-    """Run a program to its end and return what it printed. Raises RunnerError when it is missing, hangs or
-    (with `check`) fails; the error keeps the program's own words."""
+    """Run a program to its end and return what it printed; with `own_session` no Ctrl-C of the terminal reaches it.
+
+    Raises RunnerError when it is missing, hangs or (with `check`) fails; the error keeps the program's own words.
+    """
     need((argv[0],)) if os.sep not in argv[0] else None
     try:
         done = subprocess.run(
@@ -88,6 +91,7 @@ def run(
             text=True,
             errors="replace",
             timeout=timeout_seconds,
+            start_new_session=own_session,
         )
     except subprocess.TimeoutExpired as error:
         raise RunnerError(

@@ -60,11 +60,12 @@ def _stat(pid: int) -> list[str] | None:
 
 
 @contextmanager
-def uninterrupted(*, children: bool) -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done; with `children` from the programs started inside too.
+def uninterrupted() -> Iterator[None]:
+    """Hold a Ctrl-C back until the block is done.
 
-    For the moment between a submission and the record of it: a job that nobody knows of must not exist.
-    Programs that outlive us must not inherit the blocked signal: no `children` for those.
+    For the moment between a submission and the record of it: a job that nobody knows of must not exist. The terminal
+    sends Ctrl-C to programs started inside too, unless they have a session of their own (a blocked signal would not
+    do: sbatch unblocks it).
     """
     came: list[int] = []
 
@@ -77,12 +78,8 @@ def uninterrupted(*, children: bool) -> Iterator[None]:
         yield
         return
     try:
-        if children:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
-        if children:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGINT, before)
     if came:
         raise KeyboardInterrupt

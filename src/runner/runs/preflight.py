@@ -142,7 +142,7 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
 
     Source: sbatch(1), "filename pattern"; the mount syntax SOURCE:TARGET of all engines, pyxis' comma between mounts.
     """
-    reasons = {}
+    reasons: dict[str, str] = {}
     if site.scheduler == "slurm":
         reasons |= {"%": "Slurm fills in `%j` and the like", "\\": "Slurm reads it as an escape"}
     if engine != "host":

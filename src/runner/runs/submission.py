@@ -43,7 +43,7 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
         )
         save(run)
         write(plan, run)
-        with sessions.uninterrupted(children=plan.site.scheduler == "slurm"):
+        with sessions.uninterrupted():
             run = _start_local(run) if run.scheduler == "local" else _sbatch(run)
             submitted = True
             save(run)
@@ -63,7 +63,8 @@ def write(plan: RunPlan, run: Run) -> None:
 
 def _sbatch(run: Run) -> Run:
     """The run with the job id that sbatch gave it."""
-    done = process.run(slurm.submit(run.folder, ()), cwd=run.folder, check=False, timeout_seconds=_SUBMIT_SECONDS)
+    argv = slurm.submit(run.folder)
+    done = process.run(argv, cwd=run.folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
     if done.exit_code != 0:
         raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, and no word")
     return replace(run, job_ids=(slurm.parse_submit(done.stdout),), state=SUBMITTED)
@@ -72,8 +73,8 @@ def _sbatch(run: Run) -> Run:
 def refused(words: str) -> RunnerError:
     """The error for a submission that sbatch refused, with its own words and what they usually mean."""
     hints = (
-        ("partition", "--partition NAME; `sinfo` lists them"),
         ("account", "--account NAME; `sacctmgr show associations user=$USER` lists yours where it answers"),
+        ("partition", "--partition NAME; `sinfo` lists them"),
         ("time limit", "--time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
         ("node configuration", "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what nodes have"),
         ("node count", "fewer --nodes; `sinfo` shows how many there are"),
@@ -90,7 +91,7 @@ def refused(words: str) -> RunnerError:
 
 def _start_local(run: Run) -> Run:
     """The run with the process that runs its script on this machine, in a session of its own."""
-    pid = process.detached(local.submit(run.folder, ()), run.log, cwd=run.folder)
+    pid = process.detached(local.submit(run.folder), run.log, cwd=run.folder)
     return replace(
         run, job_ids=(f"local-{pid}",), state=SUBMITTED, host=platform.node(), process=sessions.identity(pid)
     )

@@ -1,0 +1,68 @@
+"""From a Containerfile to a finished run in one command: `launch --build`; and what the run keeps of its image."""
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Runner, clean_environ, write
+from tests.images.bench import TINY
+from tests.lab.podman import Podman
+from tests.lab.slurm import SlurmLab
+
+RECIPE = 'containerfile = "Containerfile.tiny"\ncontext = ["containers/busybox"]\n'
+
+
+@pytest.fixture
+def line(project: Path, tmp_path: Path, slurm: SlurmLab, podman: Podman) -> Runner:
+    """A project with a recipe and an environment on its image; the lab's podman and Slurm."""
+    write(
+        project,
+        {
+            "Containerfile.tiny": TINY,
+            "containers/tiny.toml": RECIPE,
+            "edf/tiny.toml": 'image = "${RUNNER_IMAGES}/tiny.sqsh"\n',
+        },
+    )
+    shutil.copy("/bin/busybox", project / "containers/busybox")
+    engines = {name: value for name, value in podman.environ.items() if name.startswith(("CONTAINERS_", "REGISTRY_"))}
+    more = {
+        **engines,
+        "XDG_RUNTIME_DIR": podman.environ["XDG_RUNTIME_DIR"],
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "RUNNER_IMAGES": str(tmp_path / "images"),
+    }
+    return Runner(project, {**clean_environ(tmp_path / "home", slurm.environ), **more}, "local")
+
+
+@pytest.mark.uses("podman", "tar2sqfs", "squashfuse", "bubblewrap")
+def test_from_a_containerfile_to_runs_on_every_site(line: Runner, tmp_path: Path) -> None:
+    """One command builds, imports and runs; the next ones use the same file, without a scheduler and on Slurm."""
+    say = ("--", "sh", "-c", "echo $GREETING from inside")
+    missing = line("launch", "--env", "tiny", *say, code=1)
+    assert "runner build tiny\n" in missing.stderr and "runner import tiny\n" in missing.stderr
+    first, log = line.finished("--build", "--env", "tiny", "--engine", "sandbox", *say)
+    assert "hello there from inside\n" in log
+    for site, engine in (("generic-slurm", "ce"), ("generic-pyxis", "pyxis")):
+        runner = Runner(line.project, line.environ, site)
+        folder, log = runner.finished("--env", "tiny", "--engine", engine, *say)
+        assert "hello there from inside\n" in log
+    image = tomllib.loads((first / "lock.toml").read_text())["image"]
+    path = Path(image["reference"])
+    assert path.parent == tmp_path / "images" and path == (tmp_path / "images/tiny.sqsh").resolve()
+    assert len(image["sha256"]) == 64 and image["digest"]
+    assert tomllib.loads((folder / "environment.toml").read_text())["image"] == str(path)
+
+
+@pytest.mark.uses("podman", "tar2sqfs", "squashfuse", "bubblewrap")
+def test_a_newer_image_does_not_reach_an_older_run(line: Runner) -> None:
+    """The stable symlink moves on; a shell in the older run still sees its own image."""
+    older, _ = line.finished("--build", "--env", "tiny", "--engine", "sandbox", "--", "true")
+    write(line.project, {"Containerfile.tiny": TINY.replace("hello there", "something new")})
+    line("build", "tiny")
+    line("import", "tiny")
+    done = line("shell", older.name, "--", "sh", "-c", "echo $GREETING")
+    assert done.stdout == "hello there\n"
+    done = line("shell", "tiny", "--engine", "sandbox", "--", "sh", "-c", "echo $GREETING")
+    assert done.stdout == "something new\n"

@@ -1,0 +1,235 @@
+"""A launch is decided before anything is made: what cannot run is refused here, with the way to mend it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.images.squashfs_file import Squashfs, as_json, sidecar
+from runner.machine.report import Quiet
+from runner.project import Project
+from runner.runs.explanation import explain
+from runner.runs.job import Overrides
+from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.submission import refused
+
+HOME = {"HOME": "/nowhere", "PATH": "/nonexistent"}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    shipped, root = tmp_path / "shipped", tmp_path / "project"
+    texts = {
+        shipped / "jobs/sft.py": "",
+        shipped / "edf/cpu.toml": 'image = "${RUNNER_IMAGES}/cpu.sqsh"\n',
+        root / "runner.toml": "",
+        root / "jobs/own.py": "",
+        root
+        / "jobs/own.toml": 'script = "jobs/own.py"\narguments = ["--from-file"]\n[resources]\ntasks_per_node = 2\n',
+        root / "jobs/only.toml": 'script = "jobs/own.py"\n',
+        root / "jobs/tool.toml": 'command = ["hostname", "-f"]\n',
+        root / "edf/plain.toml": 'image = ""\n',
+        root / "edf/mounting.toml": 'mounts = ["${DATA}/set:/set"]\n',
+    }
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Project(root, shipped, root)
+
+
+def plan(project: Project, request: Request, **variables: str) -> RunPlan:
+    return prepare(request, project, {**HOME, **variables}, Quiet())
+
+
+def request(**changes: object) -> Request:
+    return Request(**{"env": "plain", "site": "local", "engine": "host", **changes})  # type: ignore[arg-type]
+
+
+def import_file(images: Path, name: str, architecture: str = "amd64") -> Path:
+    """A squashfs file as `runner import` leaves it: named by content, with sidecar and symlink."""
+    images.mkdir(parents=True, exist_ok=True)
+    path = images / f"{name}-0123456789ab.sqsh"
+    path.write_bytes(b"hsqs" + b"\0" * 92)
+    known = Squashfs(path, images / f"{name}.sqsh", "sha256:1234", "5678", 96, architecture)
+    sidecar(path).write_text(as_json(known))
+    (images / f"{name}.sqsh").symlink_to(path.name)
+    return path
+
+
+def test_a_named_script_brings_its_job_file(project: Project) -> None:
+    """Resources and arguments of jobs/own.toml, then the words of the command line."""
+    job = plan(project, request(script="own", words=("--more",))).job
+    assert (job.name, job.script, job.arguments) == ("own", "jobs/own.py", ("--from-file", "--more"))
+    assert job.resources.tasks_per_node == 2
+
+
+def test_a_script_by_path_stands_alone(project: Project) -> None:
+    job = plan(project, request(script="./jobs/own.py")).job
+    assert (job.script, job.arguments, job.resources.tasks_per_node) == ("jobs/own.py", (), 1)
+
+
+def test_a_job_keeps_its_own_name(project: Project) -> None:
+    assert plan(project, request(job="only")).job.name == "only"
+    assert plan(project, request(script="only")).job.script == "jobs/own.py"
+    assert plan(project, request(job="tool")).job.command == ("hostname", "-f")
+
+
+def test_the_command_line_wins(project: Project) -> None:
+    changed = request(job="own", overrides=Overrides(tasks_per_node=3, name="other", time="90"))
+    job = plan(project, changed).job
+    assert (job.name, job.resources.tasks_per_node, job.resources.time_minutes) == ("other", 3, 90)
+
+
+def test_nothing_to_launch_is_a_usage_error(project: Project) -> None:
+    with pytest.raises(RunnerError, match="nothing to launch") as caught:
+        plan(project, request())
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "advice"),
+    [
+        ({"env": "plian", "words": ("true",)}, "no environment 'plian'", "'plain'"),
+        ({"script": "sfft"}, "no script 'sfft'", "'sft'"),
+        ({"job": "onw"}, "no job 'onw'", "'own'"),
+        ({"site": "lokal", "words": ("true",)}, "no site 'lokal'", "'local'"),
+        ({"engine": "podmann", "words": ("true",)}, "no engine 'podmann'", "'podman'"),
+    ],
+)
+def test_a_near_miss_is_suggested(project: Project, changes: dict[str, object], message: str, advice: str) -> None:
+    with pytest.raises(RunnerError, match=message) as caught:
+        plan(project, request(**changes))
+    assert advice in caught.value.fix
+
+
+def test_a_missing_image_gives_the_two_commands(project: Project, tmp_path: Path) -> None:
+    with pytest.raises(RunnerError, match="is not here") as caught:
+        plan(project, request(env="cpu", engine="sandbox", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
+    assert caught.value.fix.startswith("runner build cpu\nrunner import cpu\n")
+    assert "--build" in caught.value.fix
+
+
+def test_build_makes_a_missing_image_first_and_only_then(project: Project, tmp_path: Path) -> None:
+    images = tmp_path / "images"
+    made: list[str] = []
+
+    def make(environment: object, image: object, site: object) -> None:
+        made.append("cpu")
+        import_file(images, "cpu")
+
+    for _ in range(2):
+        wanted = request(env="cpu", engine="sandbox", words=("true",))
+        prepare(wanted, project, {**HOME, "RUNNER_IMAGES": str(images)}, Quiet(), make)
+    assert made == ["cpu"]
+
+
+def test_the_symlink_is_resolved_once(project: Project, tmp_path: Path) -> None:
+    """The emitted EDF names the file by content, so that a later import changes nothing for this run."""
+    path = import_file(tmp_path / "images", "cpu")
+    made = plan(project, request(env="cpu", engine="ce", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
+    assert f'image = "{path}"' in made.files["environment.toml"]
+    assert made.image.squashfs is not None and made.image.squashfs.sha256 == "5678"
+
+
+def test_a_squashfs_file_of_anybody_is_taken_as_it_is(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "enroot.sqsh").write_bytes(b"hsqs")
+    (tmp_path / "own.toml").write_text(f'image = "{tmp_path}/enroot.sqsh"\n')
+    made = plan(project, request(env=str(tmp_path / "own.toml"), engine="ce", words=("true",)))
+    assert made.image.reference == f"{tmp_path}/enroot.sqsh"
+
+
+def test_a_file_that_is_no_squashfs_is_refused(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "torn.sqsh").write_bytes(b"<html>")
+    (tmp_path / "own.toml").write_text(f'image = "{tmp_path}/torn.sqsh"\n')
+    with pytest.raises(RunnerError, match="is not a squashfs file"):
+        plan(project, request(env=str(tmp_path / "own.toml"), engine="ce", words=("true",)))
+
+
+def test_a_registrys_image_goes_to_an_engine_that_pulls(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "pull.toml").write_text('image = "docker.io#library/busybox:1"\n')
+    made = plan(project, request(env=str(tmp_path / "pull.toml"), engine="ce", words=("true",)))
+    assert 'image = "docker.io#library/busybox:1"' in made.files["environment.toml"]
+    with pytest.raises(RunnerError):
+        plan(project, request(env=str(tmp_path / "pull.toml"), engine="sandbox", words=("true",)))
+
+
+def test_an_image_for_other_processors_is_refused_before_submission(project: Project, tmp_path: Path) -> None:
+    import_file(tmp_path / "images", "cpu", "riscv64")
+    with pytest.raises(RunnerError, match="an image for riscv64, and the nodes of local are") as caught:
+        plan(project, request(env="cpu", engine="sandbox", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
+    assert "exec format error" in caught.value.why
+
+
+def test_a_missing_mount_source_names_the_line(project: Project, tmp_path: Path) -> None:
+    with pytest.raises(RunnerError, match=r"mount source .*/set does not exist .*mounting\.toml:1") as caught:
+        plan(project, request(env="mounting", engine="sandbox", words=("true",)), DATA=str(tmp_path))
+    assert "make it" in caught.value.fix
+
+
+def test_a_mount_of_another_file_system_is_a_warning(project: Project) -> None:
+    """What is not on this machine at all may be on the nodes; what has the job's variables cannot be judged."""
+    elsewhere = plan(project, request(env="mounting", engine="ce", words=("true",)), DATA="/only-on-nodes/a")
+    assert any("must exist on the nodes" in note for note in elsewhere.notes)
+    unknown = plan(project, request(env="mounting", engine="ce", words=("true",)))
+    assert any("is not checked" in note for note in unknown.notes)
+
+
+def test_a_dry_run_turns_what_is_not_here_into_warnings(project: Project, tmp_path: Path) -> None:
+    (project.roots[0] / "edf/both.toml").write_text('image = "${RUNNER_IMAGES}/cpu.sqsh"\nmounts = ["/tmp/no/x:/x"]\n')
+    made = plan(project, request(env="both", site="alps-clariden", engine=None, dry_run=True, words=("true",),
+                                 overrides=Overrides(account="a")))  # fmt: skip
+    assert 'image = "${SCRATCH}/runner/images/cpu.sqsh"' in made.files["environment.toml"]
+    assert any("SCRATCH" in note for note in made.notes) and any("/tmp/no" in note for note in made.notes)
+    assert any("${SCRATCH}/runner/runs/true-NNNN && sbatch job.sbatch" in line for line in explain(made, HOME, project))
+
+
+def test_a_dry_run_tells_the_source_of_each_value(project: Project) -> None:
+    (project.roots[0] / "edf/plain.toml").write_text('[env]\nLEVEL = "3"\n')
+    lines = list(explain(plan(project, request(script="own", overrides=Overrides(nodes=1))), HOME, project))
+    text = "\n".join(lines)
+    assert "jobs/own.toml:4" in text  # tasks_per_node
+    assert "edf/plain.toml:2" in text or "plain.toml:2" in text
+    assert any(line.split() == ["nodes", "1", "command", "line"] for line in lines)
+
+
+def test_no_time_number_or_path_of_the_run_stands_in_the_script(project: Project) -> None:
+    first, second = (plan(project, request(script="own")) for _ in range(2))
+    assert first.script == second.script
+    assert str(project.root) not in first.script
+
+
+def test_the_default_environment_is_the_projects(project: Project) -> None:
+    (project.roots[0] / "runner.toml").write_text('environment = "plain"\n')
+    assert plan(project, request(env=None, words=("true",))).environment.name == "plain"
+    (project.roots[0] / "runner.toml").write_text('enviroment = "plain"\n')
+    with pytest.raises(RunnerError, match="enviroment") as caught:
+        plan(project, request(env=None, words=("true",)))
+    assert "environment" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed", "--partition"),
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "--account"),
+        ("sbatch: error: Batch job submission failed: Requested time limit is invalid", "--time"),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "--gpus-per-node",
+        ),
+        ("sbatch: error: something new", "--dry-run"),
+    ],
+)
+def test_sbatchs_own_words_are_kept(words: str, advice: str) -> None:
+    error = refused(words)
+    assert error.why == words
+    assert advice in error.fix
+
+
+def test_the_snapshot_of_a_shipped_script_has_its_helpers(project: Project) -> None:
+    (project.shipped / "jobs/training").mkdir()
+    (project.shipped / "jobs/training/data.py").write_text("")
+    made = plan(project, request(script="sft"))
+    assert {"jobs/sft.py", "jobs/training/data.py", "jobs/own.py"} <= set(made.snapshot.files)
+    assert json.dumps(made.snapshot.left_out) == "[]"
