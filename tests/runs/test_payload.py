@@ -361,3 +361,23 @@ def test_term_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
     child.terminate()
     assert child.wait(20) == 143
     assert (run / "attempts/1/exit_code").read_text() == "143\n"
+
+
+def test_term_spares_what_holds_the_container_up(tmp_path: Path) -> None:
+    """bubblewrap and squashfuse could only die of it, and take the saving job along."""
+    (tmp_path / "bin").mkdir()
+    for name in ("squashfuse", "bwrap", "other"):
+        (tmp_path / "bin" / name).write_bytes(Path("/bin/sleep").read_bytes())
+        (tmp_path / "bin" / name).chmod(0o755)
+    text = """
+    cd "$1"; . payload/signals.sh
+    bin/squashfuse 2 & a=$!
+    bin/bwrap 2 & b=$!
+    bin/other 2 & c=$!
+    sleep 0.5; tell TERM $$
+    wait $a; echo "squashfuse $?"; wait $b; echo "bwrap $?"; wait $c; echo "other $?"
+    """
+    write_run(tmp_path, command_job("true"))
+    for shell in ("bash", "dash"):
+        done = subprocess.run((shell, "-c", text, shell, str(tmp_path)), capture_output=True, text=True, timeout=20)
+        assert done.stdout == "squashfuse 0\nbwrap 0\nother 143\n", done.stderr

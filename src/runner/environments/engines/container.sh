@@ -109,8 +109,8 @@ enter_squashfs() {
   mount -t tmpfs -o mode=0755 tmpfs "$root"
   mkdir "$root/lower"
   # in the foreground and tied to our life, so that it never outlives this task
-  setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower" &
-  trap 'kill %1 2> /dev/null || true' EXIT
+  steady setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower" &
+  trap 'kill -KILL %1 2> /dev/null || true' EXIT # it is deaf to the others
   for ((index = 0; index < 500; index++)); do
     [[ $(stat -c %d "$root/lower") == $(stat -c %d "$root") ]] || break
     kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see above" "unsquashfs -s $image"

@@ -97,3 +97,10 @@ absolute() {
     *) REPLY=$PWD/${1#./} ;;
   esac
 }
+
+# steady COMMAND…: runs it deaf to the signals that Slurm sends to every process of a step: a file system that ended would
+# take the files away from those who are still saving. libfuse leaves ignored signals ignored.
+steady() (
+  trap '' HUP INT TERM USR1 USR2
+  exec "$@"
+)

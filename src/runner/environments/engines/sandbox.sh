@@ -113,13 +113,13 @@ mount_root() {
     mount --bind "$lower" "$base/lower"
   else
     # like enroot, every file belongs to the user who enters
-    squashfuse -o uid=0,gid=0 "$image" "$base/lower" ||
+    steady squashfuse -o uid=0,gid=0 "$image" "$base/lower" ||
       fail "cannot mount $image on $node" "squashfuse failed; see above" "check the file: unsquashfs -s $image"
   fi
   options=lowerdir=$base/lower,upperdir=$base/upper,workdir=$base/work
   if mount -t overlay overlay -o "$options,userxattr" "$base/root" 2> /dev/null ||
     mount -t overlay overlay -o "$options" "$base/root" 2> /dev/null ||
-    { [[ -w /dev/fuse ]] && command -v fuse-overlayfs > /dev/null && fuse-overlayfs -o "$options" "$base/root"; }; then
+    { [[ -w /dev/fuse ]] && command -v fuse-overlayfs > /dev/null && steady fuse-overlayfs -o "$options" "$base/root"; }; then
     overlay=1
   else
     mount --rbind "$base/lower" "$base/root"
@@ -165,7 +165,7 @@ bind_mounts() {
     [[ $flags == *+ro+* ]] && kind=--ro-bind
     if [[ $flags == *+sqsh+* ]]; then
       mkdir "$base/sqsh$index"
-      squashfuse -o uid=0,gid=0 "$source" "$base/sqsh$index" ||
+      steady squashfuse -o uid=0,gid=0 "$source" "$base/sqsh$index" ||
         fail "cannot mount $source on $node" "squashfuse failed; see above" "check the file: unsquashfs -s $source"
       source=$base/sqsh$index kind=--ro-bind
     fi

@@ -34,10 +34,10 @@ is_for() {
     USR1) runner_bit=9 ;;
     USR2) runner_bit=11 ;;
     esac
-    while read -r runner_key runner_value; do
+    while read -r runner_key runner_value; do # a key has its colon
         case $runner_key:$runner_value in
-        Name:bwrap | Name:unshare | Name:squashfuse* | Name:fuse-overlayfs) [ "$1" != TERM ] || return 1 ;;
-        SigCgt:*)
+        Name::bwrap | Name::unshare | Name::squashfuse* | Name::fuse-overlayfs) [ "$1" != TERM ] || return 1 ;;
+        SigCgt::*)
             # the last eight hexadecimal digits are enough, and no shell's arithmetic overflows
             [ -z "$runner_bit" ] || [ $((0x${runner_value#????????} >> runner_bit & 1)) = 1 ] || return 1
             return 0 # said in full: in a trap, `return` alone gives the status from before the trap
