@@ -56,10 +56,14 @@ DEMO = {
 def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Settings, Batch]:
     """Return the settings and the batch. Raises JobError for what can be known before any process group exists."""
     from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
     from trl import ModelConfig, ScriptArguments, SFTConfig
 
     types = (ScriptArguments, SFTConfig, ModelConfig, OurArguments)
     parser = HfArgumentParser(types, prog="sft.py", allow_abbrev=False)
+    for action in parser._actions:
+        if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone means true, as other switches do
+            action.nargs, action.const = "?", True
     settings = parse(parser, argv)
     _fit_machine(settings, run)
     _choose_model_and_data(settings)

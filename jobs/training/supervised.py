@@ -60,7 +60,13 @@ def _training_config(settings: Settings) -> Any:
     from trl import SFTConfig
 
     try:
-        return settings.build(SFTConfig)
+        config = settings.build(SFTConfig)
+        if settings["deepspeed"]:
+            import deepspeed
+
+            # On the CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
+            deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+        return config
     except ValueError as error:
         raise JobError(
             "TRL refuses the arguments", " ".join(str(error).split()), "change the argument that is named"
