@@ -197,6 +197,16 @@ def test_what_is_no_flag_is_refused(word: str) -> None:
         script(replace(command_job("true"), sbatch=(word,)), site=SLURM)
 
 
+@pytest.mark.parametrize("program", ["sbatch", "srun"])
+def test_ranks_are_counted_node_by_node(program: str) -> None:
+    """Another order of tasks over nodes is refused, one within a node is not; PATH is never dropped."""
+    for word in ("--distribution=cyclic", "-mplane=2", "--export=A,B", "--export=NONE"):
+        with pytest.raises(RunnerError):
+            script(replace(command_job("true"), **{program: (word,)}), site=SLURM)
+    for word in ("--distribution=block:cyclic", "--export=ALL,A=b"):
+        assert word in script(replace(command_job("true"), **{program: (word,)}), site=SLURM)
+
+
 def test_container_flags_belong_to_the_environment() -> None:
     """What the engine has set cannot be given a second time; what it has not set can."""
     attachment = Attachment(flags=("--container-image=/x.sqsh",))

@@ -96,6 +96,12 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
                 "without ALL every other variable is dropped, PATH among them",
                 f"--{program}=--export=ALL,… or the [env] of the job",
             )
+        if name == "distribution" and not (value or "").startswith("block"):
+            raise RunnerError(
+                f"cannot pass {word!r} on to {program}",
+                "ranks are counted node by node: rank / tasks_per_node is the number of the node",
+                f"--{program}=--distribution=block:cyclic, for another order within a node",
+            )
         if name in (taken or {}):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}", f"--{name} comes from {(taken or {})[name]}", "change it there"

@@ -85,6 +85,7 @@ def _step(job: Job, attachment: Attachment, site: Site) -> tuple[str, ...]:
             f"--ntasks={job.tasks}",
             f"--ntasks-per-node={job.tasks_per_node}",
             "--cpus-per-task=${SLURM_CPUS_PER_TASK}",  # said again: not every Slurm hands it on to srun
+            "--distribution=block",
             "--kill-on-bad-exit=1",
             "--export=ALL",
         ),
@@ -97,7 +98,7 @@ def _step(job: Job, attachment: Attachment, site: Site) -> tuple[str, ...]:
     ours = [quoting.live(word) for word in own if flags.option(word, "srun")[0] not in names]
     theirs = [quoting.literal(word, f"the srun flag {word[:60]!r}") for word in given]
     engine = [quoting.live(word) for word in attachment.flags]
-    return (" ".join(("srun", *ours)), *theirs, *engine)
+    return (*template.joined(("srun", *ours)), *theirs, *engine)
 
 
 def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:

@@ -99,10 +99,10 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
             f"Linux, and sbatch's limit on scripts, leave room for {COMMAND_BYTES}",
             "write arguments to a file, and pass the file's name",
         )
-    return [*step, *_joined(prefix), task, *_joined([*script, *user])]
+    return [*step, *joined(prefix), task, *joined([*script, *user])]
 
 
-def _joined(words: Sequence[str], width: int = 100) -> list[str]:
+def joined(words: Sequence[str], width: int = 100) -> list[str]:
     """Words in lines of about `width` characters, so that a long command is still one to read."""
     lines: list[str] = []
     for word in words:
