@@ -7,9 +7,12 @@ import sys
 
 def main() -> int:
     """The exit code of the command line that this process was started with."""
-    from runner.cli import run
+    try:
+        from runner.cli import run
 
-    return run(sys.argv[1:])
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:  # while modules are still being read
+        return 130
 
 
 if __name__ == "__main__":

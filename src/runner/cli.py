@@ -164,4 +164,7 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that comes while a class is made
+            console.error_line("runner: stopped by Ctrl-C")
+            return 130
         return console.bug(error, argv)

@@ -119,7 +119,7 @@ def follow(run: Run, paths: Sequence[Path], write: Callable[[bytes], None], repo
 
 
 def result_code(status: RunStatus) -> int:
-    """The exit code that `launch --wait` passes on: the job's own; 1 where it left none."""
-    if status.exit_code is not None:
-        return status.exit_code
-    return 0 if status.state == "COMPLETED" else 1
+    """The exit code that `launch --wait` passes on: the job's own; 1 where it left none, or was ended from outside."""
+    if status.state == "COMPLETED":
+        return status.exit_code or 0
+    return status.exit_code or 1
