@@ -20,6 +20,8 @@ CORPUS = (
     "emoji 🦙 é",
     " blanks  at both ends ",
     "tab\tand\x01control\x7f",
+    "carriage\r\nreturn\r",
+    "\r\n",
     "a=b;c&d|e<f>g*h?i[j]{k}~!",
     "${", "${}", "${-x}", "}", "${A:-b}", "$", "$$",
     "x" * 100_000,

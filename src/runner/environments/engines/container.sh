@@ -8,7 +8,7 @@ source "$here/environment.sh"
 engine='' image='' workdir='' entrypoint='' writable='' mounts=() env=() devices=() gpus=''
 source "$here/container.conf"
 node=${SLURMD_NODENAME:-$(uname -n)}
-flags=(run --rm --interactive --network host --uts host)
+flags=(run --rm --interactive --network host --uts host) within=()
 # DeepSpeed and NCCL want the node's /dev/shm; rootless podman refuses `--ipc host` where there is no /dev/mqueue
 if [[ -d /dev/mqueue ]]; then flags+=(--ipc host); else flags+=(--volume /dev/shm:/dev/shm); fi
 
@@ -52,18 +52,25 @@ describe() {
   if [[ -n $gpus && $engine == podman ]]; then flags+=(--device nvidia.com/gpu=all); fi
 }
 
-# Fills `flags` with the variables: by name alone where the container is to see the host's own value.
+# Fills `flags` with the variables: by name alone where the container is to see the host's own value. What the engine's
+# options cannot say goes to `within`, words of env in front of the command: unset variables, and carriage returns, which
+# podman 4.3 loses from --env.
 hand_in() {
-  local name
+  local name value
+  for name in "${!dropped[@]}"; do within+=(-u "$name"); done
   for name in "${!inside[@]}"; do
+    value=${inside[$name]}
     if [[ -n ${dropped[$name]-} ]]; then
-      [[ $engine != podman ]] || flags+=(--unsetenv "$name")
-    elif [[ $name != HOME && ${host[$name]+set} == set && ${host[$name]} == "${inside[$name]}" ]]; then
+      continue
+    elif [[ $value == *$'\r'* ]]; then
+      within+=("$name=$value")
+    elif [[ $name != HOME && ${host[$name]+set} == set && ${host[$name]} == "$value" ]]; then
       flags+=(--env "$name")
     else
-      flags+=(--env "$name=${inside[$name]}")
+      flags+=(--env "$name=$value")
     fi
   done
+  ((${#within[@]} == 0)) || within=(env "${within[@]}")
 }
 
 enter_image() {
@@ -87,11 +94,7 @@ enter_image() {
     flags+=(--workdir "$REPLY")
   fi
   [[ -n $writable ]] || flags+=(--read-only)
-  # docker has no way to unset a variable of the image: env does it inside
-  local unset=() name
-  for name in "${!dropped[@]}"; do unset+=(-u "$name"); done
-  if ((${#unset[@]})) && [[ $engine == docker ]]; then set -- env "${unset[@]}" "$@"; fi
-  exec "$engine" "${flags[@]}" "$image" "$@"
+  exec "$engine" "${flags[@]}" "$image" ${within[@]+"${within[@]}"} "$@"
 }
 
 # The squashfs file as podman's root file system, with an overlay of its own over it (`:O`). We are root, or inside of
@@ -120,6 +123,7 @@ enter_squashfs() {
   read_edf
   describe
   hand_in
+  set -- ${within[@]+"${within[@]}"} "$@"
   command=("$@")
   if [[ -f $root/lower/etc/rc && -z $entrypoint ]]; then
     printf 'exec "$@"\n' > "$root/rc.local" # the command script then only goes to the working directory
