@@ -93,6 +93,11 @@ class Bench:
         out, err = child.communicate(timeout=300)
         return subprocess.CompletedProcess(words, child.returncode, out, err)
 
+    def scratch(self) -> str:
+        """A Containerfile that runs nothing, so that it can be built for any platform."""
+        (self.root / "Containerfile.scratch").write_text("FROM scratch\nCOPY runner.toml /\n")
+        return str(self.root / "Containerfile.scratch")
+
     def build_stand_in(self, reference: str) -> str:
         """Put a tiny image under a name that a test needs to be there; returns the name."""
         self.write("stand-in")
@@ -108,6 +113,10 @@ class Bench:
         with subprocess.Popen(("podman", "export", container), env=self.environ, stdout=subprocess.PIPE) as child:
             listed = subprocess.run(("tar", "t"), stdin=child.stdout, text=True, capture_output=True, check=True)
         return listed.stdout.splitlines()
+
+    def left_containers(self) -> str:
+        """The ids of containers that imports made and that are still there."""
+        return self.engine("ps", "-aq", "--filter", "label=runner.import.target")
 
     def files(self) -> list[str]:
         """The names in the image folder, without the lock files, which stay by design."""

@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.images import metadata
 from runner.images.engine import choose_engine, open_store
 from runner.images.image import Image
-from runner.images.leftovers import LABEL, clear_leftovers
+from runner.images.leftovers import LABEL, clear_leftovers, container_name
 from runner.images.locate import Shelf, engine_of, locate
 from runner.images.oci.digest import sha256_of
 from runner.images.oci.store import Store
@@ -158,6 +158,7 @@ def _make(plan: ImportPlan, store: Store, report: Report) -> Squashfs:
     left_out = metadata.unsayable(plan.image.config)
     if left_out:
         report.warn(f"variables with a line break cannot stand in /etc/environment: {', '.join(left_out)}")
+    extra = metadata.metadata_files(plan.image.config)
     with files.partial(plan.target) as unfinished:
         with _container(plan, store) as container, store.export(container) as stream:
             total = plan.image.size_bytes or None
@@ -190,7 +191,7 @@ def _make(plan: ImportPlan, store: Store, report: Report) -> Squashfs:
 @contextmanager
 def _container(plan: ImportPlan, store: Store) -> Iterator[str]:
     """A container of the image, labelled with the file that it is for; removed at the end, never started."""
-    container = store.create(plan.image, {LABEL: str(plan.target)})
+    container = store.create(plan.image, container_name(plan.target), {LABEL: str(plan.target)})
     try:
         yield container
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -27,10 +28,21 @@ def clear_leftovers(target: Path, store: Store, report: Report) -> None:
             if _is_stale(owner if owner.suffix == ".sqsh" else owner.with_suffix(".sqsh"), target):
                 report.say(f"removing {path.name}, left by an import that was killed")
                 path.unlink(missing_ok=True)
-    for container in store.containers(LABEL):
+    store.remove(container_name(target))
+    try:
+        containers = store.containers(LABEL)
+    except RunnerError:
+        report.detail("another import is at work: what others may have left is not looked for")
+        return
+    for container in containers:
         if _is_stale(Path(container.labels.get(LABEL, "")), target):
             report.say(f"removing container {container.id[:12]}, left by an import that was killed")
             store.remove(container.id)
+
+
+def container_name(target: Path) -> str:
+    """The name of the container that an import to `target` makes; the lock of `target` makes it ours alone."""
+    return f"runner-import-{hashlib.sha256(str(target).encode()).hexdigest()[:12]}"
 
 
 def _is_stale(owner: Path, held: Path) -> bool:

@@ -92,6 +92,11 @@ def is_whole(path: Path) -> bool:
     return path.is_file() and process.run(("unsquashfs", "-s", str(path)), check=False).exit_code == 0
 
 
+def holds(path: Path, name: str, text: str) -> bool:
+    """Whether a file inside reads as the text: superblock, tables, and a block of data are read for that."""
+    return process.run(("unsquashfs", "-cat", str(path), name), check=False).stdout == text
+
+
 def age(squashfs: Squashfs) -> str:
     """How long ago it was made, in one unit."""
     seconds = max(0.0, time.time() - squashfs.created)

@@ -20,6 +20,8 @@ from runner.machine import process
 
 # a created container needs a command even where the image has none; it is never started
 NEVER_STARTED = "runner-import"
+_LIST_SECONDS = 5.0
+_REMOVE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,8 @@ class Store(Protocol):
     def find(self, reference: str) -> Image | None:
         """The image of a name or an id, None where the storage has none. Nothing is pulled."""
 
-    def create(self, image: Image, labels: Mapping[str, str]) -> str:
-        """Create (not start) a container with labels; returns its id."""
+    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
+        """Create (not start) a container with a name and labels; returns its id."""
 
     def export(self, container: str) -> AbstractContextManager[Reader]:
         """The container's file tree as a tar stream. Raises RunnerError at the end where the engine fails."""
@@ -46,7 +48,7 @@ class Store(Protocol):
         """The containers, running or not, that have a label."""
 
     def remove(self, container: str) -> None:
-        """Remove a container that we created; one that has gone is no error."""
+        """Remove a container that we created, by id or name; one that has gone is no error."""
 
 
 class PodmanStore:
@@ -63,17 +65,21 @@ class PodmanStore:
             return None
         raise process.failed(done, "podman info   (it says what is wrong with the storage)")
 
-    def create(self, image: Image, labels: Mapping[str, str]) -> str:
+    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
         flags = tuple(f"--label={key}={value}" for key, value in labels.items())
         # volumes that the image declares are its own folders here: their content belongs into the squashfs
         argv = ("podman", "create", "--pull=never", "--image-volume=ignore", "--network=none", *flags)
+        argv = (*argv, f"--name={name}")
         done = process.run((*argv, image.id, NEVER_STARTED), env=self.env)
         return done.stdout.split()[-1]
 
     @contextmanager
     def export(self, container: str) -> Iterator[Reader]:
         process.need(("podman",))
-        argv = ("podman", "export", container)
+        # podman keeps both ends of its own stdout open and so never sees that its reader has died (4.3.1); it then
+        # holds the container's lock for ever, and `podman ps` waits for that. With this it dies when we do.
+        mortal = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
+        argv = (*mortal, "podman", "export", container)
         child = subprocess.Popen(
             argv,
             env=process.environment(self.env),
@@ -98,11 +104,13 @@ class PodmanStore:
 
     def containers(self, label: str) -> tuple[Container, ...]:
         argv = ("podman", "ps", "--all", "--filter", f"label={label}", "--format", "json")
-        found = json.loads(process.run(argv, env=self.env).stdout or "null") or ()
+        # podman locks each container for this, and an import at work holds the lock of its own
+        found = json.loads(process.run(argv, env=self.env, timeout_seconds=_LIST_SECONDS).stdout or "null") or ()
         return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
 
     def remove(self, container: str) -> None:
-        process.run(("podman", "rm", "--force", "--volumes", container), env=self.env, check=False)
+        argv = ("podman", "rm", "--force", "--ignore", "--volumes", container)
+        process.run(argv, env=self.env, check=False, timeout_seconds=_REMOVE_SECONDS)
 
 
 class DockerStore:
@@ -121,10 +129,10 @@ class DockerStore:
         except docker.errors.DockerException as error:
             raise _docker_error("look at an image", error) from error
 
-    def create(self, image: Image, labels: Mapping[str, str]) -> str:
+    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
         made = self._ask(
             "create a container",
-            lambda api: api.create_container(image.id, [NEVER_STARTED], labels=dict(labels)),
+            lambda api: api.create_container(image.id, [NEVER_STARTED], name=name, labels=dict(labels)),
         )
         return str(made["Id"])
 

@@ -6,7 +6,9 @@ works alike for podman and docker, as root or not, mounts nothing, and its bytes
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
@@ -21,7 +23,8 @@ PACKING = 1
 _BLOCK = tarfile.BLOCKSIZE
 # headers that only describe the entry behind them: PAX, and GNU's long names and link targets
 _PREFIXES = {b"x", b"g", b"X", b"L", b"K"}
-_COMPRESSORS = {"zstd": "level={}", "gzip": "level={}", "xz": "", "lz4": "", "lzo": ""}
+# no lz4: unsquashfs 4.5 cannot read the tables that tar2sqfs 1.2.0 writes with it
+_COMPRESSORS = {"zstd": "level={}", "gzip": "level={}", "xz": "", "lzo": ""}
 
 
 class Reader(Protocol):
@@ -51,40 +54,50 @@ def pack(
     """Write the squashfs file `target` from a tar stream; `extra` (path -> text, mode) replaces what it holds there.
 
     `dev/*` is left out, as enroot does: the engines make a /dev of their own. `advance` counts bytes of the stream.
-    Raises RunnerError when tar2sqfs fails (a full disk among the reasons).
+    Raises RunnerError when tar2sqfs fails; OSError for a full disk.
     """
     process.need(("tar2sqfs",))
     argv = ("tar2sqfs", "--quiet", "--no-skip", "--force", *compression_flags(compression), str(target))
-    child = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
+    with target.open("wb") as held:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            words, broken = _feed(stream, child, extra, advance)
+            if child.wait() != 0 or broken:
+                _raise_if_full(held)
+                raise process.failed(process.Completed(argv, child.returncode, "", words))
+        finally:
+            if child.poll() is None:
+                process.end_group(child.pid)
+                child.wait()
+
+
+def _feed(
+    stream: Reader, child: subprocess.Popen[bytes], extra: Mapping[str, tuple[str, int]], advance: Callable[[int], None]
+) -> tuple[str, bool]:
+    """Give tar2sqfs the stream and the extra files; what it said, and whether it ended before all was read."""
     assert child.stdin is not None and child.stderr is not None
     broken = False
     try:
-        try:
-            _Filter(stream, child.stdin, advance).copy(frozenset(extra))
-            child.stdin.write(_entries(extra))
-            child.stdin.close()
-        except BrokenPipeError:
-            broken = True  # tar2sqfs has ended early: its own words say why
-        words = child.stderr.read().decode(errors="replace")
-        if child.wait() != 0 or broken:
-            raise _failed(argv, child.returncode, words)
-    finally:
-        if child.poll() is None:
-            process.end_group(child.pid)
-            child.wait()
+        _Filter(stream, child.stdin, advance).copy(frozenset(extra))
+        child.stdin.write(_entries(extra))
+        child.stdin.close()
+    except BrokenPipeError:
+        broken = True  # its own words say why
+    return child.stderr.read().decode(errors="replace"), broken
 
 
-def _failed(argv: tuple[str, ...], code: int, words: str) -> RunnerError:
-    error = process.failed(process.Completed(argv, code, "", words))
-    if "No space left" in words or "Disk quota exceeded" in words:
-        return RunnerError(
-            f"cannot write {argv[-1]}",
-            words.strip().splitlines()[-1],
-            "free some space there, or choose another folder (RUNNER_IMAGES, or -o FILE)",
-        )
-    return error
+def _raise_if_full(held: IO[bytes]) -> None:
+    """Raise OSError where the file cannot grow: tar2sqfs calls a full disk an "I/O error", and removes its output.
+
+    Our own hold on that file keeps its bytes on the disk until now.
+    """
+    try:
+        os.posix_fallocate(held.fileno(), os.fstat(held.fileno()).st_size, 1 << 20)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _entries(extra: Mapping[str, tuple[str, int]]) -> bytes:
