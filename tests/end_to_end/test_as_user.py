@@ -1,0 +1,66 @@
+"""Everything that needs no cluster works for an ordinary user, who may mount nothing: launch, shell, status, cancel."""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import SOURCE, environment, write
+from tests.lab.ordinary_user import User, ordinary_user
+
+
+@pytest.fixture(scope="module")
+def user(busybox_sqsh: Path) -> Iterator[User]:
+    """A throw-away user with runner's own sources, its template engine, a project and an image in the home."""
+    with ordinary_user() as made:
+        shutil.copytree(SOURCE / "runner", made.home / "runner")
+        for name in ("jinja2", "markupsafe"):
+            found = importlib.util.find_spec(name)
+            assert found is not None and found.origin is not None
+            shutil.copytree(Path(found.origin).parent, made.home / name)
+        shutil.copy(busybox_sqsh, made.home / "busybox.sqsh")
+        write(
+            made.home / "project",
+            {
+                "runner.toml": 'environment = "box"\n',
+                "edf/box.toml": environment(made.home / "busybox.sqsh", ["${HOME}/project/data:/mnt"], {"A": "b c"}),
+                "data/note.txt": "from the mount\n",
+                "jobs/seen.sh": 'echo "$GREETING, $A, $(id -u), $PWD"; cat /mnt/note.txt; echo up >"$RUNNER_RUN/up"\n',
+            },
+        )
+        subprocess.run(("chown", "-R", f"{made.name}:", str(made.home)), check=not made.is_me, capture_output=True)
+        yield made
+
+
+def runner(user: User, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    argv = ("/usr/bin/python3", "-m", "runner", words[0], "--site", "local", *words[1:])
+    done = user.run(*argv, cwd=user.home / "project")
+    assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@pytest.mark.uses("bubblewrap", "squashfuse")
+def test_a_job_runs_in_the_container(user: User) -> None:
+    number = user.run("id", "-u").stdout.strip()
+    name = runner(user, "launch", "--wait", "--script", "seen").stdout.strip()
+    folder = user.home / "project/runs" / name
+    log = (folder / "job.log").read_text()
+    assert f"from the image, b c, {number}, {folder}/code\nfrom the mount\n" in log
+    assert (folder / "up").read_text() == "up\n"
+    assert (folder / "up").owner() == user.name
+    runner(user, "launch", "--wait", "--", "sh", "-c", "exit 6", code=6)
+
+
+@pytest.mark.uses("bubblewrap", "squashfuse")
+def test_shell_and_cancel(user: User) -> None:
+    done = runner(user, "shell", "--", "sh", "-c", "echo $GREETING $A; exit 3", code=3)
+    assert done.stdout == "from the image b c\n"
+    runner(user, "launch", "--", "sleep", "1000")
+    assert runner(user, "cancel", "last").stdout == "sleep-0001\n"
+    assert json.loads(runner(user, "status", "--json", "last").stdout)[0]["state"] == "CANCELLED"
+    assert "sleep 1000" not in user.run("ps", "-u", user.name, "-o", "args=").stdout
+    assert "squashfuse" not in user.run("ps", "-u", user.name, "-o", "args=").stdout

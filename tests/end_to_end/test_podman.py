@@ -1,0 +1,40 @@
+"""Without a scheduler, in podman: the run ends with its container, however it ends."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Runner, clean_environ, environment, until, write
+from tests.lab.podman import Podman
+
+
+@pytest.fixture
+def boxed(project: Path, tmp_path: Path, podman: Podman, busybox_sqsh: Path) -> Runner:
+    """`runner --site local` that reaches the lab's podman, and an environment on the busybox squashfs."""
+    write(project, {"edf/box.toml": environment(busybox_sqsh, [f"{project}/data:/mnt"], {"FROM_EDF": "e 'd' f"})})
+    return Runner(project, {**clean_environ(tmp_path / "home", podman.environ), "SLURM_CONF": "/nonexistent"}, "local")
+
+
+def containers(podman: Podman) -> str:
+    return podman.run("ps", "--all", "--quiet").stdout
+
+
+@pytest.mark.uses("podman")
+def test_output_mounts_variables_and_exit_code(boxed: Runner, podman: Podman) -> None:
+    command = ("sh", "-c", "echo $GREETING, $FROM_EDF, $PWD; cat /mnt/note.txt; exit 8")
+    folder, log = boxed.finished("--engine", "podman", "--env", "box", "--", *command, code=8)
+    assert f"from the image, e 'd' f, {folder}/code\nfrom the mount\n" in log
+    assert containers(podman) == ""
+    done = boxed("shell", "box", "--engine", "podman", "--", "sh", "-c", "echo $GREETING; exit 2", code=2)
+    assert done.stdout == "from the image\n"
+
+
+@pytest.mark.uses("podman")
+def test_cancel_ends_the_container(boxed: Runner, podman: Podman) -> None:
+    folder = boxed.launch("--engine", "podman", "--env", "box", "--", "sh", "-c", "touch $RUNNER_RUN/up; sleep 1000")
+    until((folder / "up").exists, "the container")
+    boxed("cancel", "last")
+    assert boxed.status("last")["state"] == "CANCELLED"
+    until(lambda: containers(podman) == "", "the container to be gone")
+    assert subprocess.run(("pgrep", "-f", str(folder)), capture_output=True).stdout == b""
