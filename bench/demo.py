@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,14 +72,15 @@ def report(run: str) -> None:
     status = json.loads(subprocess.check_output((sys.executable, "-m", "runner", "status", run, "--json"), cwd=ROOT))
     folder = Path(status[0]["folder"])
     summary = json.loads((folder / "summary.json").read_text())
+    image = tomllib.loads((folder / "lock.toml").read_text()).get("image", {})
     rows = [(f"{title} (s)", f"{seconds:.1f}") for title, seconds in SECONDS.items()]
     rows += [
         ("all (s)", f"{sum(SECONDS.values()):.1f}"),
         ("training steps", f"{summary['steps']}"),
         ("loss, first -> last", f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f}"),
         ("tokens/s", f"{summary['tokens_per_second']:,.0f}"),
-        ("image", status[0].get("image_source") or "none"),
-        ("squashfs", status[0].get("image") or "none"),
+        ("image", image.get("digest", "none")),
+        ("squashfs", image.get("reference", "none")),
         ("run folder", str(folder)),
         ("loss picture", str(folder / "loss.png")),
     ]
