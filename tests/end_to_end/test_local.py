@@ -71,6 +71,15 @@ def test_the_lock_names_every_input_and_no_secret(local: Runner) -> None:
     assert lock["job"]["sources"]["command"] == "command line"
 
 
+def test_a_script_of_the_users_own_from_anywhere(local: Runner, tmp_path: Path) -> None:
+    """A .py from outside the project sees itself, its arguments, and the project's files around it."""
+    code = "import os, sys\nprint(os.path.relpath(__file__), sys.argv[1:], os.path.exists('jobs/where.sh'))\n"
+    write(tmp_path, {"else where/own.py": code})
+    words = ("--launcher", "none", "--script", str(tmp_path / "else where/own.py"), "--", "--x", "1")
+    _, log = local.finished(*HOST, *words)
+    assert "own.py ['--x', '1'] True\n" in log
+
+
 def test_the_job_outlives_the_command_that_started_it(local: Runner) -> None:
     """Ctrl-C while waiting leaves the job alone, and says so."""
     waiting = local.start(

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,7 @@ def test_slurm_flags_pass_through(cluster: Runner, boxed: str, slurm: SlurmLab) 
     folder = cluster.launch("--env", "box", "--sbatch=--comment=a b#c", "--srun=--label", "--", "echo", "labelled")
     fields = slurm.run(("scontrol", "show", "job", cluster.status("last")["job_id"])).stdout
     assert "Comment=a b#c" in fields
+    assert re.fullmatch(r"\d+\.\d+\.\d+.*", tomllib.loads((folder / "lock.toml").read_text())["slurm"]["version"])
     cluster.wait("last", lambda status: status["state"] == "COMPLETED")
     assert "0: labelled" in (folder / "job.log").read_text()
 

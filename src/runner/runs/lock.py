@@ -68,6 +68,8 @@ def _image(plan: RunPlan) -> dict[str, Value]:
     return {
         "reference": plan.image.reference,
         "link": str(plan.image.stable),
+        "source": squashfs.source,
+        "content": squashfs.content,
         "digest": squashfs.image_digest,
         "sha256": squashfs.sha256,
         "size_bytes": squashfs.size_bytes,

@@ -38,6 +38,7 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
             image=plan.image.reference,
             command_line=hide_words(command_line),
             project=str(plan.program.main or ""),
+            slurm=_slurm_version() if plan.site.scheduler == "slurm" else {},
             nodes=plan.job.resources.nodes,
             processes_per_node=plan.job.resources.tasks_per_node,
         )
@@ -52,6 +53,12 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
         if not submitted:
             folders.remove(folder)
         raise
+
+
+def _slurm_version() -> dict[str, str]:
+    """The version in `slurm-wlm 22.05.8` or `slurm 24.05.4`."""
+    words = process.run(("sbatch", "--version"), check=False, timeout_seconds=10).stdout.split()
+    return {"version": words[-1]} if words else {}
 
 
 def write(plan: RunPlan, run: Run) -> None:

@@ -1,0 +1,146 @@
+"""What a run is doing follows from three witnesses: the scheduler, the processes, and what the attempt wrote down."""
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.machine import sessions
+from runner.machine.report import Quiet
+from runner.runs import output, status
+from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run
+from runner.runs.schedulers.slurm import JobStatus, parse_details
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run("sft-0001", tmp_path, "sft", "generic-slurm", "slurm", "2026", state=SUBMITTED, job_ids=("17",))
+
+
+@pytest.fixture
+def here(run: Run) -> Run:
+    """A run of this machine whose process is this very test."""
+    pid = os.getpid()
+    mine = {"host": platform.node(), "process": sessions.identity(pid), "job_ids": (f"local-{pid}",)}
+    return replace(run, scheduler="local", **mine)  # type: ignore[arg-type]
+
+
+def attempt(run: Run, number: int, **texts: str) -> None:
+    folder = run.folder / "attempts" / str(number)
+    folder.mkdir(parents=True)
+    for name, text in {"started": "", **texts}.items():
+        (folder / name).write_text(text)
+
+
+def settle(run: Run, queue: dict[str, JobStatus] | None = None, trouble: str = "") -> status.RunStatus:
+    return status._settle(run, queue or {}, trouble)
+
+
+def test_the_queue_is_believed_first(run: Run) -> None:
+    attempt(run, 1, exit_code="75\n")
+    found = settle(run, {"17": JobStatus("PENDING", "BeginTime")})
+    assert (found.state, found.reason, found.active) == ("PENDING", "BeginTime", True)
+
+
+def test_an_exit_code_is_enough_when_the_queue_has_forgotten(run: Run) -> None:
+    attempt(run, 1, exit_code="0\n")
+    attempt(run, 2, exit_code="3\n")
+    found = settle(run, trouble="squeue: no answer")
+    assert (found.state, found.exit_code, found.reason) == ("FAILED", 3, "squeue: no answer")
+
+
+def test_attempts_are_ordered_as_numbers(run: Run) -> None:
+    for number in (2, 10, 9):
+        attempt(run, number)
+    assert [path.name for path in run.attempts] == ["2", "9", "10"]
+
+
+def test_a_cancelled_run_says_so_whatever_code_it_left(run: Run) -> None:
+    attempt(run, 1, exit_code="143\n")
+    assert settle(replace(run, state=CANCELLED), trouble="x").state == "CANCELLED"
+
+
+def test_a_launch_that_was_broken_off(run: Run) -> None:
+    assert settle(replace(run, state=PREPARING, job_ids=())).state == "PREPARING"
+
+
+def test_a_live_process_of_ours_is_running(here: Run) -> None:
+    attempt(here, 1)
+    found = settle(here)
+    assert (found.state, found.elapsed) == ("RUNNING", "0:00")
+
+
+def test_another_process_with_the_same_number_is_not_ours(here: Run) -> None:
+    """After a reboot, or when the kernel has come round to that number."""
+    child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE)
+    reused = replace(here, job_ids=(f"local-{child.pid}",))
+    assert settle(reused).state == "LOST"
+    child.communicate()
+
+
+def test_a_run_of_another_machine_is_unknown_until_it_has_ended(here: Run) -> None:
+    there = replace(here, host="elsewhere", process="x:1", job_ids=("local-1",))
+    assert settle(there).state == "UNKNOWN" and "elsewhere" in settle(there).reason
+    attempt(there, 1, exit_code="0\n")
+    assert settle(there).state == "COMPLETED"
+
+
+def test_the_code_that_wait_passes_on(run: Run) -> None:
+    """The job's own; never 0 for a run that did not complete."""
+    cases = {("COMPLETED", 0): 0, ("FAILED", 7): 7, ("TIMEOUT", 0): 1, ("CANCELLED", None): 1, ("NODE_FAIL", 0): 1}
+    for (state, code), expected in cases.items():
+        assert output.result_code(status.RunStatus(run, state, exit_code=code)) == expected
+
+
+def test_details_of_scontrol_are_read_when_the_job_has_left_the_queue() -> None:
+    """As Slurm 22.05 prints it with --oneliner."""
+    text = (
+        "JobId=17 JobName=sft UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 Account=(null) QOS=(null) "
+        "JobState=TIMEOUT Reason=TimeLimit Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:15 "
+        "RunTime=00:01:12 TimeLimit=00:01:00 NodeList=nid[001-002] BatchHost=nid001"
+    )
+    found = parse_details(text)
+    assert found is not None
+    assert (found.state, found.reason, found.exit_code, found.nodes) == ("TIMEOUT", "TimeLimit", 143, "nid[001-002]")
+
+
+def test_a_file_is_read_on_from_where_it_was_left(tmp_path: Path) -> None:
+    tail = output.Tail(tmp_path / "log")
+    assert tail.read() == b""
+    (tmp_path / "log").write_bytes(b"one\n")
+    assert tail.read() == b"one\n"
+    with (tmp_path / "log").open("ab") as log:
+        log.write(b"tw\xff")
+    assert (tail.read(), tail.read()) == (b"tw\xff", b"")
+
+
+def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> None:
+    attempt(here, 1, exit_code="4\n")
+    here.log.write_text("all of it\n")
+    ended = replace(here, process="x:1")
+    got: list[bytes] = []
+    found = output.follow(ended, (ended.log,), got.append, Quiet())
+    assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
+
+
+def test_logs_of_a_rank_of_torchrun(run: Run) -> None:
+    """The newest restart's files on the node that the rank's number tells; stdout before stderr."""
+    run = replace(run, nodes=2, processes_per_node=2)
+    for restart in (0, 1):
+        folder = run.folder / f"attempts/1/node-1/none_x/attempt_{restart}/1"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text("")
+        (folder / "stderr.log").write_text("")
+    found = output.rank_logs(run, 3)
+    assert [path.relative_to(run.folder).as_posix() for path in found] == [
+        "attempts/1/node-1/none_x/attempt_1/1/stdout.log",
+        "attempts/1/node-1/none_x/attempt_1/1/stderr.log",
+    ]
+    with pytest.raises(RunnerError) as caught:
+        output.rank_logs(run, 4)
+    assert "0 to 3" in caught.value.why
