@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
-
-import tomllib
 
 from runner.errors import RunnerError
 from runner.toml_lines import Keys, key_lines

@@ -7,7 +7,6 @@ comments, brackets and dotted keys, and nothing about values.
 from __future__ import annotations
 
 import re
-
 import tomllib
 
 Keys = tuple[str, ...]
