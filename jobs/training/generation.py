@@ -48,6 +48,7 @@ def answer(checkpoint: Path, arguments: argparse.Namespace) -> None:
     for prompt in arguments.prompt or [arguments.default_prompt]:
         set_seed(arguments.seed)
         inputs = _encode(tokenizer, prompt, arguments.plain).to(device)
+        inputs.pop("token_type_ids", None)  # some tokenizers give it, no causal model takes it
         print(f"> {prompt}", file=sys.stderr, flush=True)
         streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
         started = time.monotonic()
@@ -96,7 +97,7 @@ def _loaded(checkpoint: Path, load: Any) -> Any:
 def _encode(tokenizer: Any, prompt: str, plain: bool) -> Any:
     """Return input_ids and attention_mask: int64 (1, tokens)."""
     if plain or not tokenizer.chat_template:
-        return tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        return tokenizer(prompt, return_tensors="pt")
     question = [{"role": "user", "content": prompt}]
     return tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
 

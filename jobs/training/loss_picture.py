@@ -50,12 +50,13 @@ def draw(entries: Sequence[dict[str, Any]], path: Path, title: str) -> bool:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the exponential mean with the bias of its start taken out; about a tenth of the curve wide."""
-    weight = 1 - 1 / max(2.0, len(values) / 10)
-    mean, smoothed = 0.0, []
-    for index, value in enumerate(values):
-        mean = weight * mean + (1 - weight) * value
-        smoothed.append(mean / (1 - weight ** (index + 1)))
+    """Return the mean around each value, a tenth of the curve wide; narrower near the ends: it never lags."""
+    half = max(1, len(values) // 20)
+    smoothed = []
+    for index in range(len(values)):
+        reach = min(half, index, len(values) - 1 - index)
+        window = values[index - reach : index + reach + 1]
+        smoothed.append(sum(window) / len(window))
     return smoothed
 
 

@@ -62,10 +62,10 @@ def _training_config(settings: Settings) -> Any:
     try:
         config = settings.build(SFTConfig)
         if settings["deepspeed"]:
-            import deepspeed
+            from deepspeed.comm import init_distributed
 
             # On the CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
-            deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+            init_distributed(auto_mpi_discovery=False, verbose=False)
         return config
     except ValueError as error:
         raise JobError(
@@ -147,10 +147,11 @@ def _model_and_data(settings: Settings, config: Any, run: RunFolder, peers: Proc
         held_out = None
     else:
         load = (dataset, settings.get("dataset_config"))
-        rows = data.load_on_all(peers, *load, settings["dataset_train_split"], settings["dataset_streaming"])
+        streaming = bool(settings.get("dataset_streaming"))
+        rows = data.load_on_all(peers, *load, settings["dataset_train_split"], streaming)
         evaluates = str(getattr(config.eval_strategy, "value", config.eval_strategy)) != "no"
         split = settings["dataset_test_split"]
-        held_out = data.load_on_all(peers, *load, split, settings["dataset_streaming"]) if evaluates else None
+        held_out = data.load_on_all(peers, *load, split, streaming) if evaluates else None
     kind = data.check(rows, dataset, settings["dataset_text_field"])
     if name == arguments.TINY_MODEL:
         folder = docs_folder or data.python_docs(run.cache, peers)[1]

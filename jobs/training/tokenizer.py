@@ -57,6 +57,7 @@ def train(texts: Iterable[str], vocabulary: int) -> PreTrainedTokenizerFast:
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=[USER, ASSISTANT],
+        model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
     )
     tokenizer.chat_template = CHAT_TEMPLATE
