@@ -5,20 +5,27 @@ compiled DeepSpeed op is missing or does not fit this torch. Run it again in a j
 Nothing but the standard library is needed; it runs on Python 3.10 and newer.
 """
 
+# ruff: noqa: T201 (what it prints is the build's log)
+
 import argparse
 import importlib
+import json
 import sys
 from importlib import metadata, util
 from pathlib import Path
+
+RECORD = Path("/opt/runner/torch.json")
 
 
 def main() -> None:
     """Check all; the exit message names everything that is wrong at once."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--torch", required=True, help="the version that torch must have, to the letter")
+    parser.add_argument("--torch", required=True, help="the version it must have, or: recorded")
     parser.add_argument("--ops", default="", help="comma list of DeepSpeed ops that must be compiled in")
     parser.add_argument("modules", nargs="*", help="what must import")
     wanted = parser.parse_args()
+    if wanted.torch == "recorded":
+        wanted.torch = json.loads(RECORD.read_text())["torch"]
     problems = [*check_torch(wanted.torch), *check_modules(wanted.modules)]
     if wanted.ops:
         problems += check_ops(wanted.ops.split(","))
@@ -64,8 +71,8 @@ def compiled_ops() -> list[str]:
     """The extension modules below deepspeed/ops, found without importing them."""
     spec = util.find_spec("deepspeed")
     root = Path(next(iter(spec.submodule_search_locations or ()))) if spec else Path()
-    shared_objects = sorted(root.glob("ops/**/*.so"))
-    return [".".join(("deepspeed", *path.relative_to(root).parent.parts, path.name.split(".")[0])) for path in shared_objects]
+    found = [path.relative_to(root) for path in sorted(root.glob("ops/**/*.so"))]
+    return [".".join(("deepspeed", *path.parent.parts, path.name.split(".")[0])) for path in found]
 
 
 if __name__ == "__main__":
