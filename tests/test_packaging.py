@@ -45,7 +45,10 @@ def test_a_wheel_carries_the_one_copy_of_recipes_environments_and_jobs(wheel: Pa
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = ["Containerfile.ngc-deepspeed", "Containerfile.cpu"]
     for folder in ("containers", "edf", "jobs"):
-        shipped += [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("*.*")]
+        shipped += [path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob("[!.]*.*")]
+    package = ROOT / "src" / "runner"
+    data = [path for path in package.rglob("*.*") if path.suffix not in {".py", ".pyc"}]
+    assert {path.relative_to(package.parent).as_posix() for path in data} <= names
     assert {f"runner/shipped/{name}" for name in shipped} <= names
 
 
@@ -62,7 +65,7 @@ def test_an_installed_runner_works_outside_of_the_checkout(kind: str, wheel: Pat
         "runner", "launch", "--dry-run", "--site", "local", "--env", "cpu", "--script", "sft", cwd=work, env=env
     )
     assert script.startswith("#!/bin/bash")
-    run("runner", "init", "--site", "local", cwd=work, env=env)
+    run("runner", "init", cwd=work, env=env)
     assert (work / "Containerfile.cpu").read_bytes() == (ROOT / "Containerfile.cpu").read_bytes()
     assert (work / "edf" / "ngc-ds.toml").is_file() and (work / "jobs" / "sft.py").is_file()
 

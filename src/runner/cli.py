@@ -134,9 +134,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         close = difflib.get_close_matches(verb, VERBS, n=1)
         fix = f"did you mean `runner {close[0]}`?" if close else "runner --help"
         raise RunnerError(f"there is no verb {verb!r}", f"known: {', '.join(VERBS)}", fix, exit_code=2)
-    # options of every verb may also stand before it
+    # options of every verb may also stand before it; at the end they reach the innermost parser (`env show`)
     at = words.index(verb)
-    args = make_parser((verb,)).parse_args([verb, *words[:at], *words[at + 1 :]])
+    args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
     args.rest, args.has_rest, args.full_parser = rest, has_rest, full_parser
     return args
 

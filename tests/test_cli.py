@@ -1,0 +1,67 @@
+"""The command line's manners: exit codes, errors in three parts, stdout is exactly the answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.cli import VERBS, split_rest
+
+
+def runner(*argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run((sys.executable, "-m", "runner", *argv), capture_output=True, text=True, cwd=cwd)
+
+
+def test_words_after_the_first_bare_dashes_are_left_alone() -> None:
+    assert split_rest(["launch", "--env", "x", "--", "a", "--", "-v"]) == (
+        ["launch", "--env", "x"],
+        ("a", "--", "-v"),
+        True,
+    )
+    assert split_rest(["status"]) == (["status"], (), False)
+
+
+def test_the_overview_names_every_verb_and_its_own_help_exists() -> None:
+    overview = runner("--help")
+    assert overview.returncode == 0 and not overview.stderr
+    for verb in VERBS:
+        assert f"  {verb} " in overview.stdout
+        own = runner(verb, "--help")
+        assert own.returncode == 0 and f"runner {verb}" in own.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("lanch",), "did you mean `runner launch`?"),
+        (("launch", "--nodse", "2"), "--nodse"),
+        (("launch", "--nod", "2"), "--nod"),  # no abbreviations
+        (("env",), "runner env --help"),
+    ],
+)
+def test_a_usage_error_is_exit_code_2_in_three_parts(argv: tuple[str, ...], said: str) -> None:
+    done = runner(*argv)
+    assert done.returncode == 2 and not done.stdout
+    assert "because:" in done.stderr and "try:" in done.stderr and said in done.stderr
+
+
+def test_options_of_every_verb_may_stand_before_it() -> None:
+    assert runner("--site", "generic-pyxis", "site", "show").stdout == runner("site", "show", "generic-pyxis").stdout
+
+
+def test_a_reader_that_goes_away_makes_no_noise() -> None:
+    done = subprocess.run(
+        ("bash", "-o", "pipefail", "-c", f"{sys.executable} -m runner --help | true"), capture_output=True, text=True
+    )
+    assert not done.stderr
+
+
+def test_completion_scripts_are_shell() -> None:
+    for shell in ("bash", "zsh"):
+        script = runner("completion", shell)
+        assert script.returncode == 0 and "launch" in script.stdout
+    checked = subprocess.run(("bash", "-n"), input=runner("completion", "bash").stdout, text=True, capture_output=True)
+    assert checked.returncode == 0, checked.stderr
