@@ -40,6 +40,7 @@ def _add_build(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="an ARG's value")
     build.add_argument("--no-cache", action="store_true", help="build every step anew, on a base asked for anew")
     build.add_argument("--import", action="store_true", dest="then_import", help="then make the squashfs; prints PATH")
+    build.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help="for sites that build in a job")
     build.add_argument("--json", action="store_true", help="print JSON")
     build.add_argument("--dry-run", action="store_true", help="print a bash script that does the same")
     build.set_defaults(run=build_image)
@@ -72,6 +73,7 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     from dataclasses import asdict
 
     from runner.images.build import build, dry_run
+    from runner.images.build_job import goes_to_a_job
     from runner.images.recipe import load_recipe
     from runner.project import find_project
 
@@ -80,16 +82,52 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     console.say(f"recipe: {recipe.path}")
     report = BuildConsole(console)
     options = _build_options(args)
+    site = _site(args, console) if args.then_import else None
+    if site is not None and goes_to_a_job(site, os.environ):
+        return _build_in_a_job(recipe.name, site, args, console)
     if args.dry_run:
         console.answer(dry_run(recipe, options, os.environ, report))
         return 0
     image = build(recipe, options, os.environ, report)
-    if args.then_import:
-        return _import(f"{_scheme(image.engine)}://{image.reference}", _site(args, console), args, console)
+    if site is not None:
+        return _import(f"{_scheme(image.engine)}://{image.reference}", site, args, console)
     if args.json:
         console.answer_json({**asdict(image), "reference": image.reference})
     else:
         console.answer(image.reference)
+    return 0
+
+
+def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
+    """`runner build --import` for a site whose nodes keep podman's images in their memory: one job does both."""
+    from pathlib import Path
+
+    from runner.images import build_job
+    from runner.images.squashfs_file import find_squashfs
+
+    values = [
+        ("--tag", args.tag),
+        ("--base-tag", args.base_tag),
+        ("--platform", args.platform),
+        ("--engine", args.engine),
+    ]
+    values += [("--build-arg", word) for word in args.build_arg]
+    flags = [f"{flag}={value}" for flag, value in values if value] + (["--no-cache"] if args.no_cache else [])
+    words = (sys.executable, "-m", "runner", "build", args.recipe, "--import", f"--site={site.name}", *flags)
+    images = site.images(os.environ)
+    if args.dry_run:
+        job = build_job.planned_job(name, words, site, images, Path.cwd())
+        console.say(" ".join(build_job.submission(job, site, args.sbatch)))
+        console.answer(build_job.script(job))
+        return 0
+    build_job.check_account(site, args.sbatch, os.environ)
+    job = build_job.make_job(name, words, site, images, os.environ)
+    path = build_job.run(job, site, args.sbatch, os.environ, console)
+    squashfs = find_squashfs(path)
+    if args.json and squashfs is not None:
+        console.answer_json(_as_dict(squashfs))
+    else:
+        console.answer(str(path))
     return 0
 
 

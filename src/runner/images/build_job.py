@@ -1,0 +1,189 @@
+"""Build and import as one Slurm job, where podman's storage must lie in a compute node's memory and dies with the job.
+
+Source: CSCS documentation, "Building container images on Alps": graphroot below /dev/shm, and import in the same
+allocation.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.images.podman_setup import cache_folder
+from runner.machine import files, folders, process
+from runner.machine.report import Report
+from runner.site import Site
+
+_POLL_SECONDS = 2.0
+_LATE_SECONDS = 20.0  # a shared file system may show the job's last files later than squeue its end
+_DEFAULT_MINUTES = 60
+
+
+@dataclass(frozen=True)
+class BuildJob:
+    """What the job does: its files lie in `folder`, which all nodes see."""
+
+    name: str
+    folder: Path
+    project: Path
+    words: tuple[str, ...]
+    """the command that builds and imports, and prints the squashfs file's path"""
+    storage: str
+    """where podman keeps its images on the node; `${USER}` and the like are the node's"""
+    images: Path
+
+
+def goes_to_a_job(site: Site, environ: Mapping[str, str]) -> bool:
+    """Whether images for this site are built in a job: it says where podman's storage lies on a node, and we are not
+    on one already."""
+    return site.scheduler == "slurm" and site.container_storage is not None and "SLURM_JOB_ID" not in environ
+
+
+def script(job: BuildJob) -> str:
+    """The batch script: plain bash, the same whenever it is made from the same job. Pure."""
+    folder = shlex.quote(str(job.folder))
+    return f"""\
+#!/bin/bash
+# Builds an image and imports it to one squashfs file, in one job: podman's storage lies in this node's memory.
+set -euo pipefail
+folder={folder}
+storage="{job.storage}/runner-$SLURM_JOB_ID"
+
+leave() {{
+    code=$?
+    podman system reset --force > /dev/null 2>&1 || true
+    umount --lazy "$storage/root/overlay" 2> /dev/null || true
+    rm -rf "$storage" 2> /dev/null || podman unshare rm -rf "$storage" || true
+    echo "$code" > "$folder/exit_code"
+}}
+trap leave EXIT
+trap 'exit 143' TERM INT
+
+umask 077
+mkdir -p "$storage/tmp"
+cat > "$storage/storage.conf" << EOF
+[storage]
+driver = "overlay"
+graphroot = "$storage/root"
+rootless_storage_path = "$storage/root"
+runroot = "$storage/run"
+EOF
+umask 022
+export CONTAINERS_STORAGE_CONF="$storage/storage.conf" TMPDIR="$storage/tmp"
+export RUNNER_IMAGES={shlex.quote(str(job.images))}
+
+cd {shlex.quote(str(job.project))}
+{shlex.join(job.words)} > "$folder/path" &
+wait $!
+"""
+
+
+def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ...]:
+    """The sbatch command line. The user's flags come last and win; the environment goes with the job."""
+    minutes = site.time_minutes or _DEFAULT_MINUTES
+    own = (
+        *((f"--partition={site.partition}",) if site.partition else ()),
+        *((f"--account={site.account}",) if site.account else ()),
+        *((f"--cpus-per-task={site.cpus_per_node}",) if site.cpus_per_node else ()),
+        *((f"--mem={site.memory}",) if site.memory else ()),
+    )
+    log = str(job.folder / "log").replace("%", "%%")
+    fixed = (f"--job-name=build-{job.name}", "--nodes=1", "--ntasks=1", f"--time={minutes}", f"--output={log}")
+    return ("sbatch", "--parsable", *fixed, *own, *site.sbatch, *flags, str(job.folder / "build.sbatch"))
+
+
+def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Raise RunnerError where the site wants an account and nobody named one."""
+    named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
+    if site.account_required and not named:
+        raise RunnerError(
+            f"{site.name} needs an account for the build job", "no account was given", "--sbatch=--account=PROJECT"
+        )
+
+
+def make_job(name: str, words: Sequence[str], site: Site, images: Path, environ: Mapping[str, str]) -> BuildJob:
+    """The job of a build, with a folder of its own."""
+    folder = folders.take_numbered(cache_folder(environ) / "build-jobs", name)
+    return planned_job(name, words, site, images, folder)
+
+
+def planned_job(name: str, words: Sequence[str], site: Site, images: Path, folder: Path) -> BuildJob:
+    """The job of a build in a folder."""
+    return BuildJob(name, folder, Path.cwd(), tuple(words), site.container_storage or "", images)
+
+
+def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, str], report: Report) -> Path:
+    """Submit the job, show its log while it runs, and return the squashfs file's path.
+
+    Ctrl-C cancels the job. Raises RunnerError where sbatch refuses or the job fails; its log stays.
+    """
+    process.need(("sbatch", "squeue", "scancel"))
+    check_account(site, flags, environ)
+    files.write(job.folder / "build.sbatch", script(job))
+    done = process.run(submission(job, site, flags), check=False)
+    if done.exit_code != 0:
+        raise RunnerError(
+            "sbatch refuses the build job", done.stderr.strip(), "--sbatch=FLAG gives it what it asks for"
+        )
+    job_id = done.stdout.strip().partition(";")[0]
+    report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")
+    try:
+        _follow(job, job_id, report)
+    except BaseException:
+        process.run(("scancel", job_id), check=False)
+        raise
+    return _result(job, job_id)
+
+
+def _follow(job: BuildJob, job_id: str, report: Report) -> None:
+    """Say the log's lines until Slurm knows the job no more, or knows it as ended."""
+    shown, state = 0, ""
+    while True:
+        now = _state(job_id)
+        if now == "PENDING" and now != state:
+            report.say(f"build job {job_id} waits for a node")
+        state = now
+        shown = _say_new_lines(job.folder / "log", shown, report)
+        if state == "" or (job.folder / "exit_code").exists():
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _state(job_id: str) -> str:
+    """The job's state, empty when it has ended; a controller that does not answer is asked again."""
+    asked = ("squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING,RUNNING,COMPLETING,CONFIGURING,SUSPENDED")
+    done = process.run((*asked, "--format=%T"), check=False)
+    if done.exit_code != 0:
+        return "" if "Invalid job id" in done.stderr else "unknown"
+    return done.stdout.strip()
+
+
+def _say_new_lines(log: Path, shown: int, report: Report) -> int:
+    if not log.exists():
+        return shown
+    with log.open("rb") as stream:
+        stream.seek(shown)
+        whole, _, _ = stream.read().rpartition(b"\n")
+    for line in whole.decode(errors="replace").splitlines():
+        report.say(f"  {line}")
+    return shown + len(whole) + (1 if whole else 0)
+
+
+def _result(job: BuildJob, job_id: str) -> Path:
+    deadline = time.monotonic() + _LATE_SECONDS
+    while not (job.folder / "exit_code").exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    log = job.folder / "log"
+    fix = f"the whole log: {log}"
+    if not (job.folder / "exit_code").exists():
+        raise RunnerError(f"build job {job_id} ended without a result", "it was cancelled, or ran out of time", fix)
+    code = (job.folder / "exit_code").read_text().strip()
+    path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""
+    if code != "0" or not path:
+        tail = log.read_text(errors="replace").strip().splitlines()[-12:] if log.exists() else []
+        raise RunnerError(f"build job {job_id} failed with exit code {code}", "\n".join(tail), fix)
+    return Path(path)

@@ -1,0 +1,145 @@
+"""Where podman's storage dies with the job, one job builds and imports: on the lab's Slurm, the storage thrown away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.images.build_job import BuildJob, check_account, goes_to_a_job, script, submission
+from runner.machine import probe
+from runner.site import load_site
+from tests.images.bench import TINY, Bench, content
+from tests.lab.slurm import SlurmLab
+
+SITE = """\
+name = "alps-lab"
+summary = "a site of the lab that builds in jobs"
+[sources.lab]
+title = "the lab"
+date = "2026-11-21"
+[values]
+scheduler = {{ value = "slurm", source = "lab" }}
+engine = {{ value = "ce", source = "lab" }}
+architecture = {{ value = "{architecture}", source = "lab" }}
+image_folder = {{ value = "{images}", source = "lab" }}
+container_storage = {{ value = "{storage}", source = "lab" }}
+"""
+JOB = BuildJob(
+    "cpu",
+    Path("/home/a b/jobs/cpu-0001"),
+    Path("/home/it's/project"),
+    ("runner", "build", "$(id)"),
+    "/dev/shm/${USER}",
+    Path("/scratch/images"),
+)
+
+
+@pytest.fixture
+def storage() -> Iterator[Path]:
+    """Where the job's podman keeps its images: a short path, podman takes 50 characters."""
+    path = Path(f"/tmp/rlab-{os.getpid()}")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def alps(bench: Bench, slurm: SlurmLab, storage: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A bench on the lab's Slurm whose site builds in jobs."""
+    monkeypatch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
+    folder = bench.folder / "home/.config/runner/sites"
+    folder.mkdir(parents=True)
+    text = SITE.format(architecture=probe.architecture(), images=bench.folder / "scratch", storage=storage)
+    (folder / "alps-lab.toml").write_text(text)
+    monkeypatch.delenv("RUNNER_IMAGES")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("RUNNER_SITE", "alps-lab")
+    return bench
+
+
+def test_the_script_is_bash_and_quotes_what_it_is_given() -> None:
+    text = script(JOB)
+    subprocess.run(("bash", "-n"), input=text, text=True, check=True)
+    subprocess.run(("shellcheck", "--severity=warning", "-"), input=text, text=True, check=True)
+    assert "runner build '$(id)' > \"$folder/path\" &" in text
+    assert 'storage="/dev/shm/${USER}/runner-$SLURM_JOB_ID"' in text
+    assert script(JOB) == text
+
+
+def test_the_submission_takes_the_sites_values_and_the_users_flags_last() -> None:
+    words = submission(JOB, load_site("alps-clariden"), ("--account=a01", "--time=5"))
+    assert words[:2] == ("sbatch", "--parsable")
+    assert "--mem=450G" in words and "--partition=normal" in words
+    assert words[-3:] == ("--account=a01", "--time=5", "/home/a b/jobs/cpu-0001/build.sbatch")
+
+
+def test_an_account_is_asked_for_before_submission() -> None:
+    site = load_site("alps-clariden")
+    with pytest.raises(RunnerError) as caught:
+        check_account(site, (), {})
+    assert caught.value.fix == "--sbatch=--account=PROJECT"
+    check_account(site, ("--account=x",), {})
+    check_account(site, (), {"SBATCH_ACCOUNT": "x"})
+
+
+def test_only_such_sites_build_in_a_job_and_not_within_one() -> None:
+    assert goes_to_a_job(load_site("alps-clariden"), {})
+    assert not goes_to_a_job(load_site("alps-clariden"), {"SLURM_JOB_ID": "1"})
+    assert not goes_to_a_job(load_site("generic-slurm"), {})
+
+
+@pytest.mark.uses("podman", "tar2sqfs", "busybox")
+def test_one_job_builds_imports_and_gives_the_path(alps: Bench, storage: Path) -> None:
+    alps.write("injob")
+    done = alps.runner("build", "injob", "--import")
+    assert done.returncode == 0, done.stderr
+    path = Path(done.stdout.strip())
+    assert path.parent == alps.folder / "scratch"
+    assert content(path, "etc/environment").endswith("GREETING=hello there\n")
+    assert "step 1/" in done.stderr  # the job's log is shown while it runs
+    assert not list(storage.iterdir())  # the storage went with the job
+    assert "localhost/runner/injob" not in alps.engine("images", "--format={{.Repository}}")
+
+
+@pytest.mark.uses("podman", "busybox")
+def test_a_build_that_fails_in_its_job_is_told_with_its_words(alps: Bench, storage: Path) -> None:
+    alps.write("badjob", TINY.replace("WORKDIR /work", "RUN echo it went wrong; exit 3"))
+    done = alps.runner("build", "badjob", "--import")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "failed with exit code 1" in done.stderr and "it went wrong" in done.stderr
+    assert not list(storage.iterdir())
+
+
+@pytest.mark.uses("podman", "busybox")
+def test_ctrl_c_cancels_the_job_and_its_storage_goes(alps: Bench, slurm: SlurmLab, storage: Path) -> None:
+    alps.write("longjob", TINY.replace("WORKDIR /work", "RUN sleep 60"))
+    child = alps.start("build", "longjob", "--import")
+    log = alps.folder / "cache/runner/build-jobs/longjob-0001/log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "sleep 60" in log.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(timeout=30) == 130
+    queue = slurm.run(("squeue", "--noheader", "--name=build-longjob", "--states=PENDING,RUNNING")).stdout
+    assert queue == ""
+    deadline = time.monotonic() + 30
+    while list(storage.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_dry_run_prints_the_jobs_script(alps: Bench) -> None:
+    alps.write("dryjob")
+    done = alps.runner("build", "dryjob", "--import", "--dry-run", "--sbatch=--constraint=x")
+    assert done.returncode == 0, done.stderr
+    subprocess.run(("bash", "-n"), input=done.stdout, text=True, check=True)
+    assert "--constraint=x" in done.stderr
+    assert not (alps.folder / "cache/runner/build-jobs").exists()
