@@ -15,6 +15,7 @@ import shutil
 import subprocess
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.sessions = ["tests"]
 nox.options.reuse_existing_virtualenvs = True
@@ -27,7 +28,18 @@ CONTAINERS = (
 )
 LAB = (
     *("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
-    *("libslurm-dev", "gcc", "libc6-dev", "buildah", "docker-registry", "busybox-static", "shellcheck", "git"),
+    *(
+        "libslurm-dev",
+        "gcc",
+        "g++",
+        "libc6-dev",
+        "python3-dev",
+        "buildah",
+        "docker-registry",
+        "busybox-static",
+        "shellcheck",
+        "git",
+    ),
 )
 TEST_TOOLS = (
     "pytest>=8",
@@ -84,12 +96,19 @@ def tests(session: nox.Session) -> None:
     """The test suite on real parts; words after -- go to pytest."""
     debian_packages(session, CONTAINERS + LAB)
     session.install("-q", "-e", ".", *TEST_TOOLS)
-    # one torch for all tests that train: the CPU build, whose name differs where the index has only that build
-    session.install("-q", "torch==2.13.0")
-    session.install("-q", "-r", "tests/training-requirements.txt")
-    session.run(
-        "python", "-m", "pytest", *(session.posargs or ("-n", "2", "--cov=runner", "--cov-report=term:skip-covered"))
-    )
+    install_training_stack(session)
+    options = session.posargs or ("-n", "2", "--dist", "loadfile", "--cov=runner", "--cov-report=term:skip-covered")
+    session.run("python", "-m", "pytest", *options)
+
+
+def install_training_stack(session: nox.Session) -> None:
+    """What the jobs import, at the versions of the demo's image. torch is its CPU build, whatever the index has first."""
+    torch = ("-q", "--no-deps", "torch==2.13.0+cpu")
+    try:
+        session.install(*torch)
+    except CommandFailed:
+        session.install(*torch, "--extra-index-url", "https://download.pytorch.org/whl/cpu")
+    session.install("-q", "--no-deps", "-r", "containers/pins/cpu.txt")
 
 
 @nox.session
@@ -106,7 +125,7 @@ def lab(session: nox.Session) -> None:
     """A private Slurm cluster of three virtual nodes, to try things on."""
     debian_packages(session, CONTAINERS + LAB)
     session.install("-q", "-e", ".")
-    session.run("python", "-m", "tests.lab", *(session.posargs or ("up",)))
+    session.run("python", "-m", "tests.lab", *(session.posargs or ("run",)))
 
 
 @nox.session
