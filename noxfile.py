@@ -102,7 +102,7 @@ def tests(session: nox.Session) -> None:
 
 
 def install_training_stack(session: nox.Session) -> None:
-    """What the jobs import, at the versions of the demo's image. torch is its CPU build, whatever the index has first."""
+    """What the jobs import, at the versions of the demo's image; torch is its CPU build."""
     torch = ("-q", "--no-deps", "torch==2.13.0+cpu")
     try:
         session.install(*torch)

@@ -83,14 +83,17 @@ def prepare(
     job_file, program = find_program(request, project)
     environment = find_environment(request.env or (job_file.environment if job_file else None), project, environ, site,
                                    report)  # fmt: skip
+    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
+    report.say(f"container engine {engine} ({engine_why})")
+    if engine == "host" and environment.image:
+        report.warn(f"no container is entered: the image {environment.image!r} is not used")
+        environment = replace(environment, image="")  # so it need not be here
     image = preflight.find_image(environment, site, environ, strict=not request.dry_run)
     if image.missing and make_image is not None:
         make_image(environment, image, site)
         image = preflight.find_image(environment, site, environ)
     notes = _check(environment, image, site, environ, strict=not request.dry_run)
     job = make_job(job_file, _overrides(request, job_file, program), environment, site)
-    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
-    report.say(f"container engine {engine} ({engine_why})")
     environment = preflight.for_the_run(environment, image)
     attachment = attach(environment, site, engine)
     script = SCHEDULERS[site.scheduler](job, attachment, site)
