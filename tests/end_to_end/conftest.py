@@ -89,11 +89,16 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
         (folder / name).write_text(text)
 
 
+def quoted(text: str) -> str:
+    """A text as TOML's basic string, which takes JSON's escapes but no surrogate pairs, and escapes DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
 def environment(image: Path | None, mounts: Sequence[str] = (), env: Mapping[str, str] | None = None) -> str:
     """The text of an EDF."""
-    lines = [f"image = {json.dumps(str(image))}"] if image else []
-    lines += [f"mounts = {json.dumps(list(mounts))}"] if mounts else []
-    lines += ["[env]", *(f"{name} = {json.dumps(value)}" for name, value in (env or {}).items())]
+    lines = [f"image = {quoted(str(image))}"] if image else []
+    lines += [f"mounts = [{', '.join(map(quoted, mounts))}]"] if mounts else []
+    lines += ["[env]", *(f"{name} = {quoted(value)}" for name, value in (env or {}).items())]
     return "\n".join(lines) + "\n"
 
 

@@ -3,9 +3,8 @@
 From the command line through job.sbatch, Slurm, srun, the engine and the image's shell; many texts ride in each job.
 """
 
-import json
 import os
-import subprocess
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.end_to_end.conftest import Runner, environment, write
+from runner.errors import RunnerError
+from runner.runs.job_checks import check_variable
+from runner.runs.quoting import literal
+from tests.end_to_end.conftest import Runner, environment, quoted, write
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import CORPUS
 
@@ -28,24 +30,27 @@ ENGINES = (("generic-slurm", "ce"), ("generic-pyxis", "pyxis"), ("generic-slurm"
 
 
 def toml(variables: Sequence[str]) -> str:
-    lines = [f"V{number} = {json.dumps(text)}" for number, text in enumerate(variables)]
-    return "\n".join(("[env]", f'LAST = "{len(variables) - 1}"', *lines)).replace("\x7f", "\\u007F") + "\n"
+    lines = [f"V{number} = {quoted(text)}" for number, text in enumerate(variables)]
+    return "\n".join(("[env]", f'LAST = "{len(variables) - 1}"', *lines)) + "\n"
+
+
+def is_taken(text: str) -> bool:
+    """Whether the text may be a word at all; what may not is refused by name, which other tests show."""
+    try:
+        check_variable("V0", text)
+        return bool(literal(text))
+    except RunnerError:
+        return False
 
 
 def check(runner: Runner, engine: str, words: Sequence[str], variables: Sequence[str]) -> None:
     """One job: the words as arguments, the texts as values of variables of the job file."""
     write(runner.project, {"jobs/report.sh": REPORT, "jobs/report.toml": toml(variables)})
     launch = ("launch", "--wait", "--env", "box", "--engine", engine, "--script", "report", "--")
-    done = runner(*launch, *words, code=None)
-    if done.returncode != 0:
-        assert "because:" in done.stderr and "try:" in done.stderr, done.stderr
-        assert not done.stdout and not any(runner.runs.glob("report-*")), "a refusal leaves no run"
-        return
-    folder = runner.runs / done.stdout.strip()
+    folder = runner.runs / runner(*launch, *words).stdout.strip()
     assert (folder / "words").read_bytes() == b"".join(os.fsencode(word) + b"\0" for word in words)
     assert (folder / "variables").read_bytes() == b"".join(text.encode() + b"\0" for text in variables)
-    for file in runner.runs.iterdir():
-        subprocess.run(("rm", "-rf", file), check=True)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture
@@ -54,23 +59,24 @@ def boxed(project: Path, busybox_sqsh: Path) -> Path:
     return busybox_sqsh
 
 
-def texts_without_nul(texts: Sequence[str]) -> list[str]:
-    return [text for text in texts if "\0" not in text]
+def taken(texts: Sequence[str]) -> list[str]:
+    return [text for text in texts if is_taken(text)]
 
 
 @pytest.mark.parametrize(("site", "engine"), ENGINES)
 @pytest.mark.uses("bubblewrap", "squashfuse")
 def test_corpus_in_the_container(cluster: Runner, boxed: Path, site: str, engine: str) -> None:
     runner = Runner(cluster.project, cluster.environ, site)
-    texts = texts_without_nul(CORPUS)
+    texts = taken(CORPUS)
+    assert len(texts) > len(CORPUS) - 4  # NUL, half a surrogate pair and the like; nothing else is refused
     check(runner, engine, texts, [text for text in texts if len(text) < 20_000])
 
 
 @pytest.mark.parametrize(("site", "engine"), ENGINES[:2])
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    words=st.lists(TEXT, min_size=60, max_size=80).map(texts_without_nul),
-    variables=st.lists(TEXT, min_size=20, max_size=30).map(texts_without_nul),
+    words=st.lists(TEXT, min_size=60, max_size=80).map(taken),
+    variables=st.lists(TEXT, min_size=20, max_size=30).map(taken),
 )
 def test_any_text_in_the_container(
     cluster: Runner, boxed: Path, site: str, engine: str, words: list[str], variables: list[str]
@@ -86,9 +92,9 @@ def test_bytes_that_are_no_text_arrive(cluster: Runner, boxed: Path) -> None:
 
 def test_variables_of_the_edf(cluster: Runner, boxed: Path) -> None:
     """Their texts arrive on every engine; `$${` is the way to write `${` there."""
-    texts = [text for text in texts_without_nul(CORPUS) if 0 < len(text) < 5000]
+    texts = [text for text in taken(CORPUS) if 0 < len(text) < 5000]
     variables = {f"V{number}": text.replace("${", "$${") for number, text in enumerate(texts)}
-    write(cluster.project, {"edf/box.toml": environment(boxed, env=variables).replace("\x7f", "\\u007F")})
+    write(cluster.project, {"edf/box.toml": environment(boxed, env=variables)})
     write(cluster.project, {"jobs/report.sh": REPORT, "jobs/report.toml": toml([]).replace("-1", str(len(texts) - 1))})
     for site, engine in ENGINES:
         runner = Runner(cluster.project, cluster.environ, site)

@@ -110,3 +110,8 @@ def test_a_command_from_below_the_top_is_told_where_it_starts(project: Project) 
     program = program_of_command(("python", "other.py"), project)
     assert program.main == project.root
     assert "starts in the snapshot's top" in program.notes[0]
+
+
+def test_a_word_of_any_length_is_just_a_word(tmp_path: Path, shipped: Path) -> None:
+    project = Project(None, shipped, tmp_path)
+    assert program_of_command(("echo", "x" * 100_000, "\udcff"), project).main is None

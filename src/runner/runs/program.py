@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +91,7 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
     main = project.root or work_tree(project.start)
     notes: tuple[str, ...] = ()
     if main is None or is_shared_place(main):
-        named = [word for word in command if not word.startswith("/") and (project.start / word).is_file()]
+        named = [word for word in command if not word.startswith("/") and _is_file(project.start, word)]
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
             notes = (f"{named[0]} is not copied: {project.start} is no folder of code",)
@@ -98,6 +99,11 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         inside = project.start.relative_to(main).as_posix()
         notes = (f"the command starts in the snapshot's top, that is {main}, not in {inside}/",)
     return Program(None, tuple(command), main, notes=notes)
+
+
+def _is_file(folder: Path, word: str) -> bool:
+    """Whether a word of a command names a file; it may be any text, of any length."""
+    return os.path.isfile(os.path.join(folder, word))  # noqa: PTH113, PTH118 (Path raises for names that are too long)
 
 
 def _posix(path: Path, root: Path) -> str:

@@ -18,7 +18,7 @@ _HARMLESS = re.compile(
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|sk-[\w-]{20,}"
     r"|xox[abpr]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|nvapi-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|[a-z][a-z0-9+.-]*://[^/\s:@]+:[^/\s@]+@"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----|://[^/\s:@]{1,200}:[^/\s@]{1,200}@"
 )
 
 
