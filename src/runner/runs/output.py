@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -114,8 +115,15 @@ def follow(run: Run, paths: Sequence[Path], write: Callable[[bytes], None], repo
             while data := tail.read():
                 write(data)
         if status is not None and has_ended(status):
-            return status
+            return _final(status)
         time.sleep(_LOOK_SECONDS)
+
+
+def _final(status: RunStatus) -> RunStatus:
+    """The status with its last state: while Slurm still tidies up (COMPLETING), the exit code tells it."""
+    if status.state != "COMPLETING":
+        return status
+    return replace(status, state="FAILED" if status.exit_code else "COMPLETED")
 
 
 def result_code(status: RunStatus) -> int:
