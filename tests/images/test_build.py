@@ -181,6 +181,13 @@ def test_a_registrys_base_is_used_by_its_digest(bench: Bench, registry: Registry
     bench.report.lines.clear()
     assert bench.build("upon").id == image.id
     assert not bench.said("base:")
+    # neither is the base needed any more, nor its registry
+    bench.engine("untag", name, name)
+    with pytest.raises(subprocess.CalledProcessError):
+        bench.engine("image", "exists", name)
+    bench.report.lines.clear()
+    assert bench.build("upon").id == image.id
+    assert not bench.said("base:")
 
 
 def test_without_a_registry_the_debian_base_is_taken_and_why_is_said(bench: Bench) -> None:
@@ -199,7 +206,7 @@ packages = ["python3"]
     with pytest.raises(RunnerError) as caught:
         bench.write("fallback", "ARG BASE\nFROM ${BASE}\nENV A=c\n", bases.split("[[base]]\ndebian")[0])
         bench.build("fallback")
-    assert "127.0.0.1:9/python:3.11: its registry does not answer" in caught.value.why
+    assert "127.0.0.1:9/python:3.11: its registry does not give it" in caught.value.why
 
 
 def test_a_foreign_platform_without_an_emulator_is_refused_before_the_build(bench: Bench) -> None:

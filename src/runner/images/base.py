@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from runner.machine import process
 from runner.machine.plan import Step
 
 _PROBE_SECONDS = 8.0  # a registry that needs longer to show a manifest is no use for gigabytes of layers
+_DEBIAN_FORMAT = 2  # raised when a Debian base is made in another way
 _DEBIAN_SOURCES = (
     "deb http://deb.debian.org/debian {suite} main",
     "deb http://deb.debian.org/debian {suite}-updates main",
@@ -35,16 +37,20 @@ class ResolvedBase:
     digest: str
     """what the content hash takes: the manifest's digest, or the hash of suite and packages"""
     why: str
+    named: str = ""
+    """as the recipe names it"""
     release: tuple[str, str] = ("", "")
     """(ID, VERSION_CODENAME), where it is known"""
 
 
+BASE_LABEL = "runner.base"
+_NAME, _DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
 NO_BASE = ResolvedBase("", "", "the Containerfile names its base itself")
 
 
 def debian_reference(base: Base, platform: str) -> str:
     """The name of a Debian base in the storage: its tag is the hash of suite, packages and platform."""
-    inputs = json.dumps([base.debian, sorted(base.packages), platform])
+    inputs = json.dumps([_DEBIAN_FORMAT, base.debian, sorted(base.packages), platform])
     return f"localhost/runner/base-debian-{base.debian}:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
 
 
@@ -58,6 +64,9 @@ def known_bases(recipe: Recipe, at: Workplace) -> list[ResolvedBase]:
             found.append(_debian(base, at.platform, "made before"))
         elif (image := at.store.find(base.image)) and image.architecture == at.architecture:
             found.append(_pinned(base.image, image, "in the storage already"))
+        elif (latest := at.store.find(f"{recipe.repository}:latest")) and latest.labels.get(BASE_LABEL) == base.image:
+            # the base itself was removed from the storage (podman image prune), what was built on it was not
+            found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "that of the image built last"))
     return found
 
 
@@ -80,7 +89,8 @@ def resolve_base(recipe: Recipe, at: Workplace, *, refresh: bool) -> ResolvedBas
     raise RunnerError(
         f"no base of recipe {recipe.name!r} can be had here",
         "\n".join(reasons),
-        "log in to the registry (podman login), or install mmdebstrap where the recipe names a Debian base",
+        f"{at.engine.name} pull {recipe.bases[0]}   (says more; where it needs an account, {at.engine.name} login "
+        "first); a [[base]] with debian = … is made here by mmdebstrap",
     )
 
 
@@ -96,7 +106,8 @@ def base_release(base: ResolvedBase, engine: Engine) -> tuple[str, str]:
 
 def _debian(base: Base, platform: str, why: str) -> ResolvedBase:
     reference = debian_reference(base, platform)
-    return ResolvedBase(reference, f"debian:{split_reference(reference)[1]}", why, ("debian", base.debian or ""))
+    digest = f"debian:{split_reference(reference)[1]}"
+    return ResolvedBase(reference, digest, why, str(base), ("debian", base.debian or ""))
 
 
 def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
@@ -106,8 +117,8 @@ def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
     exact = next((entry for entry in digests if entry.endswith(image.digest)), None) if image.digest else None
     chosen = exact or (sorted(digests)[0] if digests else None)
     if chosen is None or name.startswith("localhost/"):
-        return ResolvedBase(reference, image.id, why)
-    return ResolvedBase(chosen, chosen.partition("@")[2], why)
+        return ResolvedBase(reference, image.id, why, reference)
+    return ResolvedBase(chosen, chosen.partition("@")[2], why, reference)
 
 
 def _fetch(reference: str, at: Workplace, refresh: bool) -> ResolvedBase:
@@ -139,7 +150,8 @@ def _probe(reference: str) -> None:
     done = process.run(argv, check=False, timeout_seconds=_PROBE_SECONDS)
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]
-        raise RunnerError("its registry does not answer", words[-1].partition("msg=")[2] or words[-1], "")
+        said = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
+        raise RunnerError("its registry does not give it", re.sub(r"^Error parsing image name .*?: ", "", said), "")
 
 
 def _make_debian(base: Base, at: Workplace, refresh: bool, because: str) -> ResolvedBase:
@@ -164,8 +176,11 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
     """
     suite, architecture = base.debian or "", platform.split("/")[1]
     sources = "\\n".join(line.format(suite=suite) for line in _DEBIAN_SOURCES)
-    # neither the host's mirror nor its proxy stays in the image
-    clean = f'printf "{sources}\\n" > "$1/etc/apt/sources.list"; rm -f "$1"/etc/apt/sources.list.d/* "$1"/etc/apt/apt.conf.d/99mmdebstrap'  # noqa: E501
+    # mmdebstrap takes over the host's mirror, proxy, name and name servers: none of them stays in the image
+    clean = (
+        f'printf "{sources}\\n" > "$1/etc/apt/sources.list"; cd "$1/etc" && '
+        "rm -f apt/sources.list.d/* apt/apt.conf.d/99mmdebstrap hostname resolv.conf"
+    )
     make = (
         "mmdebstrap",
         "--variant=minbase",
@@ -190,4 +205,4 @@ def shown(base: ResolvedBase) -> Mapping[str, str]:
     """The OCI labels about the base."""
     if not base.reference:
         return {}
-    return {"org.opencontainers.image.base.name": base.reference, "org.opencontainers.image.base.digest": base.digest}
+    return {_NAME: base.reference, _DIGEST: base.digest, BASE_LABEL: base.named}

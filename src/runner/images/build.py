@@ -77,7 +77,7 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     at, recipe = prepare(recipe, options, environ, report)
     known = bases.known_bases(recipe, at)
     first = recipe.bases[0] if recipe.bases else None
-    base = known[0] if known else ResolvedBase(str(first), str(first), "the recipe's first")
+    base = known[0] if known else ResolvedBase(str(first), str(first), "the recipe's first", str(first))
     before: tuple[Step, ...] = ()
     debian = next((entry for entry in recipe.bases if base.reference.startswith("localhost/runner/base-")), None)
     if debian is not None and at.store.find(base.reference) is None:
