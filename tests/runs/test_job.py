@@ -115,6 +115,17 @@ def test_the_site_fills_gaps() -> None:
     assert (job.resources.memory, job.resources.time_minutes) == ("450G", 30)
 
 
+def test_one_job_file_serves_sites_with_and_without_gpus(write: Callable[[str], Path]) -> None:
+    """With GPUs there is one process each; without, as many as cpu_tasks_per_node says; tasks_per_node beats both."""
+    path = write('script = "jobs/sft.py"\n[resources]\ncpu_tasks_per_node = 2\n')
+    with_gpus, without = replace(SLURM, gpus_per_node=4), replace(SLURM, gpus_per_node=0)
+    assert made(path, site=with_gpus).resources.tasks_per_node == 4
+    job = made(path, site=without)
+    assert job.resources.tasks_per_node == 2
+    assert job.origins["tasks_per_node"].place is not None
+    assert made(path, Overrides(tasks_per_node=3), without).resources.tasks_per_node == 3
+
+
 def test_a_command_runs_as_it_is() -> None:
     """Without a launcher asked for, a command is no Python script: it runs once per node."""
     job = make_job(None, overrides(("nvidia-smi", "-L"), nodes=2), BARE, replace(SLURM, gpus_per_node=4))

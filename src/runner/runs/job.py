@@ -235,11 +235,11 @@ def _resources(
 ) -> Resources:
     written = job_file.resources if job_file else {}
 
-    def number(key: str, default: int, of_site: Site | None = None) -> int:
-        value = written.get(key)
+    def number(key: str, default: int, of_site: Site | None = None, place: str = "") -> int:
+        value = written.get(place or key)
         given: int | None = getattr(overrides, key)
         found = int(value) if value is not None else None
-        return chooser.choose(key, given, found, "resources", key, site=of_site, default=default)
+        return chooser.choose(key, given, found, "resources", place or key, site=of_site, default=default)
 
     def word(key: str) -> str | None:
         value = written.get(key)
@@ -248,7 +248,13 @@ def _resources(
         return chooser.choose(key, given, found, "resources", key, site=site, default=None)
 
     gpus = number("gpus_per_node", 0, site)
-    tasks = number("tasks_per_node", 1 if launcher == "none" else max(1, gpus))
+    # a job that is to run with and without GPUs says only for the latter how many processes it wants
+    without_gpus = gpus == 0 and "tasks_per_node" not in written and "cpu_tasks_per_node" in written
+    tasks = number(
+        "tasks_per_node",
+        1 if launcher == "none" else max(1, gpus),
+        place="cpu_tasks_per_node" if without_gpus else "",
+    )
     cpus = (site.cpus_per_node or 0) // max(1, tasks)
     limit = overrides.time and time_limit.minutes(overrides.time, "--time")
     minutes = written.get("time_minutes")

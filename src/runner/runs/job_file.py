@@ -12,7 +12,10 @@ from runner.runs import time_limit
 
 KEYS = ("summary", "script", "command", "environment", "launcher", "arguments", "setup", "task_prolog", "task_epilog",
         "save_seconds", "resources", "env", "mail", "slurm")  # fmt: skip
-RESOURCES = ("nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task", "memory", "time", "partition", "account")
+RESOURCES = (
+    *("nodes", "gpus_per_node", "tasks_per_node", "cpu_tasks_per_node", "cpus_per_task"),
+    *("memory", "time", "partition", "account"),
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ def load_job_file(path: Path) -> JobFile:
 def _resources(document: Document) -> dict[str, int | str]:
     typed(document, ("resources",), dict)
     found: dict[str, int | str] = {}
-    for key in ("nodes", "gpus_per_node", "tasks_per_node", "cpus_per_task"):
+    for key in ("nodes", "gpus_per_node", "tasks_per_node", "cpu_tasks_per_node", "cpus_per_task"):
         count = typed(document, ("resources", key), int)
         if count is not None:
             found[key] = count
