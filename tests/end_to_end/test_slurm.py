@@ -220,7 +220,10 @@ def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
     """The terminal sends Ctrl-C to sbatch too; the submission is finished and recorded before we leave."""
     real = subprocess.run(("which", "sbatch"), capture_output=True, text=True, check=True).stdout.strip()
     mark = tmp_path / "submitting"
-    write(tmp_path / "bin", {"sbatch": f'#!/bin/sh\ntouch {mark}\nsleep 1\nexec {real} "$@"\n'})
+    write(
+        tmp_path / "bin",
+        {"sbatch": f'#!/bin/sh\n[ "$1" = --version ] || {{ touch {mark}; sleep 1; }}\nexec {real} "$@"\n'},
+    )
     (tmp_path / "bin/sbatch").chmod(0o755)
     slow = Runner(
         cluster.project, {**cluster.environ, "PATH": f"{tmp_path / 'bin'}:{cluster.environ['PATH']}"}, "generic-slurm"
