@@ -42,9 +42,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def _add_resources(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", help="the container engine (default: the site's)")
-    parser.add_argument("--nodes", type=int, metavar="N")
     parser.add_argument("--gpus-per-node", type=int, metavar="N")
-    parser.add_argument("--tasks-per-node", type=int, metavar="N", help="processes per node")
     parser.add_argument("--cpus-per-task", type=int, metavar="N")
     parser.add_argument("--memory", metavar="SIZE", help="per node: 450G")
     parser.add_argument("--time", metavar="LIMIT", help="MINUTES, HH:MM:SS or D-HH:MM:SS")
@@ -65,6 +63,8 @@ def _add_launch(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     launch.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
     launch.add_argument("--name", help="the job's name (default: the script's)")
     launch.add_argument("--launcher", help="torchrun, srun, accelerate or none")
+    launch.add_argument("--nodes", type=int, metavar="N")
+    launch.add_argument("--tasks-per-node", type=int, metavar="N", help="processes per node")
     _add_resources(launch)
     launch.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help="any flag, as --sbatch=FLAG")
     launch.add_argument("--build", action="store_true", help="build and import the image first where it is missing")
@@ -94,9 +94,9 @@ def _overrides(args: argparse.Namespace) -> Overrides:
     return Overrides(
         name=getattr(args, "name", None),
         launcher=getattr(args, "launcher", None),
-        nodes=args.nodes,
+        nodes=getattr(args, "nodes", None),
         gpus_per_node=args.gpus_per_node,
-        tasks_per_node=args.tasks_per_node,
+        tasks_per_node=getattr(args, "tasks_per_node", None),
         cpus_per_task=args.cpus_per_task,
         memory=args.memory,
         time=args.time,

@@ -183,7 +183,7 @@ def _srun(
     place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
     process.need(("srun",))
-    overrides = replace(request.overrides, command=command, nodes=request.overrides.nodes or 1)
+    overrides = replace(request.overrides, command=command, tasks_per_node=1)
     job = make_job(None, overrides, place.environment, place.site)
     live = replace(
         attachment,
