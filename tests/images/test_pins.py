@@ -46,9 +46,18 @@ BASES = (
 )
 
 
-def pip(*words: str) -> subprocess.CompletedProcess[str]:
-    argv = (sys.executable, "-m", "pip", "--disable-pip-version-check", *words)
+def pip(*words: str, program: tuple[str, ...] = ("-m", "pip")) -> subprocess.CompletedProcess[str]:
+    argv = (sys.executable, *program, *words, "--disable-pip-version-check")
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=400)
+
+
+@pytest.fixture(scope="module")
+def new_pip(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """The newest pip, run from its wheel: it resolves twice as fast as the one of Python 3.11's ensurepip."""
+    folder = tmp_path_factory.mktemp("pip")
+    done = pip("download", "--no-deps", "--quiet", f"--dest={folder}", "pip")
+    assert done.returncode == 0, done.stderr
+    return (str(next(folder.glob("pip-*.whl")) / "pip"),)
 
 
 def pinned(base: Base) -> dict[str, str]:
@@ -73,7 +82,9 @@ def deepspeed_requirements(version: str, folder: Path) -> tuple[str, ...]:
         return tuple(line for line in member.read().decode().split() if line)
 
 
-def resolve(base: Base, machine: str, work: Path, requirements: str) -> tuple[str, dict[str, str]]:
+def resolve(
+    program: tuple[str, ...], base: Base, machine: str, work: Path, requirements: str
+) -> tuple[str, dict[str, str]]:
     """What pip says on stderr when it fails, and the packages that it chose for that machine."""
     wheels = work / "wheels"
     wheels.mkdir(parents=True)
@@ -91,7 +102,7 @@ def resolve(base: Base, machine: str, work: Path, requirements: str) -> tuple[st
     platforms = [f"--platform={tag}" for tag in (*tags, f"manylinux2014_{machine}")]
     where = (f"--target={work / 'target'}", f"--report={work / 'report.json'}", f"--find-links={wheels}")
     files = (f"--constraint={work / 'constraints.txt'}", f"--requirement={work / 'requirements.txt'}")
-    done = pip(*RESOLVE, f"--python-version={base.python}", *platforms, *where, *files)
+    done = pip(*RESOLVE, f"--python-version={base.python}", *platforms, *where, *files, program=program)
     if done.returncode != 0:
         return done.stderr, {}
     report = json.loads((work / "report.json").read_text())
@@ -102,13 +113,18 @@ Answers = dict[tuple[str, str], Future[tuple[str, dict[str, str]]]]
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+def answers(new_pip: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     """pip's answer for each pin set and machine; all are asked at once, pip itself uses one core only."""
     work = tmp_path_factory.mktemp("pins")
     with ThreadPoolExecutor(max_workers=min(6, len(os.sched_getaffinity(0)))) as pool:
         yield {
             (base.pins, machine): pool.submit(
-                resolve, base, machine, work / f"{base.pins}-{machine}", (PINS / f"{base.pins}.txt").read_text()
+                resolve,
+                new_pip,
+                base,
+                machine,
+                work / f"{base.pins}-{machine}",
+                (PINS / f"{base.pins}.txt").read_text(),
             )
             for base in BASES
             for machine in MACHINES
@@ -131,9 +147,9 @@ def test_the_demo_is_pinned_to_the_last_package(machine: str, answers: Answers) 
     assert answers["cpu", machine].result()[1] == pinned(BASES[0])
 
 
-def test_a_package_that_wants_another_torch_does_not_resolve(tmp_path: Path) -> None:
+def test_a_package_that_wants_another_torch_does_not_resolve(new_pip: tuple[str, ...], tmp_path: Path) -> None:
     """transformers 5 asks for torch 2.6: on the 24.06 base pip says so and chooses nothing."""
-    error, packages = resolve(BASES[1], "x86_64", tmp_path, "transformers[torch]==5.9.0\n")
+    error, packages = resolve(new_pip, BASES[1], "x86_64", tmp_path, "transformers[torch]==5.9.0\n")
     assert "torch" in error and "conflict" in error
     assert packages == {}
 
