@@ -61,6 +61,8 @@ class Console:
         """A line on stderr; a closed stderr is no reason to fail."""
         try:  # noqa: SIM105 (contextlib is slow to import)
             print(line, file=sys.stderr, flush=True)
+        except UnicodeEncodeError:  # a word of the user's that is no text
+            print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
         except (OSError, ValueError):
             pass
 
@@ -69,7 +71,9 @@ class Console:
         import tempfile
         import traceback
 
-        with tempfile.NamedTemporaryFile("w", prefix="runner-bug-", suffix=".log", delete=False) as log:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="runner-bug-", suffix=".log", delete=False, errors="backslashreplace"
+        ) as log:
             log.write(f"runner {' '.join(argv)}\n\n")
             traceback.print_exception(error, file=log)
         if self.verbose:
