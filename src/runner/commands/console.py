@@ -59,7 +59,7 @@ class Console:
 
     def error_line(self, line: str) -> None:
         """A line on stderr; a closed stderr is no reason to fail."""
-        try:  # noqa: SIM105 (contextlib is slow to import)
+        try:
             print(line, file=sys.stderr, flush=True)
         except UnicodeEncodeError:  # a word of the user's that is no text
             print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
