@@ -1,6 +1,7 @@
 """Fixtures on real parts, golden files, and the account of the parts that tests ran on."""
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,9 @@ from tests.lab.golden import compare
 from tests.lab.podman import Podman
 from tests.lab.registry import Registry
 from tests.lab.slurm import SlurmLab
+
+# A shell starts background commands with SIGINT ignored, and children inherit that: the tests of Ctrl-C need it heard.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 counts: Counter[str] = Counter()

@@ -71,6 +71,15 @@ def directive(word: str, what: str) -> str:
     return f'"{escaped}"' if re.search(r"[\s']", word) else escaped
 
 
+def past_srun(word: str) -> str:
+    r"""The word as it outlives srun, which takes a bare `:` for the mark between parts of a heterogeneous step.
+
+    Backslashes and one colon get one more backslash; payload/task.sh takes it off again. Source: srun(1) of Slurm
+    22.05, "heterogeneous job steps"; srun looks for the mark among the words of the command too.
+    """
+    return "\\" + word if re.fullmatch(r"\\*:", word) else word
+
+
 def _checked(word: str, what: str) -> bytes:
     if "\0" in word:
         raise RunnerError(

@@ -16,6 +16,21 @@ stop() {
 # The first task that fails says so; the others are ended because of it, and their codes would hide its own.
 failed() { (set -C && echo "$1 task $runner_rank node $runner_node" >"$runner_attempt/first_failure") 2>/dev/null; }
 
+# A word `:` comes as `\:`, since srun would take it for its own (the same for `\:`, and so on): one backslash off again.
+runner_colons=
+for runner_word; do
+    case $runner_word in \\*:) runner_colons=yes ;; esac
+done
+if [ -n "$runner_colons" ]; then
+    for runner_word; do
+        case $runner_word in
+        \\*:) case ${runner_word%:} in *[!\\]*) ;; *) runner_word=${runner_word#?} ;; esac ;;
+        esac
+        set -- "$@" "$runner_word"
+        shift
+    done
+fi
+
 # --- the place of this task: from srun, or from payload/processes.sh where no scheduler is
 # shellcheck disable=SC2153  # RUNNER_TASKS is no misspelling of RUNNER_TASK
 if [ -n "${RUNNER_TASK:-}" ]; then

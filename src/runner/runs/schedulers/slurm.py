@@ -206,7 +206,14 @@ def shell(
     """The srun that runs a command in the environment; `${NAME}` in the engine's words is still to be expanded.
 
     With a job id inside that job's allocation, beside what runs there; else in an allocation of its own.
+    Raises RunnerError for a word that srun would take for its own.
     """
+    if ":" in command:
+        raise RunnerError(
+            "cannot pass the word ':' to a command that srun starts",
+            "srun takes a bare colon for the mark between the parts of a heterogeneous step",
+            "put the command into a script, or let a shell say it: -- sh -c 'COMMAND :'",
+        )
     resources = resources or Resources()
     if job_id is not None:
         place: tuple[str, ...] = (f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1")

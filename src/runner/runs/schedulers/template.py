@@ -92,7 +92,7 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
         words = ()
     task = f'/bin/sh "$RUNNER_RUN/payload/task.sh" "$RUNNER_ATTEMPT" {job.launcher} {kind}'
     script = [] if job.script is None else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
-    user = [quoting.literal(word) for word in (*words, *job.arguments)]
+    user = [quoting.literal(quoting.past_srun(word)) for word in (*words, *job.arguments)]
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(
             f"the command is {sum(map(len, user))} bytes long",
