@@ -42,12 +42,13 @@ def until(condition: Callable[[], object], seconds: float = 30) -> None:
 
 def test_two_nodes_two_tasks(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     """Ranks, world size, one master; words and variables as they were written; output where it belongs."""
-    text = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE $SLURMD_NODENAME $MASTER_ADDR" "${MASTER_PORT:+port}" "$NOTE" "$@"'
-    job = replace(shell_job(text, launcher="srun", tasks=2, nodes=2, env={"NOTE": "a\n$(id)"}), arguments=CORPUS[:17])
+    # not echo, which reads backslashes in some shells
+    text = 'printf "%s\\n" "$RANK $LOCAL_RANK $WORLD_SIZE $SLURMD_NODENAME $MASTER_ADDR ${MASTER_PORT:+port} $NOTE $*"'
+    job = replace(shell_job(text, launcher="srun", tasks=2, nodes=2, env={"NOTE": "a\n$(id)"}), arguments=CORPUS[:20])
     run = write_run(tmp_path, job, site=SLURM)
     job_id = submit(plain_slurm, run)
     plain_slurm.wait_for(job_id, ENDED)
-    words = " ".join(("a\n$(id)", *CORPUS[:17]))
+    words = " ".join(("a\n$(id)", *CORPUS[:20]))
     assert f"0 0 4 nid001 127.0.0.1 port {words}\n" in (run / "job.log").read_text()
     assert (run / "attempts/1/rank-1.log").read_text() == f"1 1 4 nid001 127.0.0.1 port {words}\n"
     assert (run / "attempts/1/rank-3.log").read_text() == f"3 1 4 nid002 127.0.0.1 port {words}\n"
