@@ -42,7 +42,7 @@ DEMO = {
     "packing": True,
     "packing_strategy": "wrapped",
     "per_device_train_batch_size": 2,
-    "max_steps": 140,
+    "max_steps": 100,
     "learning_rate": 2e-3,
     "lr_scheduler_type": "cosine",
     "warmup_steps": 10,
