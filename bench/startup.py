@@ -6,6 +6,7 @@ the time of `python -c pass`.
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = sys.executable
+# byte code is kept, as it is after an ordinary install; all commands alike
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 COMMANDS = {
     "python -c pass": (PYTHON, "-c", "pass"),
     "runner --help": (str(Path(PYTHON).parent / "runner"), "--help"),
@@ -42,7 +45,7 @@ COMMANDS = {
 def seconds(argv: tuple[str, ...]) -> float:
     """Wall seconds of one run; ends the bench where the command fails."""
     start = time.perf_counter()
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=ENVIRONMENT)
     return time.perf_counter() - start
 
 
