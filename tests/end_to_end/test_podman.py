@@ -16,8 +16,11 @@ def boxed(project: Path, tmp_path: Path, podman: Podman, busybox_sqsh: Path) -> 
     return Runner(project, {**clean_environ(tmp_path / "home", podman.environ), "SLURM_CONF": "/nonexistent"}, "local")
 
 
-def containers(podman: Podman) -> str:
-    return podman.run("ps", "--all", "--quiet").stdout
+def containers(podman: Podman, boxed: Runner) -> str:
+    """The containers that mount a folder of this test's project: what other tests made counts not here."""
+    form = "{{.ID}} {{range .Mounts}}{{.}} {{end}}"
+    lines = podman.run("ps", "--all", "--no-trunc", f"--format={form}").stdout.splitlines()
+    return "".join(line for line in lines if str(boxed.project) in line)
 
 
 @pytest.mark.uses("podman")
@@ -25,7 +28,7 @@ def test_output_mounts_variables_and_exit_code(boxed: Runner, podman: Podman) ->
     command = ("sh", "-c", "echo $GREETING, $FROM_EDF, $PWD; cat /mnt/note.txt; exit 8")
     folder, log = boxed.finished("--engine", "podman", "--env", "box", "--", *command, code=8)
     assert f"from the image, e 'd' f, {folder}/code\nfrom the mount\n" in log
-    assert containers(podman) == ""
+    assert containers(podman, boxed) == ""
     done = boxed("shell", "box", "--engine", "podman", "--", "sh", "-c", "echo $GREETING; exit 2", code=2)
     assert done.stdout == "from the image\n"
 
@@ -36,5 +39,5 @@ def test_cancel_ends_the_container(boxed: Runner, podman: Podman) -> None:
     until((folder / "up").exists, "the container")
     boxed("cancel", "last")
     assert boxed.status("last")["state"] == "CANCELLED"
-    until(lambda: containers(podman) == "", "the container to be gone")
+    until(lambda: containers(podman, boxed) == "", "the container to be gone")
     assert subprocess.run(("pgrep", "-f", str(folder)), capture_output=True).stdout == b""

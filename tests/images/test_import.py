@@ -252,6 +252,7 @@ def test_left_overs_of_another_image_go_too_but_not_those_of_a_live_import(tiny:
     assert not dead.exists()
     assert live.exists() and strangers.exists()
     assert theirs in tiny.engine("ps", "-aq", "--no-trunc").split()
+    tiny.engine("rm", theirs)
     assert tiny.left_containers() == ""
 
 
