@@ -73,3 +73,13 @@ def copy(names: Iterable[str], source: Path, target: Path) -> None:
 def remove(folder: Path) -> None:
     """Remove a folder that we made, with all that lies in it; what cannot be removed stays."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """The user's folder for what can be made again: private configurations, staged contexts, logs of builds."""
+    return Path(environ.get("XDG_CACHE_HOME") or home(environ) / ".cache") / "runner"
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """The user's home folder."""
+    return Path(environ.get("HOME") or "~").expanduser()
