@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +178,7 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
         'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
     # it works as one of the user's subordinate ids, who cannot enter a temporary folder that is the user's alone
-    elsewhere = () if folders.open_to_others(Path(tempfile.gettempdir())) else ("env", "TMPDIR=/tmp")
+    elsewhere = () if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp")) else ("env", "TMPDIR=/tmp")
     make = (
         *elsewhere,
         "mmdebstrap",
