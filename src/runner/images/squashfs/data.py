@@ -42,54 +42,59 @@ class Run:
 
 
 class FileData:
-    """Where a file's content lies: in blocks of its own, or in a piece of a fragment.
+    """Where a file's content lies: in blocks of its own, or in a piece of a fragment of its run.
 
-    Small files are many, so a fragment's number, the offset in it and the size share one int: 96 bytes in all.
+    Small files are many, so their fragment, the offset in it and the size share one int: 80 bytes in all.
     """
 
-    __slots__ = ("_blocks", "_place", "run")
+    __slots__ = ("_place", "run")
 
     def __init__(
         self, run: Run, size: int, start: int = 0, sizes: bytes = b"", fragment: int = -1, fragment_offset: int = 0
     ) -> None:
+        assert not sizes or fragment < 0, "a file has blocks of its own or shares a fragment"
         self.run = run
-        small = not sizes and size <= _LARGEST_SMALL
-        self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | (size if small else 0)
-        self._blocks: tuple[int, int, bytes] | None = None if small else (size, start, sizes)
+        self._place: int | tuple[int, int, bytes] = (size, start, sizes)
+        if not sizes and size <= _LARGEST_SMALL:
+            self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | size
 
     @property
     def size(self) -> int:
-        return self._place & _LARGEST_SMALL if self._blocks is None else self._blocks[0]
+        place = self._place
+        return place & _LARGEST_SMALL if isinstance(place, int) else place[0]
 
     @property
     def start(self) -> int:
         """Of the first block, relative to the run; 0 where there is none."""
-        return 0 if self._blocks is None else self._blocks[1]
+        place = self._place
+        return 0 if isinstance(place, int) else place[1]
 
     @property
     def sizes(self) -> bytes:
         """A u32 for each block: its length in the squashfs, with PLAIN where uncompressed; 0 is a hole."""
-        return b"" if self._blocks is None else self._blocks[2]
+        place = self._place
+        return b"" if isinstance(place, int) else place[2]
 
     @property
     def fragment(self) -> int:
         """The index of its fragment among those of the run; -1: none."""
-        return (self._place >> 40) - 1
+        place = self._place
+        return (place >> 40) - 1 if isinstance(place, int) else -1
 
     @property
     def fragment_offset(self) -> int:
         """Where it begins in the plain fragment."""
-        return self._place >> 20 & _LARGEST_SMALL
+        place = self._place
+        return place >> 20 & _LARGEST_SMALL if isinstance(place, int) else 0
 
     def locate(self, size: int, start: int, sizes: bytes) -> None:
         """Say where the blocks of a large file lie, once they are written."""
-        self._place = 0
-        self._blocks = (size, start, sizes)
+        self._place = (size, start, sizes)
 
     def moved(self, run: Run) -> FileData:
         """The same content in a copy of its run."""
         copy = FileData.__new__(FileData)
-        copy.run, copy._place, copy._blocks = run, self._place, self._blocks
+        copy.run, copy._place = run, self._place
         return copy
 
 
