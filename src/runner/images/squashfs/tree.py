@@ -1,43 +1,42 @@
-"""The tree that becomes a squashfs's tables."""
+"""The tree that becomes a squashfs: what the tables are written from, in as few bytes per file as Python allows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 
+from runner.images.squashfs.data import FileData
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(slots=True, eq=False)
 class Leaf:
-    """Anything but a directory; a hard link's names share one Leaf."""
+    """What is no directory. Several names of one Leaf are hard links."""
 
-    __slots__ = ("data", "gid", "layer", "mode", "mtime", "uid", "xattrs")
-
-    def __init__(
-        self,
-        mode: int,
-        uid: int,
-        gid: int,
-        mtime: int,
-        xattrs: tuple[tuple[bytes, bytes], ...],
-        data: object,
-        layer: int,
-    ) -> None:
-        self.mode, self.uid, self.gid, self.mtime = mode, uid, gid, mtime
-        self.xattrs, self.data, self.layer = xattrs, data, layer
+    mode: int  # with the type bits
+    uid: int
+    gid: int
+    mtime: int  # seconds since 1970; clamped to what squashfs holds, 0 to 2**32 - 1
+    xattrs: Xattrs
+    data: FileData | bytes | int | None  # of a file, a symlink's target, a device (see `device_number`), nothing
+    layer: int
+    links: int = field(default=0, init=False)  # how many names show; counted by write_tables
 
 
+@dataclass(slots=True, eq=False)
 class Directory:
     """A directory and what it holds."""
 
-    __slots__ = ("children", "gid", "layer", "mode", "mtime", "opaque", "uid", "xattrs")
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    xattrs: Xattrs
+    children: dict[bytes, Leaf | Directory] = field(default_factory=dict)
+    layer: int = -1  # the one that gave its attributes; -1: implicit
+    opaque: int = -1  # the layer below which nothing shows; -1: none
 
-    def __init__(
-        self,
-        mode: int,
-        uid: int,
-        gid: int,
-        mtime: int,
-        xattrs: tuple[tuple[bytes, bytes], ...] = (),
-        layer: int = -1,
-        opaque: int = -1,
-    ) -> None:
-        self.mode, self.uid, self.gid, self.mtime, self.xattrs = mode, uid, gid, mtime, xattrs
-        self.children: dict[bytes, Leaf | Directory] = {}
-        self.layer = layer
-        self.opaque = opaque
+
+def device_number(major: int, minor: int) -> int:
+    """Linux's 32-bit encoding of a device. Source: Linux 6.1, include/linux/kdev_t.h, new_encode_dev."""
+    return (minor & 0xFF) | (major & 0xFFF) << 8 | (minor & 0xFFF00) << 12
