@@ -48,7 +48,9 @@ def test_from_a_containerfile_to_runs_on_every_site(line: Runner, tmp_path: Path
         runner = Runner(line.project, line.environ, site)
         folder, log = runner.finished("--env", "tiny", "--engine", engine, *say)
         assert "hello there from inside\n" in log
-    image = tomllib.loads((first / "lock.toml").read_text())["image"]
+    lock = tomllib.loads((first / "lock.toml").read_text())
+    image, recipe = lock["image"], lock["recipe"]
+    assert recipe["name"] == "tiny" and len(recipe["content"]) == 12 and len(recipe["files_sha256"]) == 64
     path = Path(image["reference"])
     assert path.parent == tmp_path / "images" and path == (tmp_path / "images/tiny.sqsh").resolve()
     assert len(image["sha256"]) == 64 and image["digest"]

@@ -14,7 +14,14 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.squashfs_file import find_squashfs, list_squashfs
+from runner.images.squashfs_file import (
+    Squashfs,
+    as_json,
+    find_squashfs,
+    list_squashfs,
+    read_squashfs,
+    recorded_labels,
+)
 from runner.machine import files
 from tests.images.bench import TINY, Bench, content, listing, sidecar
 from tests.lab.registry import Registry
@@ -56,8 +63,29 @@ def test_a_recipes_image_becomes_a_file_a_link_and_a_sidecar(tiny: Bench) -> Non
     assert told["size_bytes"] == squashfs.path.stat().st_size
     assert (told["source"], told["compression"]) == ("tiny", "zstd:1")
     assert find_squashfs(tiny.images / "tiny.sqsh") == find_squashfs(squashfs.path) == squashfs
+    assert squashfs.labels["runner.recipe"] == "tiny" and len(squashfs.labels["runner.content"]) == 12
     assert squashfs.path.stat().st_mode & 0o777 == 0o644
     assert tiny.left_containers() == ""
+
+
+def test_a_sidecar_keeps_only_what_tells_of_the_making(tmp_path: Path) -> None:
+    """Labels of the base's own stay out; a sidecar of an older version has none, one with anything else is damaged."""
+    labels = {"runner.recipe": "a", "org.opencontainers.image.base.digest": "sha256:0", "maintainer": "x",
+              "org.opencontainers.image.version": "22.04"}  # fmt: skip
+    kept = recorded_labels(labels)
+    assert kept == {"org.opencontainers.image.base.digest": "sha256:0", "runner.recipe": "a"}
+    path = tmp_path / "a-1.sqsh"
+    path.write_bytes(b"hsqs")
+    squashfs = Squashfs(path, tmp_path / "a.sqsh", "0" * 64, "0" * 64, 4, "amd64", labels=kept)
+    path.with_suffix(".json").write_text(as_json(squashfs))
+    assert read_squashfs(path) == squashfs
+    told = sidecar(path)
+    del told["labels"]
+    path.with_suffix(".json").write_text(json.dumps(told))
+    older = read_squashfs(path)
+    assert older is not None and older.labels == {}
+    path.with_suffix(".json").write_text(json.dumps({**told, "labels": 3}))
+    assert read_squashfs(path) is None
 
 
 def test_the_file_holds_the_tree_and_enroots_four_files(tiny: Bench) -> None:

@@ -21,7 +21,7 @@ from runner.images.oci.digest import sha256_of
 from runner.images.oci.store import Store
 from runner.images.source import Source, parse_source
 from runner.images.squashfs import packer
-from runner.images.squashfs_file import Squashfs, as_json, is_whole, read_squashfs, sidecar
+from runner.images.squashfs_file import Squashfs, as_json, is_whole, read_squashfs, recorded_labels, sidecar
 from runner.machine import files, probe, process
 from runner.machine.folders import cache_folder
 from runner.machine.report import Report
@@ -182,6 +182,7 @@ def _make(plan: ImportPlan, store: Store, report: Report) -> Squashfs:
             version=__version__,
             compression=plan.compression,
             content=plan.content,
+            labels=recorded_labels(plan.image.labels),
         )
         # before the file itself: a sidecar alone says nothing, a file alone would be taken for somebody else's
         files.write(sidecar(plan.target), as_json(squashfs))

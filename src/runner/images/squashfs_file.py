@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,17 @@ class Squashfs:
     compression: str = ""
     content: str = ""
     """12 hex digits of what went in: image, compression, packing"""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """the image's labels about how it was built: recipe, content hash, base"""
+
+
+# what `runner build` writes about an image, its base by OCI's names. Source: image-spec, annotations.md
+_LABELS = ("runner.", "org.opencontainers.image.base.", "org.opencontainers.image.revision")
+
+
+def recorded_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Those labels of an image that its sidecar keeps."""
+    return {name: str(value) for name, value in sorted(labels.items()) if name.startswith(_LABELS)}
 
 
 def sidecar(path: Path) -> Path:
@@ -55,9 +66,10 @@ def read_squashfs(path: Path) -> Squashfs | None:
     try:
         data: Mapping[str, Any] = json.loads(sidecar(path).read_text())
         known = {name: data[name] for name in Squashfs.__dataclass_fields__ if name in data}
-        found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"]))})
+        labels = recorded_labels(data.get("labels") or {})  # not there in sidecars of older versions
+        found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"])), "labels": labels})
         return found if path.stat().st_size == found.size_bytes else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
