@@ -22,6 +22,8 @@ from runner.images.squashfs.workers import Block, Workers
 FRAGMENT = struct.Struct("<QI")
 _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
+# a small file: its fragment, offset and size in one int; a large one: size, start, size words
+Place = int | tuple[int, int, bytes]
 _MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
 
 
@@ -54,7 +56,7 @@ class FileData:
     ) -> None:
         assert not sizes or fragment < 0, "a file has blocks of its own or shares a fragment"
         self.run = run
-        self._place: int | tuple[int, int, bytes] = (size, start, sizes)
+        self._place: Place = (size, start, sizes)
         if not sizes and size <= _LARGEST_SMALL:
             self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | size
 
@@ -91,11 +93,17 @@ class FileData:
         """Say where the blocks of a large file lie, once they are written."""
         self._place = (size, start, sizes)
 
-    def moved(self, run: Run) -> FileData:
-        """The same content in a copy of its run."""
-        copy = FileData.__new__(FileData)
-        copy.run, copy._place = run, self._place
-        return copy
+    @property
+    def place(self) -> Place:
+        """Size and place relative to the run, to be kept and given to `at`."""
+        return self._place
+
+    @classmethod
+    def at(cls, run: Run, place: Place) -> FileData:
+        """The content that lies at `place` in a run, or in a copy of it."""
+        data = cls.__new__(cls)
+        data.run, data._place = run, place
+        return data
 
 
 class _Unfinished:
@@ -195,7 +203,7 @@ class DataWriter:
         return run
 
     def copy_run(self, source: BinaryIO, run: Run) -> Run:
-        """Copy a run of another squashfs of the same compression; its contents are those of `FileData.moved`.
+        """Copy a run of another squashfs of the same compression; its contents lie where they lay in the first: `FileData.at`.
 
         Raises RunnerError where `source` is shorter than it should be, OSError for the disk.
         """
