@@ -1,4 +1,4 @@
-"""build, import, images."""
+"""build, import."""
 
 from __future__ import annotations
 
@@ -26,9 +26,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
     _add_build(subparsers, common)
     _add_import(subparsers, common)
-    images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
-    images.add_argument("--json", action="store_true", help="print JSON")
-    images.set_defaults(run=list_images)
 
 
 def _add_build(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -225,33 +222,6 @@ def _site(args: argparse.Namespace, console: Console) -> Site:
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")
     return site
-
-
-def list_images(args: argparse.Namespace, console: Console) -> int:
-    """`runner images`: the squashfs files of the site's image folder."""
-    from runner.images.squashfs_file import age, list_squashfs
-
-    folder = _site(args, console).images(os.environ)
-    found = list_squashfs(folder)
-    if args.json:
-        console.answer_json([{**_as_dict(squashfs), "links": links} for squashfs, links in found])
-        return 0
-    console.say(f"folder: {folder}")
-    if not found:
-        console.say("no squashfs file of ours there; `runner build && runner import` makes one")
-        return 0
-    rows = [
-        (
-            squashfs.path.name,
-            f"{squashfs.size_bytes / 1e6:,.0f} MB",
-            age(squashfs),
-            ", ".join(links) or "-",
-            squashfs.source,
-        )
-        for squashfs, links in found
-    ]
-    console.table(("FILE", "SIZE", "AGE", "LINKS", "SOURCE"), rows)
-    return 0
 
 
 class BuildConsole:

@@ -16,7 +16,7 @@ from runner.images.layer_index import LayerIndex, open_index
 from runner.images.oci.layer import LayeredImage
 from runner.images.pack import PACKING, PackOptions
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs_file import Squashfs, read_squashfs
+from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
 from runner.machine import probe
 
 _OWNERS, _XATTRS = ("root", "keep"), ("keep", "drop")
@@ -109,11 +109,6 @@ def settings_of(packing: PackOptions) -> str:
         f"packing {PACKING}, {library}{level}, blocks of {compression.block_size}, owners {packing.owners}, "
         f"xattrs {packing.xattrs}{epoch}"
     )
-
-
-def index_path(target: Path) -> Path:
-    """The index beside a squashfs file."""
-    return target.with_suffix(".layers") if target.suffix == ".sqsh" else target.with_name(target.name + ".layers")
 
 
 @contextmanager

@@ -12,13 +12,21 @@ from pathlib import Path
 from runner import __version__
 from runner.errors import RunnerError
 from runner.images import metadata, striping
-from runner.images.import_plan import ImportOptions, ImportPlan, index_path, plan_import, previous_index
+from runner.images.import_plan import ImportOptions, ImportPlan, plan_import, previous_index
 from runner.images.leftovers import clear_leftovers
 from runner.images.locate import opened
 from runner.images.oci.digest import sha256_of
 from runner.images.pack import Packed, index_of, pack_image
 from runner.images.source import parse_source
-from runner.images.squashfs_file import Squashfs, as_json, is_whole, read_squashfs, recorded_labels, sidecar
+from runner.images.squashfs_file import (
+    Squashfs,
+    as_json,
+    index_path,
+    is_whole,
+    read_squashfs,
+    recorded_labels,
+    sidecar,
+)
 from runner.machine import files, probe
 from runner.machine.report import Report
 from runner.project import Project

@@ -59,6 +59,11 @@ def sidecar(path: Path) -> Path:
     return path.with_suffix(".json") if path.suffix == ".sqsh" else path.with_name(path.name + ".json")
 
 
+def index_path(target: Path) -> Path:
+    """The index beside a squashfs file."""
+    return target.with_suffix(".layers") if target.suffix == ".sqsh" else target.with_name(target.name + ".layers")
+
+
 def as_json(squashfs: Squashfs) -> str:
     """The sidecar's text."""
     fields = asdict(squashfs)
