@@ -164,5 +164,5 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
 
 
 def for_the_run(environment: Environment, image: LaunchImage) -> Environment:
-    """The environment as the job gets it: the image by content; run folder and shared cache mounted at their own paths."""
+    """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
     return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT))
