@@ -14,7 +14,8 @@ from runner.environments.environment import Environment, load_environment
 from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload
-from runner.runs.job import LAUNCHERS, Job, Overrides, Resources, make_job
+from runner.runs.job import LAUNCHERS, Job, Overrides, Resources
+from runner.runs.job_making import make_job
 from runner.runs.preflight import LaunchImage, for_the_run
 from runner.runs.schedulers import flags
 from runner.site import load_site

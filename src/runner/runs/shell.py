@@ -23,7 +23,8 @@ from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import history, preflight
 from runner.runs.cache import shared_cache
-from runner.runs.job import Overrides, make_job
+from runner.runs.job import Overrides
+from runner.runs.job_making import make_job
 from runner.runs.launch import EDF, find_environment
 from runner.runs.run import RECORD, Run
 from runner.runs.schedulers import slurm
