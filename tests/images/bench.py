@@ -24,7 +24,7 @@ FROM scratch
 COPY containers/busybox /bin/busybox
 RUN ["/bin/busybox", "--install", "-s", "/bin"]
 ENV PATH=/bin GREETING="hello there"
-WORKDIR /work
+WORKDIR /srv
 CMD ["/bin/sh"]
 """
 

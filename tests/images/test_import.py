@@ -93,7 +93,7 @@ def test_the_file_holds_the_tree_and_enroots_four_files(tiny: Bench) -> None:
     found = listing(squashfs.path)
     assert found["bin/busybox"].startswith("-rwxr-xr-x root/root")
     assert content(squashfs.path, "etc/environment") == "PATH=/bin\nGREETING=hello there\n"
-    assert "cd -- '/work'" in content(squashfs.path, "etc/rc")
+    assert "cd -- '/srv'" in content(squashfs.path, "etc/rc")
     assert {"etc/rc.local", "etc/fstab"} <= set(found)
     assert not [name for name in found if name.startswith("dev/")]
 
@@ -106,7 +106,7 @@ def test_the_file_can_be_entered_and_its_rc_starts_the_command(tiny: Bench, tmp_
     )
     words = ("bwrap", "--bind", str(tmp_path / "root"), "/", "--dev", "/dev", "--proc", "/proc", "/bin/sh", "/etc/rc")
     done = subprocess.run((*words, "sh", "-c", "pwd; echo $1", "x", "a b"), text=True, capture_output=True, check=True)
-    assert done.stdout == "/work\na b\n"
+    assert done.stdout == "/srv\na b\n"
 
 
 def test_the_same_image_answers_at_once(tiny: Bench) -> None:
@@ -218,7 +218,7 @@ def test_hostile_configuration_arrives_as_text(bench: Bench) -> None:
     bench.build("evil")
     squashfs = bench.import_image("evil")
     assert f"EVIL={evil}" in content(squashfs.path, "etc/environment").splitlines()
-    script = content(squashfs.path, "etc/rc").replace("/etc/rc.local", "/nowhere").replace("'/work'", "'/tmp'")
+    script = content(squashfs.path, "etc/rc").replace("/etc/rc.local", "/nowhere").replace("'/srv'", "'/tmp'")
     done = subprocess.run(("dash", "-c", script, "rc", "z"), text=True, capture_output=True, check=True)
     assert done.stdout == f"{evil} z\n"
     assert not Path("/OWNED").exists()
