@@ -1,0 +1,1 @@
+"""Images straight from a registry: no engine, nothing written to disk."""
