@@ -73,3 +73,11 @@ def copy(names: Iterable[str], source: Path, target: Path) -> None:
 def remove(folder: Path) -> None:
     """Remove a folder that we made, with all that lies in it; what cannot be removed stays."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def open_to_others(folder: Path) -> bool:
+    """Whether any user may walk into the folder: each step of the way to it has the right bit."""
+    try:
+        return all(step.stat().st_mode & 0o001 for step in (folder, *folder.parents))
+    except OSError:
+        return False
