@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields
@@ -16,8 +15,6 @@ from runner.images.oci.reference import Reference, parse_reference
 from runner.images.oci.repository import Repository
 from runner.images.oci.transfer import Downloads
 from runner.images.oci.web import Patience, Web
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,11 @@ def open_registry_image(
     `connections` requests at once. Plain http is spoken with this machine's own addresses, with others where
     `allow_http`. Leaving ends every thread and connection. Raises RunnerError.
     """
+    import logging
+
     name = parse_reference(reference)
     search = find_login(name.registry, name.repository, user, environ)
-    log.info("login for %s: %s", name.registry, describe_login(search))
+    logging.getLogger(__name__).info("login for %s: %s", name.registry, describe_login(search))
     web = Web(environ, allow_http=allow_http, connections=connections, patience=patience)
     try:
         repository = Repository(name, web, search)
