@@ -33,7 +33,8 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
-REFERENCE_NAME = "org.opencontainers.image.ref.name"
+# annotations; the second is containerd's and Docker's, with a registry and a tag
+NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # what an image without a variant is; a newer one may not start on older processors
 _BASELINE = {"arm64": "v8", "amd64": "v1", "arm": "v7"}
@@ -51,8 +52,8 @@ class Descriptor:
     """of an index's entry, empty where it does not say"""
     os: str = ""
     variant: str = ""
-    name: str = ""
-    """org.opencontainers.image.ref.name"""
+    names: tuple[str, ...] = ()
+    """what a layout calls it: a tag, or a whole reference"""
 
     @property
     def platform(self) -> str:
@@ -131,7 +132,7 @@ def descriptor(fields: Fields) -> Descriptor:
         architecture=probe.oci_architecture(platform.text("architecture")),
         os=platform.text("os"),
         variant=platform.text("variant"),
-        name=fields.object("annotations").text(REFERENCE_NAME),
+        names=tuple(filter(None, (fields.object("annotations").text(name) for name in NAMES))),
     )
 
 
@@ -141,8 +142,7 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
     Of several variants of a processor the plain one, else the oldest. Attestations (platform unknown/unknown) and
     entries of unknown kinds are passed over.
     """
-    images = [entry for entry in entries if not entry.media_type or entry.media_type in INDEX_TYPES + MANIFEST_TYPES]
-    images = [entry for entry in images if entry.architecture != "unknown"]
+    images = [entry for entry in entries if may_be_image(entry)]
     fitting = [entry for entry in images if entry.architecture == architecture and entry.os in ("linux", "")]
     plain = ("", _BASELINE.get(architecture, ""))
     fitting.sort(key=lambda entry: "" if entry.variant in plain else entry.variant)
@@ -157,6 +157,12 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
         f"it has: {', '.join(known[:40])}" if known else f"it lists {len(silent)} images that name no platform",
         "name a site with such nodes (--site), or an image that was built for them",
     )
+
+
+def may_be_image(entry: Descriptor) -> bool:
+    """Whether an index's entry can lead to an image: not an attestation, and of a kind that is known."""
+    known = not entry.media_type or entry.media_type in INDEX_TYPES + MANIFEST_TYPES
+    return known and entry.architecture != "unknown"
 
 
 def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, reference: str) -> LayeredImage:
