@@ -313,8 +313,9 @@ def test_leaving_early_ends_every_thread_at_once() -> None:
     assert not download_threads()
 
 
-def test_closing_a_blob_wakes_its_reader_in_another_thread() -> None:
-    """A pump that reads ahead is not left waiting when the blob is closed under it."""
+@pytest.mark.parametrize("by_reader", [False, True])
+def test_closing_a_blob_wakes_its_reader_in_another_thread(by_reader: bool) -> None:
+    """A pump that reads ahead is not left waiting when the blob, or its reader, is closed under it."""
     ended: list[BaseException] = []
 
     def read(reader: object) -> None:
@@ -328,6 +329,9 @@ def test_closing_a_blob_wakes_its_reader_in_another_thread() -> None:
             thread = threading.Thread(target=read, args=(reader,))
             thread.start()
             time.sleep(0.2)
+            if by_reader:
+                reader.close()
+                thread.join(1)
         thread.join(1)
         assert not thread.is_alive()
     assert isinstance(ended[0], ValueError)

@@ -85,9 +85,14 @@ class Blob:
 class BlobReader:
     """The Reader of an open blob."""
 
-    def __init__(self, blob: Blob, used: Callable[[Blob, Part, int], None]) -> None:
+    def __init__(self, blob: Blob, used: Callable[[Blob, Part, int], None], release: Callable[[Blob], None]) -> None:
         self._blob = blob
         self._used = used
+        self._release = release
+
+    def close(self) -> None:
+        """Stop fetching; a read that waits in another thread ends at once with ValueError, as of a closed file."""
+        self._release(self._blob)
 
     def read(self, size: int = -1, /) -> bytes:
         """As many bytes as asked, fewer only at the end. Raises RunnerError where the blob cannot be fetched."""

@@ -64,11 +64,9 @@ class Downloads:
             self._start()
             self._work.notify_all()
         try:
-            yield BlobReader(blob, self._used)
+            yield BlobReader(blob, self._used, self._release)
         finally:
-            with self._lock:
-                self._drop([blob])
-                self._work.notify_all()
+            self._release(blob)
 
     def close(self) -> None:
         """End every thread and connection at once; what is still open can no longer be read."""
@@ -98,6 +96,11 @@ class Downloads:
             blob.held = 0
             if blob in self._blobs:
                 self._blobs.remove(blob)
+
+    def _release(self, blob: Blob) -> None:
+        with self._lock:
+            self._drop([blob])
+            self._work.notify_all()
 
     def _start(self) -> None:
         if self._web.stopped.is_set():
