@@ -13,6 +13,7 @@ Source: containers/storage 1.43, images.go, layers.go, store.go, drivers/overlay
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,17 @@ from runner.errors import RunnerError
 from runner.images.image import Image
 from runner.images.oci.fields import Fields, parse_object, parse_objects
 from runner.images.oci.layer import Layer, LayeredImage
-from runner.images.oci.manifest import LAYERS, refuse_architecture
+from runner.images.oci.manifest import (
+    CONFIG_BYTES,
+    LAYERS,
+    MANIFEST_BYTES,
+    descriptor,
+    diff_ids_for,
+    is_index,
+    parse_config,
+    runtime_config,
+    verified,
+)
 from runner.images.oci.reader import Reader
 from runner.images.oci.rebuilder import Rebuilder, rebuilder
 from runner.machine import probe, process
@@ -49,22 +60,26 @@ class StoredLayer:
 
 
 @contextmanager
-def open_stored(
-    image: Image, env: Mapping[str, str], *, architecture: str, reference: str
-) -> Iterator[LayeredImage]:
+def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, reference: str) -> Iterator[LayeredImage]:
     """The image with its layers from podman's storage. Raises NotRebuildable where they cannot be had one by one."""
-    refuse_architecture(image.architecture, architecture, reference)
-    layers = find_layers(image, env)
+    driver, roots = _storage(env)
+    root, top = _find_image(image.id, driver, roots)
+    known: dict[str, StoredLayer] = {}
+    for folder in reversed(roots):  # the engine's own storage counts before those for reading alone
+        known |= {layer.id: layer for layer in read_layers(folder, driver)}
+    chain = chain_of(top, known)
+    described = read_described(root / f"{driver}-images" / image.id, len(chain), architecture, reference)
+    check(chain, described.diff_ids)
     with rebuilder(env, reference, rootless=not probe.is_root()) as helper:
         yield LayeredImage(
             reference=reference,
-            id=image.id,
-            digest=image.digest,
-            architecture=image.architecture or architecture,
-            config=image.config,
+            id=described.config_digest.removeprefix("sha256:"),
+            digest=described.digest,
+            architecture=probe.oci_architecture(described.settings.text("architecture")) or architecture,
+            config=runtime_config(described.settings),
             layers=tuple(
                 Layer(diff_id, "", layer.size_bytes, "application/vnd.oci.image.layer.v1.tar", _opener(helper, layer))
-                for diff_id, layer in zip(image.diff_ids, layers, strict=True)
+                for diff_id, layer in zip(described.diff_ids, chain, strict=True)
             ),
         )
 
@@ -73,26 +88,46 @@ def _opener(helper: Rebuilder, layer: StoredLayer) -> Callable[[], AbstractConte
     return lambda: helper.layer(layer.split, layer.root)
 
 
-def find_layers(image: Image, env: Mapping[str, str]) -> tuple[StoredLayer, ...]:
-    """The layers of an image, the lowest first. Raises NotRebuildable."""
-    driver, roots = _storage(env)
-    layers: dict[str, StoredLayer] = {}
-    for root in reversed(roots):  # the engine's own storage counts before those for reading alone
-        layers |= {layer.id: layer for layer in read_layers(root, driver)}
-    top = next((found for root in roots if (found := read_top(root, driver, image.id)) is not None), None)
-    if top is None:
-        raise NotRebuildable("its storage does not list the image where it was looked for")
-    chain = chain_of(top, layers)
-    if len(chain) != len(image.diff_ids):
-        raise NotRebuildable(f"the storage has {len(chain)} layers of it, and its configuration {len(image.diff_ids)}")
-    for layer, diff_id in zip(chain, image.diff_ids, strict=True):
+@dataclass(frozen=True)
+class Described:
+    """What the storage keeps of an image besides its layers."""
+
+    digest: str
+    config_digest: str
+    settings: Fields
+    diff_ids: tuple[str, ...]
+
+
+def read_described(folder: Path, layers: int, architecture: str, reference: str) -> Described:
+    """Manifest and configuration in an image's folder. Raises NotRebuildable where they are not there."""
+    data = _read(folder / "manifest", MANIFEST_BYTES)
+    manifest = parse_object(data, f"the manifest of {reference}")
+    if is_index(manifest):
+        raise NotRebuildable("its storage keeps an index in the place of a manifest")
+    config = descriptor(manifest.object("config"))
+    name = "=" + base64.b64encode(config.digest.encode()).decode()
+    settings = parse_config(_read(folder / name, CONFIG_BYTES), config.digest, architecture, reference)
+    return Described(verified(data, "", reference), config.digest, settings, diff_ids_for(settings, layers))
+
+
+def check(chain: Sequence[StoredLayer], diff_ids: Sequence[str]) -> None:
+    """Raise NotRebuildable unless all layers are there, in the order of their diff_ids."""
+    for layer, diff_id in zip(chain, diff_ids, strict=True):
         if layer.diff_id not in (diff_id, ""):
             raise NotRebuildable(f"the storage holds layer {layer.diff_id[:19]} in the place of {diff_id[:19]}")
         if not layer.split.is_file():
             raise NotRebuildable(f"{layer.split.name} is missing: the storage does not keep how its tar was")
         if not layer.root.is_dir() or (layer.root.parent / "composefs-data").exists():
             raise NotRebuildable(f"layer {layer.id[:12]} is not kept as plain files")
-    return chain
+
+
+def _find_image(identity: str, driver: str, roots: Sequence[Path]) -> tuple[Path, str]:
+    """The store that lists an image, and its uppermost layer. Raises NotRebuildable."""
+    for root in roots:
+        top = read_top(root, driver, identity)
+        if top is not None:
+            return root, top
+    raise NotRebuildable("its storage does not list the image where it was looked for")
 
 
 def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:
@@ -145,15 +180,16 @@ def chain_of(top: str, layers: Mapping[str, StoredLayer]) -> tuple[StoredLayer, 
 
 def _read_list(path: Path) -> Sequence[Fields]:
     """The objects of a list of the storage; none where there is no such file."""
+    return parse_objects(_read(path, _LIST_BYTES) or b"[]", str(path)) if path.exists() else ()
+
+
+def _read(path: Path, limit: int) -> bytes:
     try:
-        if path.stat().st_size > _LIST_BYTES:
-            raise NotRebuildable(f"{path} is larger than {_LIST_BYTES} bytes")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return ()
+        if path.stat().st_size > limit:
+            raise NotRebuildable(f"{path} is larger than {limit} bytes")
+        return path.read_bytes()
     except OSError as error:
         raise NotRebuildable(f"{path}: {error.strerror}") from error
-    return parse_objects(data or b"[]", str(path))
 
 
 def _identity(fields: Fields, key: str) -> str:

@@ -46,7 +46,7 @@ class Rebuilder:
         finally:
             os.close(target)
             os.close(status)
-        with open(data, "rb", buffering=1 << 16) as stream, open(verdict, "rb", buffering=0) as said:
+        with os.fdopen(data, "rb", 1 << 16) as stream, os.fdopen(verdict, "rb", 0) as said:
             yield _Tar(stream, said, self)
 
     def failure(self, said: str) -> RunnerError:
@@ -92,7 +92,7 @@ def rebuilder(env: Mapping[str, str], what: str, *, rootless: bool) -> Iterator[
                 argv,
                 env=process.environment(env),
                 cwd="/",
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=words,
                 start_new_session=True,
