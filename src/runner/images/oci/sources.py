@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.oci import archive, layout
+from runner.images.oci.containers_storage import NotRebuildable, open_stored
+from runner.images.oci.docker_export import exported, find, unnamed
 from runner.images.oci.layer import LayeredImage
+from runner.images.oci.store import DockerStore, PodmanStore
 from runner.images.source import Source
 
 
@@ -23,8 +26,9 @@ class SourceOptions:
     """docker: at a time, to the registry"""
     engine_env: Mapping[str, str] = field(default_factory=dict)
     """podman: what its executable needs in its environment (Engine.env)"""
-    target: Path | None = None
-    """dockerd: the file that is made, by which left-overs of killed imports are known"""
+    name_container: Callable[[], tuple[str, Mapping[str, str]]] = unnamed
+    """dockerd, and podman where layers cannot be had: name and labels of the container that is created when the
+    layer is opened, by which the left-over of a killed import is known; asked then, not before"""
 
 
 @contextmanager
@@ -43,8 +47,32 @@ def open_image(
         read = layout.read_layout if source.scheme == "oci-archive" else archive.read_docker_archive
         with archive.open_archive(path) as files:
             yield read(files, source.tag, architecture=architecture, reference=reference)
+    elif source.scheme == "podman":
+        with _open_podman(source.reference, reference, architecture, options) as image:
+            yield image
+    elif source.scheme == "dockerd":
+        import docker
+
+        store = DockerStore(docker.from_env(environment=dict(environ), timeout=600))
+        found = find(store, source.reference, "docker")
+        yield exported(found, store, options.name_container, architecture=architecture, reference=reference)
     else:
-        raise RunnerError(f"cannot read {reference}", "this kind of source is not known", "")
+        raise RunnerError(f"cannot read {reference}", "this kind of source is not known here", "runner import --help")
+
+
+@contextmanager
+def _open_podman(name: str, reference: str, architecture: str, options: SourceOptions) -> Iterator[LayeredImage]:
+    """Layer by layer; where the storage cannot give that, all in one as podman exports it."""
+    store = PodmanStore(options.engine_env)
+    found = find(store, name, "podman")
+    with ExitStack() as stack:
+        try:
+            opened = open_stored(found, options.engine_env, architecture=architecture, reference=reference)
+            image = stack.enter_context(opened)
+        except NotRebuildable as reason:
+            image = exported(found, store, options.name_container, architecture=architecture, reference=reference)
+            image = replace(image, notes=(f"{reference} is read as one layer, by podman export: {reason}",))
+        yield image
 
 
 def spoken(source: Source) -> str:
