@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from runner.errors import RunnerError
 from runner.images import metadata, striping
 from runner.images.import_plan import ImportOptions, ImportPlan, plan_import, previous_index
 from runner.images.leftovers import clear_leftovers
-from runner.images.locate import opened
+from runner.images.locate import Target, opened
 from runner.images.oci.digest import sha256_of
 from runner.images.pack import Packed, index_of, pack_image
 from runner.images.source import parse_source
@@ -95,14 +94,17 @@ def _planned(
     """What to read and write, the image open. Raises RunnerError for an image of another architecture than the nodes'."""
     parsed = parse_source(source, project.start)
     wanted = options.architecture or probe.architecture()
-    with opened(parsed, wanted, project, environ, report, options) as image:
+    target = Target()
+    with opened(parsed, wanted, project, environ, report, options, target) as image:
         if image.architecture and image.architecture != wanted:
             raise RunnerError(
                 f"{source!r} is an image for {image.architecture}",
                 f"it would end in `exec format error` on the nodes, which are {wanted}",
                 f"build or pull it for linux/{wanted}, or name a site with {image.architecture} nodes (--site)",
             )
-        yield plan_import(parsed.name, source, image, images, options, environ)
+        plan = plan_import(parsed.name, source, image, images, options, environ)
+        target.path = plan.target
+        yield plan
 
 
 def _import_locked(plan: ImportPlan, environ: Mapping[str, str], report: Report, options: ImportOptions) -> Imported:

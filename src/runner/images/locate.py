@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 from runner.errors import RunnerError, unknown
 from runner.images.content import files_hash
 from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.image import Image
 from runner.images.import_plan import ImportOptions
+from runner.images.leftovers import clear_containers, container_of
 from runner.images.oci.layer import LayeredImage
 from runner.images.oci.sources import SourceOptions, open_image
 from runner.images.oci.store import Store
@@ -17,6 +20,12 @@ from runner.images.recipe import load_recipe, recipe_names
 from runner.images.source import Source
 from runner.machine.report import Report
 from runner.project import Project
+
+
+class Target:
+    """The file that is made of the image; known only after the image has been opened, and before a layer is."""
+
+    path: Path | None = None
 
 
 @contextmanager
@@ -27,6 +36,7 @@ def opened(
     environ: Mapping[str, str],
     report: Report,
     options: ImportOptions,
+    target: Target,
 ) -> Iterator[LayeredImage]:
     """The image of a source, open for reading its layers. Raises RunnerError where there is none."""
     reading = SourceOptions(allow_http=options.allow_http, connections=options.connections)
@@ -41,9 +51,17 @@ def opened(
     store = open_store(engine)
     stored = _stored(source, engine, store) if source.scheme else _bare(source, engine, store, project, report)
     inside = Source("dockerd" if engine.name == "docker" else "podman", stored.id)
-    reading = SourceOptions(engine_env=engine.env)
+
+    def name_container() -> tuple[str, Mapping[str, str]]:
+        assert target.path is not None, "the target is known before a layer is read"
+        clear_containers(target.path, store, report)
+        return container_of(target.path)
+
+    reading = SourceOptions(engine_env=engine.env, name_container=name_container)
     with open_image(inside, architecture=stored.architecture, environ=environ, options=reading) as image:
-        yield image
+        for note in image.notes:
+            report.say(note)
+        yield replace(image, reference=stored.reference)
 
 
 def _bare(source: Source, engine: Engine, store: Store, project: Project, report: Report) -> Image:

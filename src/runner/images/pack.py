@@ -176,9 +176,7 @@ class _Packer:
         self._keep(layer, run.offset, run.length, run.fragments, needed, frame)
         advance(layer.size_bytes)
 
-    def _read_again(
-        self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]
-    ) -> None:
+    def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
         """Pack the contents of a layer whose entries are in the tree already."""
         log, contents, position = LayerLog(), list[FileData](), 0
         run = self._writer.begin_run()
@@ -192,9 +190,7 @@ class _Packer:
         self._writer.end_run()
         self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
 
-    def _keep(
-        self, layer: Layer, offset: int, length: int, fragments: bytes, needed: array[int], frame: bytes
-    ) -> None:
+    def _keep(self, layer: Layer, offset: int, length: int, fragments: bytes, needed: array[int], frame: bytes) -> None:
         record = LayerRecord(layer.diff_id, needed_hash(needed), offset, length, fragments.decode("latin-1"), 0, 0)
         self._packed.index.append((record, frame))
 

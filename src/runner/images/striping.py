@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner.machine import process
 
-# one server for the first 4 MiB, four up to 64 MiB, then all, as CSCS advises for image folders (Container Engine pages)
+# one server for the first 4 MiB, four up to 64 MiB, then all, as CSCS advises for image folders
 LAYOUT = ("-E", "4M", "-c", "1", "-E", "64M", "-c", "4", "-E", "-1", "-c", "-1", "-S", "4M")
 
 

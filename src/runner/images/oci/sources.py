@@ -22,7 +22,7 @@ class SourceOptions:
 
     allow_http: bool = False
     """docker: a registry without TLS that is not on this machine"""
-    connections: int = 4
+    connections: int = 8
     """docker: at a time, to the registry"""
     engine_env: Mapping[str, str] = field(default_factory=dict)
     """podman: what its executable needs in its environment (Engine.env)"""
@@ -47,6 +47,19 @@ def open_image(
         read = layout.read_layout if source.scheme == "oci-archive" else archive.read_docker_archive
         with archive.open_archive(path) as files:
             yield read(files, source.tag, architecture=architecture, reference=reference)
+    elif source.scheme == "docker":
+        from runner.images.oci.registry import open_registry_image
+
+        with open_registry_image(
+            source.reference,
+            source.user,
+            architecture=architecture,
+            environ=environ,
+            allow_http=options.allow_http,
+            connections=options.connections,
+        ) as image:
+            image.expect(tuple(reversed(image.layers)))
+            yield image
     elif source.scheme == "podman":
         with _open_podman(source.reference, reference, architecture, options) as image:
             yield image

@@ -203,7 +203,7 @@ class DataWriter:
         return run
 
     def copy_run(self, source: BinaryIO, run: Run) -> Run:
-        """Copy a run of another squashfs of the same compression; its contents lie where they lay in the first: `FileData.at`.
+        """Copy a run of another squashfs of the same compression; where its contents lie: `FileData.at`.
 
         Raises RunnerError where `source` is shorter than it should be, OSError for the disk.
         """
