@@ -80,9 +80,8 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
         return 0
     for use in going:
         console.answer(str(use.squashfs.path))
-    console.say(
-        f"{len(going)} of {len(uses)} files, {freed / 1e6:,.0f} MB{', would be removed' if args.dry_run else ' removed'}"
-    )
+    done = ", would be removed" if args.dry_run else " removed"
+    console.say(f"{len(going)} of {len(uses)} files, {freed / 1e6:,.0f} MB{done}")
     return 0
 
 

@@ -49,7 +49,7 @@ def import_image(
     project: Project,
     environ: Mapping[str, str],
     report: Report,
-    options: ImportOptions = ImportOptions(),
+    options: ImportOptions,
 ) -> Imported:
     """The squashfs file of an image in the folder `images`; made where the same content is not there yet.
 
@@ -91,7 +91,7 @@ def _planned(
     report: Report,
     options: ImportOptions,
 ) -> Iterator[ImportPlan]:
-    """What to read and write, the image open. Raises RunnerError for an image of another architecture than the nodes'."""
+    """What to read and write, the image open. Raises RunnerError for an image of another architecture."""
     parsed = parse_source(source, project.start)
     wanted = options.architecture or probe.architecture()
     target = Target()

@@ -1,8 +1,8 @@
 """The index beside a squashfs: for each layer its entries and where its run lies, so that a layer that has not changed
 is neither read nor packed again.
 
-The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then one line of
-places. The last frame is the table of contents; the last 16 bytes are its length and a mark. Bytes stand as Latin-1.
+The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then one line
+of places. The last frame is the table of contents; the last 16 bytes are its length and a mark. Bytes stand as Latin-1.
 An index that does not fit its squashfs (another superblock) or its reader (another form) counts as none.
 """
 
