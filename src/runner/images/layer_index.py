@@ -22,6 +22,7 @@ import zstandard
 from runner.images.oci.entry import Entry
 from runner.images.squashfs.data import FileData, Place, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
+from runner.images.squashfs_file import is_whole
 
 FORM = 1
 _TAIL = struct.Struct("<Q8s")
@@ -147,7 +148,8 @@ def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
         return None
     try:
         contents = _contents(index)
-        if contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK_SIZE).hex():
+        fits = contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK_SIZE).hex()
+        if fits and is_whole(squashfs):
             records = [LayerRecord(**record) for record in contents["layers"]]
             return LayerIndex(records, index, image, str(contents["settings"]))
     except (OSError, ValueError, KeyError, TypeError, struct.error, zstandard.ZstdError):
