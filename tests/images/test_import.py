@@ -191,7 +191,7 @@ def test_layouts_and_archives(tiny: Bench, tmp_path: Path, form: str, source: st
 
 def test_a_broken_archive_is_an_error(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "broken.tar").write_bytes(b"nothing" * 500)
-    with pytest.raises(RunnerError, match="broken.tar"):
+    with pytest.raises(RunnerError, match=r"broken\.tar"):
         bench.import_image(f"docker-archive:{tmp_path}/broken.tar")
     assert bench.files() == []
 
