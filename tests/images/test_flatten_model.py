@@ -37,6 +37,8 @@ def stacks(draw: st.DrawFn) -> list[list[tuple[str, str, str, int]]]:
 
 def below_own_symlink(operations) -> bool:
     links = {path for kind, path, *_ in operations if kind == "l"}
+    for _ in operations:
+        links |= {path for kind, path, text, _ in operations if kind == "h" and text in links}
     places = {path for _, path, *_ in operations} | {text for kind, _, text, _ in operations if kind == "h"}
     return any(place.startswith(link + "/") for link in links for place in places)
 
