@@ -141,7 +141,7 @@ def test_logs_follow_until_the_end(local: Runner) -> None:
 def test_nothing_stays_of_a_launch_that_fails(local: Runner) -> None:
     """A refused launch, and one that is stopped by Ctrl-C while it copies, leave no run folder."""
     local("launch", *HOST, "--nodes", "2", "--", "true", code=1)
-    assert not local.runs.exists() or not list(local.runs.iterdir())
+    assert not local.made()
 
 
 def test_ctrl_c_while_the_folder_is_made_leaves_nothing(local: Runner) -> None:
@@ -153,7 +153,7 @@ def test_ctrl_c_while_the_folder_is_made_leaves_nothing(local: Runner) -> None:
             launching.wait(timeout=delay)
         launching.send_signal(signal.SIGINT)
         out, _ = launching.communicate(timeout=30)
-        found = [path.name for path in local.runs.iterdir()] if local.runs.exists() else []
+        found = [path.name for path in local.made()]
         # either it was stopped and nothing is there, or it had submitted and the run is whole
         # (-2: the signal came while Python itself was starting, which a shell shows as 130 too)
         assert (
@@ -177,7 +177,7 @@ def test_shell_runs_a_command_in_the_environment(local: Runner) -> None:
     done = local("shell", "--engine", "host", "--", "sh", "-c", "echo $FROM_EDF $PWD; exit 5", code=5)
     assert "environment plain" in done.stderr and "the default of runner.toml" in done.stderr
     assert done.stdout.startswith("edf ")
-    assert not list(local.runs.iterdir()) if local.runs.exists() else True
+    assert not local.made()
 
 
 def test_shell_of_a_run_stands_in_its_snapshot(local: Runner) -> None:

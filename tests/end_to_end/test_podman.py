@@ -39,5 +39,18 @@ def test_cancel_ends_the_container(boxed: Runner, podman: Podman) -> None:
     until((folder / "up").exists, "the container")
     boxed("cancel", "last")
     assert boxed.status("last")["state"] == "CANCELLED"
+    assert boxed.status("last")["exit_code"] not in (0, None)
     until(lambda: containers(podman, boxed) == "", "the container to be gone")
+
+
+@pytest.mark.uses("podman")
+def test_a_job_that_saves_when_it_is_told_to_end_has_the_time_and_its_code_counts(boxed: Runner) -> None:
+    """The files of the image stay until the program has ended, and its own exit code is the run's."""
+    save = 'trap "sleep 1; cat /etc/environment > $RUNNER_RUN/saved; exit 41" TERM; touch $RUNNER_RUN/up; '
+    wait = "while :; do sleep 0.1; done"
+    folder = boxed.launch("--engine", "podman", "--env", "box", "--", "sh", "-c", save + wait)
+    until((folder / "up").exists, "the container")
+    boxed("cancel", "last")
+    assert (boxed.status("last")["state"], boxed.status("last")["exit_code"]) == ("CANCELLED", 41)
+    assert "GREETING" in (folder / "saved").read_text()
     assert subprocess.run(("pgrep", "-f", str(folder)), capture_output=True).stdout == b""

@@ -196,13 +196,13 @@ def test_what_sbatch_refuses_is_told_in_its_words_and_leaves_nothing(cluster: Ru
     assert "sbatch refuses the job" in done.stderr
     assert "invalid partition specified: nowhere" in done.stderr
     assert "--partition NAME" in done.stderr
-    assert not list(cluster.runs.iterdir())
+    assert not cluster.made()
 
 
 def test_a_missing_sbatch_is_named_with_its_package(cluster: Runner, boxed: str) -> None:
     done = cluster("launch", "--env", "box", "--", "true", code=1, extra_environ={"PATH": "/nonexistent"})
     assert "sbatch" in done.stderr and "slurm-client" in done.stderr
-    assert not cluster.runs.exists() or not list(cluster.runs.iterdir())
+    assert not cluster.made()
 
 
 def test_slurm_flags_pass_through(cluster: Runner, boxed: str, slurm: SlurmLab) -> None:
@@ -233,7 +233,7 @@ def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
     os.killpg(launching.pid, signal.SIGINT)
     _, said = launching.communicate(timeout=30)
     assert launching.returncode == 130, said
-    (folder,) = cluster.runs.iterdir()
+    (folder,) = cluster.made()
     record = json.loads((folder / "run.json").read_text())
     assert record["state"] == "submitted"
     assert slurm.job(record["job_ids"][0])["JobName"] == "sleep"

@@ -41,8 +41,11 @@ def ordinary_user() -> Iterator[User]:
     ignored = shutil.ignore_patterns("__pycache__")
     if os.geteuid() != 0:
         shutil.copytree(HERE.parent, home / "tests/lab", ignore=ignored)
-        yield User(getpass.getuser(), home, is_me=True)
-        shutil.rmtree(home)
+        try:
+            yield User(getpass.getuser(), home, is_me=True)
+        finally:  # rootless podman leaves folders of subordinate ids, which only its own user namespace may remove
+            subprocess.run(("podman", "unshare", "rm", "-rf", str(home)), capture_output=True, check=False)
+            shutil.rmtree(home, ignore_errors=True)
         return
     name = f"lab{home.name[-8:].lower().replace('_', '0')}"
     home.rmdir()

@@ -1,5 +1,6 @@
 """A run folder has one owner, a whole record, and is found by every name that a user has for it."""
 
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -35,6 +36,34 @@ def test_numbers_go_on_after_the_highest_and_never_touch_another_job(tmp_path: P
     assert folders.take_numbered(tmp_path, "a.b").name == "a.b-0001"
 
 
+def test_the_number_of_a_deleted_run_is_never_given_again(tmp_path: Path) -> None:
+    """A name in somebody's notes means one run for good: the newest folder's number stays taken when it is deleted."""
+    for _ in range(3):
+        newest = folders.take_numbered(tmp_path, "sft")
+    newest.rmdir()
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0004"
+    assert folders.take_numbered(tmp_path, "other").name == "other-0001"
+    shutil.rmtree(tmp_path / "sft-0004")
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0005"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"sft": "nine"}', b"\xff\xfe", None], ids=repr)
+def test_without_a_whole_ledger_the_folders_are_counted(tmp_path: Path, content: bytes | None) -> None:
+    """A ledger that is missing, damaged, or behind is mended by the next launch."""
+    (tmp_path / "sft-0041").mkdir()
+    if content is not None:
+        (tmp_path / folders.NUMBERS).write_bytes(content)
+    folders.take_numbered(tmp_path, "sft").rmdir()
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0043"
+
+
+def test_a_ledger_that_cannot_be_written_stops_no_launch(tmp_path: Path) -> None:
+    (tmp_path / folders.NUMBERS).mkdir()
+    (tmp_path / ".numbers.lock").mkdir()
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0001"
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0002"
+
+
 def test_concurrent_launches_get_different_folders(tmp_path: Path) -> None:
     """Six processes that take fifteen folders each make ninety folders, none twice."""
     code = (
@@ -47,6 +76,21 @@ def test_concurrent_launches_get_different_folders(tmp_path: Path) -> None:
     ]
     names = [name for racer in racers for name in racer.communicate()[0].split()]
     assert len(names) == len(set(names)) == 90
+
+
+def test_concurrent_launches_reuse_no_number_of_deleted_runs(tmp_path: Path) -> None:
+    """Six processes make and delete fifteen folders each: ninety numbers, none twice."""
+    code = (
+        "import sys; from pathlib import Path; from runner.machine.folders import take_numbered\n"
+        "for _ in range(15): folder = take_numbered(Path(sys.argv[1]), 'sft'); print(folder.name); folder.rmdir()"
+    )
+    racers = [
+        subprocess.Popen((sys.executable, "-c", code, str(tmp_path)), stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    names = [name for racer in racers for name in racer.communicate()[0].split()]
+    assert sorted(names) == [f"sft-{number:04}" for number in range(1, 91)]
+    assert folders.take_numbered(tmp_path, "sft").name == "sft-0091"
 
 
 def test_a_run_is_found_by_name_job_id_last_and_path(tmp_path: Path) -> None:

@@ -66,8 +66,9 @@ def _container_script(
     image = ("--rootfs", f"{full.image}:O") if full.is_squashfs else (full.image.replace("#", "/", 1),)
     if full.is_squashfs:
         notes = (*notes, "mount the squashfs file first: squashfuse IMAGE.sqsh FOLDER, and name FOLDER after --rootfs")
+    # not `--ipc host`: rootless podman refuses it where there is no /dev/mqueue
     command = (
-        *(engine, "run", "--rm", "--interactive", "--network", "host", "--ipc", "host"),
+        *(engine, "run", "--rm", "--interactive", "--network", "host", "--volume", "/dev/shm:/dev/shm"),
         *(word for option in options for word in option),
         *(() if full.entrypoint else ("--entrypoint", "")),
         *(() if full.writable else ("--read-only",)),

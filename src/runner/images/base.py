@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.apt_settings import release
@@ -16,7 +17,7 @@ from runner.images.image import Image, split_reference
 from runner.images.oci.build_pump import run_logged
 from runner.images.recipe import Base, Recipe
 from runner.images.workplace import Workplace
-from runner.machine import process
+from runner.machine import folders, process
 from runner.machine.plan import Step
 
 _PROBE_SECONDS = 8.0  # a registry that needs longer to show a manifest is no use for gigabytes of layers
@@ -165,7 +166,7 @@ def _make_debian(base: Base, at: Workplace, refresh: bool, because: str) -> Reso
 
 
 def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> tuple[Step, ...]:
-    """How a Debian base is made: unpacked and imported under a passing name, then named. Pure.
+    """How a Debian base is made: unpacked and imported under a passing name, then named.
 
     The final name is given last, so that a broken pipe never leaves half a base under it.
     """
@@ -176,7 +177,10 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
         'cd "$1/etc" && rm -f apt/sources.list.d/* apt/apt.conf.d/99mmdebstrap hostname resolv.conf && '
         'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
+    # it works as one of the user's subordinate ids, who cannot enter a temporary folder that is the user's alone
+    elsewhere = () if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp")) else ("env", "TMPDIR=/tmp")
     make = (
+        *elsewhere,
         "mmdebstrap",
         "--variant=minbase",
         f"--architectures={architecture}",

@@ -17,10 +17,10 @@ from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.host_settings import HostSettings
 from runner.images.image import Image
 from runner.images.oci.build_pump import run_logged, run_quietly, start_log
-from runner.images.podman_setup import cache_folder
 from runner.images.recipe import Recipe, check_platform
 from runner.images.workplace import Workplace
 from runner.machine import files, folders, process
+from runner.machine.folders import cache_folder
 from runner.machine.plan import Plan, Step, bash
 from runner.machine.report import Report
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.images.podman_setup import cache_folder
 from runner.machine import files, folders, process
+from runner.machine.folders import cache_folder
 from runner.machine.report import Report
 from runner.site import Site
 

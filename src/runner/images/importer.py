@@ -19,11 +19,11 @@ from runner.images.leftovers import LABEL, clear_leftovers, container_name
 from runner.images.locate import Shelf, engine_of, locate
 from runner.images.oci.digest import sha256_of
 from runner.images.oci.store import Store
-from runner.images.podman_setup import cache_folder
 from runner.images.source import Source, parse_source
 from runner.images.squashfs import packer
 from runner.images.squashfs_file import Squashfs, as_json, is_whole, read_squashfs, sidecar
 from runner.machine import files, probe, process
+from runner.machine.folders import cache_folder
 from runner.machine.report import Report
 from runner.project import Project
 

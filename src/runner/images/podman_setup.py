@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.machine import files, probe, process
+from runner.machine.folders import cache_folder, home
 
 _CAP_SYS_RESOURCE = 24  # Source: linux/capability.h
 _PODMAN_OPEN_FILES = 1048576  # podman's default limit for containers of root; Source: containers-common 0.49
@@ -140,13 +141,3 @@ def _is_hybrid() -> bool:
     """Whether cgroups v1 and v2 are both mounted, which crun refuses."""
     unified = Path("/sys/fs/cgroup/unified/cgroup.controllers")
     return unified.is_file() and bool(unified.read_text().strip())
-
-
-def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for what can be made again: private configurations, staged contexts, logs of builds."""
-    return Path(environ.get("XDG_CACHE_HOME") or home(environ) / ".cache") / "runner"
-
-
-def home(environ: Mapping[str, str]) -> Path:
-    """The user's home folder."""
-    return Path(environ.get("HOME") or "~").expanduser()

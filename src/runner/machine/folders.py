@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from runner.errors import RunnerError
 from runner.machine import files
+
+NUMBERS = ".numbers.json"
+"""the ledger of a folder of numbered folders: stem -> the highest number ever given"""
 
 
 def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
-    """Make and return the folder PARENT/STEM-NNNN with the next free number; mkdir decides between racers.
+    """Make and return the folder PARENT/STEM-NNNN with a number that was never given before, to a deleted one either.
 
-    Raises RunnerError where the parent cannot be written.
+    A ledger beside the folders remembers; where it is missing or damaged, the next number follows the folders that are
+    there. mkdir has the last word between racers. Raises RunnerError where the parent cannot be written.
     """
-    form = re.compile(re.escape(stem) + r"-(\d+)")
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        taken = [int(found[1]) for entry in os.scandir(parent) if (found := form.fullmatch(entry.name))]
-        number = max(taken, default=0)
-        while True:
-            number += 1
-            folder = parent / f"{stem}-{number:0{digits}}"
-            try:
-                folder.mkdir()
-                return folder
-            except FileExistsError:
-                continue
+        with _ledger_lock(parent):
+            given = _read_numbers(parent / NUMBERS)
+            number = max(given.get(stem, 0), _highest(parent, stem))
+            while True:
+                number += 1
+                folder = parent / f"{stem}-{number:0{digits}}"
+                # the ledger first: a number that is lost does no harm, one that is given twice does
+                with suppress(RunnerError):  # another user's ledger in a shared folder: the folders are counted then
+                    files.write(parent / NUMBERS, json.dumps({**given, stem: number}, indent=1) + "\n")
+                try:
+                    folder.mkdir()
+                    return folder
+                except FileExistsError:
+                    continue
     except OSError as error:
         raise files.explain(error, f"make a folder in {parent}") from error
+
+
+def _highest(parent: Path, stem: str) -> int:
+    form = re.compile(re.escape(stem) + r"-(\d+)")
+    return max((int(found[1]) for entry in os.scandir(parent) if (found := form.fullmatch(entry.name))), default=0)
+
+
+def _read_numbers(ledger: Path) -> dict[str, int]:
+    try:
+        content = json.loads(ledger.read_bytes())
+        return {str(stem): number for stem, number in content.items() if type(number) is int}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+@contextmanager
+def _ledger_lock(parent: Path) -> Iterator[None]:
+    """The ledger's lock; none on a file system without locks, and where the lock is another user's."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            held.enter_context(files.locked(parent / "numbers"))
+        yield
 
 
 def make(folder: Path) -> None:
@@ -73,3 +105,21 @@ def copy(names: Iterable[str], source: Path, target: Path) -> None:
 def remove(folder: Path) -> None:
     """Remove a folder that we made, with all that lies in it; what cannot be removed stays."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """The user's folder for what can be made again: private configurations, staged contexts, logs of builds."""
+    return Path(environ.get("XDG_CACHE_HOME") or home(environ) / ".cache") / "runner"
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """The user's home folder."""
+    return Path(environ.get("HOME") or "~").expanduser()
+
+
+def open_to_others(folder: Path) -> bool:
+    """Whether any user may walk into the folder: each step of the way to it has the right bit."""
+    try:
+        return all(step.stat().st_mode & 0o001 for step in (folder, *folder.parents))
+    except OSError:
+        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 
 # what OCI, Debian and Slurm sites call the same processors
@@ -12,7 +11,7 @@ _OCI_ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "
 
 def architecture() -> str:
     """This machine's architecture in OCI's words (`amd64`, `arm64`, ...)."""
-    return oci_architecture(platform.machine())
+    return oci_architecture(os.uname().machine)
 
 
 def oci_architecture(name: str) -> str:

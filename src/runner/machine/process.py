@@ -105,6 +105,30 @@ def run(
     return completed
 
 
+class Started:
+    """A program at work in the background, without input; what it prints is kept until `finish` asks for it."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        need((argv[0],)) if os.sep not in argv[0] else None
+        self.argv = tuple(argv)
+        try:
+            self._child = subprocess.Popen(
+                self.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise RunnerError(f"cannot start {argv[0]}", str(error), "mend the program or its mode") from error
+
+    def finish(self) -> Completed:
+        """Wait for its end; what it printed."""
+        stdout, stderr = self._child.communicate()
+        return Completed(self.argv, self._child.returncode, stdout, stderr)
+
+
 def failed(completed: Completed, fix: str = "") -> RunnerError:
     """The error for a program that ended with a code other than 0; `why` holds its last words."""
     words = (completed.stderr.strip() or completed.stdout.strip() or "it printed nothing").splitlines()

@@ -35,20 +35,31 @@ def members(session: int) -> tuple[int, ...]:
 
 
 def end(session: int, grace_seconds: float) -> bool:
-    """End a session: SIGTERM to all of it, SIGKILL after the grace. Returns whether everything is gone.
+    """End a session: SIGTERM to its leader, who tells the others; to all of them where it has ended without them;
+    SIGKILL to all after the grace. Returns whether everything is gone.
 
-    Only processes of that session are touched.
+    Told twice, a program that saves on SIGTERM would be cut short. Only processes of that session are touched.
     """
-    for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 5.0)):
-        for pid in members(session):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not members(session):
-                return True
+    deadline = time.monotonic() + grace_seconds
+    _kill((session,) if identity(session) else members(session), signal.SIGTERM)
+    led = bool(identity(session))
+    while (left := members(session)) and time.monotonic() < deadline:
+        if led and not identity(session):
+            led = False
+            _kill(left, signal.SIGTERM)
+        time.sleep(0.1)
+    if left:
+        _kill(left, signal.SIGKILL)
+        deadline = time.monotonic() + 5.0
+        while members(session) and time.monotonic() < deadline:
             time.sleep(0.1)
     return not members(session)
+
+
+def _kill(pids: tuple[int, ...], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def _stat(pid: int) -> list[str] | None:

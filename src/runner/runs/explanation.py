@@ -7,8 +7,7 @@ from dataclasses import asdict
 
 from runner.errors import RunnerError
 from runner.project import Project
-from runner.runs.launch import RunPlan
-from runner.runs.submission import command_lines
+from runner.runs.launch import SCRIPT, RunPlan
 
 _FILES_SHOWN = 12
 
@@ -19,7 +18,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         runs = str(plan.site.runs(environ, project))
     except RunnerError:  # a variable that is defined on the site, and not here
         runs = str(plan.site.run_folder)
-    yield f"would run: {command_lines(plan, runs)}"
+    yield f"would run: {_command_line(plan, runs)}"
     yield f"image: {plan.image.reference or 'none: the programs of this machine'}"
     yield "values, and where each comes from:"
     yield from _columns(tuple(_values(plan)))
@@ -84,3 +83,11 @@ def _code(plan: RunPlan) -> Iterator[str]:
         yield f"  {name}{mark}"
     if len(listed) > _FILES_SHOWN:
         yield f"  and {len(listed) - _FILES_SHOWN} more"
+
+
+def _command_line(plan: RunPlan, runs: str) -> str:
+    """The submission by hand."""
+    folder = f"{runs}/{plan.job.name}-NNNN"
+    if plan.site.scheduler == "slurm":
+        return f"cd {folder} && sbatch {SCRIPT}"
+    return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"

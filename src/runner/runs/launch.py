@@ -94,10 +94,11 @@ def prepare(
         image = preflight.find_image(environment, site, environ)
     notes = _check(environment, image, site, environ, strict=not request.dry_run)
     job = make_job(job_file, _overrides(request, job_file, program), environment, site)
+    asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = preflight.for_the_run(environment, image)
     attachment = attach(environment, site, engine)
     script = SCHEDULERS[site.scheduler](job, attachment, site)
-    taken = snapshot.plan(program.main, program.outside, program.shipped)
+    taken = asked()
     edf = {EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see")}
     return RunPlan(
         site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,

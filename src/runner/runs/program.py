@@ -9,7 +9,8 @@ from pathlib import Path
 
 from runner.errors import RunnerError, unknown
 from runner.project import Project
-from runner.runs.snapshot import is_shared_place, work_tree
+from runner.runs.snapshot import is_shared_place
+from runner.runs.work_tree import work_tree
 
 SUFFIXES = (".py", ".sh")
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.machine import folders, process
+from runner.runs.work_tree import Git, Question, command, work_tree
 
 FILE_LIMIT_BYTES = 10 * 2**20
 DIFF = "code.diff"
@@ -37,22 +38,6 @@ class Source:
     """relative to root, POSIX"""
     sizes: tuple[int, ...]
     """bytes, one per file"""
-
-
-@dataclass(frozen=True)
-class Git:
-    """What git says about the main folder."""
-
-    commit: str
-    """empty before the first commit"""
-    modified: tuple[str, ...]
-    """tracked files that differ from the commit"""
-    untracked: tuple[str, ...]
-    """code that git does not track"""
-
-    @property
-    def dirty(self) -> bool:
-        return bool(self.modified or self.untracked)
 
 
 @dataclass(frozen=True)
@@ -81,12 +66,23 @@ def plan(main: Path | None, script: Path | None = None, shipped: Path | None = N
     script   a file that lies outside of `main` and is laid at the snapshot's top
     shipped  runner's own folder, whose `jobs/` stands in for what the project lacks
     """
+    return begin(main, script, shipped)()
+
+
+def begin(main: Path | None, script: Path | None, shipped: Path | None) -> Callable[[], Snapshot]:
+    """Ask git in the background; the function that waits for its answer and makes the plan."""
+    has_git = main is not None and work_tree(main) is not None and process.which("git") is not None
+    question = Question(main) if main is not None and has_git else None
+    return lambda: _plan(main, script, shipped, question)
+
+
+def _plan(main: Path | None, script: Path | None, shipped: Path | None, question: Question | None) -> Snapshot:
     sources: list[Source] = []
     left_out: list[tuple[str, str]] = []
     notes: list[str] = []
     git = None
     if main is not None:
-        names, git, said = _names(main)
+        names, git, said = _names(main, question)
         notes += said
         tracked = set(names) - set(git.untracked) if git else set()
         source, dropped = _measure(main, names, tracked)
@@ -117,15 +113,7 @@ def take(snapshot: Snapshot, run_folder: Path) -> None:
             "--relative",
             f"--output={run_folder}/{DIFF}",
         )
-        process.run(_git(snapshot.sources[0].root, *words))
-
-
-def work_tree(folder: Path) -> Path | None:
-    """The top of the git work tree that a folder lies in, None outside of one (or without git)."""
-    for parent in (folder, *folder.parents):
-        if (parent / ".git").exists():
-            return parent
-    return None
+        process.run(command(snapshot.sources[0].root, *words))
 
 
 def is_shared_place(folder: Path) -> bool:
@@ -134,39 +122,19 @@ def is_shared_place(folder: Path) -> bool:
     return folder.resolve() in {place.resolve() for place in places}
 
 
-def _names(root: Path) -> tuple[tuple[str, ...], Git | None, list[str]]:
+def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
     """The files of a folder, what git knows, and what to tell the user."""
-    if work_tree(root) is None:
-        return _walk(root), None, []
-    if process.which("git") is None:
-        return _walk(root), None, ["git is not installed here: commit and changes are not recorded"]
-    listed = process.run(_git(root, "ls-files", "-z", "--cached", "--recurse-submodules"), check=False)
-    if listed.exit_code != 0:
-        words = (listed.stderr.strip() or "no message").splitlines()[0]
-        return _walk(root), None, [f"git does not answer ({words}): commit and changes are not recorded"]
-    untracked = _split(process.run(_git(root, "ls-files", "-z", "--others", "--exclude-standard")).stdout)
-    code = tuple(name for name in untracked if not _skip(name))
-    notes = (
-        [f"{len(untracked) - len(code)} untracked files are not code: left out"] if len(untracked) > len(code) else []
-    )
-    return (*_split(listed.stdout), *code), _ask_git(root, code), notes
-
-
-def _ask_git(root: Path, untracked: tuple[str, ...]) -> Git:
-    head = process.run(_git(root, "rev-parse", "--verify", "--quiet", "HEAD"), check=False)
-    if head.exit_code != 0:
-        return Git("", (), untracked)
-    # paths relative to `root`, which may lie below the top of the work tree
-    changed = process.run(_git(root, "diff", "HEAD", "--name-only", "-z", "--relative", "--no-ext-diff"))
-    return Git(head.stdout.strip(), _split(changed.stdout), untracked)
-
-
-def _git(root: Path, *words: str) -> tuple[str, ...]:
-    return ("git", "-C", str(root), *words)
-
-
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split("\0") if name)
+    if question is None:
+        without = work_tree(root) is not None  # else no git is expected
+        return _walk(root), None, ["git is not installed here: commit and changes are not recorded"] if without else []
+    answer = question.answer()
+    if isinstance(answer, str):
+        return _walk(root), None, [f"git does not answer ({answer}): commit and changes are not recorded"]
+    tracked, git = answer
+    code = tuple(name for name in git.untracked if not _skip(name))
+    others = len(git.untracked) - len(code)
+    notes = [f"{others} untracked files are not code: left out"] if others else []
+    return (*tracked, *code), replace(git, untracked=code), notes
 
 
 def _skip(name: str) -> bool:
@@ -200,7 +168,7 @@ def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Sourc
     left_out: list[tuple[str, str]] = []
     for name in names:
         try:
-            found = os.lstat(root / name)
+            found = os.lstat(f"{root}/{name}")  # of many files: a Path for each takes longer than the question
         except OSError:
             if "\ufffd" in name:
                 left_out.append((name, "its name is not UTF-8"))

@@ -132,7 +132,8 @@ def local_pid(run: Run) -> int:
 
 
 def _ended(run: Run, code: int, trouble: str = "") -> RunStatus:
-    state = "COMPLETED" if code == 0 else "CANCELLED" if run.state == CANCELLED else "FAILED"
+    # a cancelled run that saved in good order ends with 0 too
+    state = "CANCELLED" if run.state == CANCELLED else "COMPLETED" if code == 0 else "FAILED"
     reason = "it asks to be continued" if code == CONTINUE else trouble
     return RunStatus(run, state, reason, code, run.host, _elapsed(run))
 

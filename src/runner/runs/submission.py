@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import platform
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.machine import files, folders, process, sessions
 from runner.machine.report import Report
 from runner.runs import lock, preflight, snapshot
-from runner.runs.launch import SCRIPT, RunPlan
+from runner.runs.launch import RunPlan
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.schedulers import local, slurm
 from runner.runs.secrets import hide_words
@@ -100,13 +100,5 @@ def _start_local(run: Run) -> Run:
     """The run with the process that runs its script on this machine, in a session of its own."""
     pid = process.detached(local.submit(run.folder), run.log, cwd=run.folder)
     return replace(
-        run, job_ids=(f"local-{pid}",), state=SUBMITTED, host=platform.node(), process=sessions.identity(pid)
+        run, job_ids=(f"local-{pid}",), state=SUBMITTED, host=os.uname().nodename, process=sessions.identity(pid)
     )
-
-
-def command_lines(plan: RunPlan, runs: str) -> str:
-    """The submission by hand."""
-    folder = f"{runs}/{plan.job.name}-NNNN"
-    if plan.site.scheduler == "slurm":
-        return f"cd {folder} && sbatch {SCRIPT}"
-    return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"

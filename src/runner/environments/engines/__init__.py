@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines import apptainer, ce, docker, enroot, host, podman, pyxis, sandbox, sarus
 from runner.environments.engines.shared import without_defaults
 from runner.environments.environment import Environment
 from runner.environments.mount import parse_mount
@@ -16,17 +16,8 @@ from runner.errors import unknown
 from runner.machine import probe, process
 from runner.site import Site, slurm_plugins
 
-ENGINES: dict[str, Callable[[Environment, Site], Attachment]] = {
-    "ce": ce.attach,
-    "sarus": sarus.attach,
-    "pyxis": pyxis.attach,
-    "enroot": enroot.attach,
-    "podman": podman.attach,
-    "docker": docker.attach,
-    "apptainer": apptainer.attach,
-    "sandbox": sandbox.attach,
-    "host": host.attach,
-}
+ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
+"""each a module here, of that name, with the one function `attach(environment, site) -> Attachment`"""
 # engines that expand `${VAR:-default}` themselves, where and when the container starts; the value says in which fields
 # the defaults have to be decided before
 _OWN_DEFAULTS = {"ce": "mounts", "sarus": "mounts", "sandbox": None, "podman": None, "docker": None}
@@ -50,7 +41,8 @@ def attach(
     narrow = _OWN_DEFAULTS.get(name, "")
     if narrow is not None:
         full, notes = without_defaults(full, environ, only=narrow)
-    attachment = ENGINES[name](full, site)
+    engine_module = importlib.import_module(f"{__name__}.{name}")  # the one in use, not all of them
+    attachment: Attachment = engine_module.attach(full, site)
     return replace(attachment, notes=(*notes, *attachment.notes))
 
 

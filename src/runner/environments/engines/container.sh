@@ -100,8 +100,9 @@ enter_image() {
 # The squashfs file as podman's root file system, with an overlay of its own over it (`:O`). We are root, or inside of
 # `podman unshare`, in a mount namespace of this task alone.
 enter_squashfs() {
-  local root=$1 command=() index
-  shift
+  local root=$1 said=$2 command=() index
+  shift 2
+  [[ -z $said ]] || printf '%s\n' "$$" > "$said"
   expand host "$image" image
   absolute "$REPLY"
   image=$REPLY
@@ -112,8 +113,9 @@ enter_squashfs() {
   mount -t tmpfs -o mode=0755 tmpfs "$root"
   mkdir "$root/lower"
   # in the foreground and tied to our life, so that it never outlives this task
-  steady setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower" &
-  trap 'kill -KILL %1 2> /dev/null || true' EXIT # it is deaf to the others
+  { deaf && exec setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower"; } &
+  trap 'code=$?; kill -KILL %1 2> /dev/null || true; [[ -z $said ]] || printf "%s\n" "$code" >> "$said"' EXIT
+  trap : HUP INT TERM USR1 USR2 # the engine hears them too; the files stay until it has ended
   for ((index = 0; index < 500; index++)); do
     [[ $(stat -c %d "$root/lower") == $(stat -c %d "$root") ]] || break
     kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see above" "unsquashfs -s $image"
@@ -145,6 +147,21 @@ enter_squashfs() {
   exit "$code"
 }
 
+# Enters podman's user namespace and comes back with the code of what ran there. `podman unshare` itself ends with 0 as soon
+# as it is told TERM (4.3.1), however long the job inside takes to save and whatever it ends with.
+enter_as_user() {
+  local root=$1 said code=0 pid='' inner=''
+  shift
+  said=$(mktemp)
+  trap 'rm -f "$said"' EXIT
+  trap : HUP INT TERM USR1 USR2
+  # the namespace is shared by all podmans of the user: unshare once more
+  podman unshare unshare --mount bash "$here/container.sh" --inside "$root" "$said" "$@" || code=$?
+  { read -r pid && while [[ -d /proc/$pid ]]; do sleep 0.2 || true; done; } < "$said" || true
+  { read -r pid && read -r inner; } < "$said" || true
+  exit "${inner:-$((code ? code : 137))}"
+}
+
 read_host
 case ${1-} in
   --inside) shift && enter_squashfs "$@" ;;
@@ -156,10 +173,9 @@ case $image in
     root=${TMPDIR:-/tmp}/runner-container-$(id -u)
     mkdir -p "$root" # never removed: another task may have mounted there
     if (($(id -u) == 0)); then
-      exec unshare --mount bash "$here/container.sh" --inside "$root" "$@"
+      exec unshare --mount bash "$here/container.sh" --inside "$root" '' "$@"
     fi
-    # the namespace of `podman unshare` is shared by all podmans of the user: unshare once more
-    exec podman unshare unshare --mount bash "$here/container.sh" --inside "$root" "$@"
+    enter_as_user "$root" "$@"
     ;;
   *) enter_image "$@" ;;
 esac

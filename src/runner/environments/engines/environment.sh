@@ -101,6 +101,7 @@ absolute() {
 # steady COMMAND…: runs it deaf to the signals that Slurm sends to every process of a step: a file system that ended would
 # take the files away from those who are still saving. libfuse leaves ignored signals ignored.
 steady() (
-  trap '' HUP INT TERM USR1 USR2
+  deaf
   exec "$@"
 )
+deaf() { trap '' HUP INT TERM USR1 USR2; }

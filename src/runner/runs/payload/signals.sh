@@ -12,16 +12,21 @@ tell() {
     [ "$runner_pid" = "$$" ] || return 0
     runner_signal=$1
     shift
+    # all are found before the first one is told: podman answers by starting a process that passes the signal on
+    runner_found=
     while [ $# -gt 0 ]; do
         for runner_file in /proc/"$1"/task/*/children; do
             runner_children=
             { read -r runner_children <"$runner_file"; } 2>/dev/null
             for runner_pid in $runner_children; do
                 set -- "$@" "$runner_pid"
-                ! is_for "$runner_signal" "$runner_pid" || kill -s "$runner_signal" "$runner_pid" 2>/dev/null
+                runner_found="$runner_found $runner_pid"
             done
         done
         shift
+    done
+    for runner_pid in $runner_found; do
+        ! is_for "$runner_signal" "$runner_pid" || kill -s "$runner_signal" "$runner_pid" 2>/dev/null
     done
     return 0
 }

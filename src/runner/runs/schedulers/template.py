@@ -9,6 +9,7 @@ from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
 from runner.runs import quoting
 from runner.runs.job import Job
+from runner.runs.schedulers import compiled
 from runner.site import Site
 
 COMMAND_BYTES = 1_000_000
@@ -23,7 +24,6 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     import jinja2  # slow to import
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).resolve().parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -33,7 +33,7 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     environment.filters.update(
         literal=quoting.literal, directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}")
     )
-    return environment.get_template("job.sbatch.j2").render(
+    return compiled.template(Path(__file__).resolve().parent / "job.sbatch.j2", environment).render(
         job=job,
         slurm=site.scheduler == "slurm",
         directives=tuple(directives),

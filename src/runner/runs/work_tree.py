@@ -1,0 +1,79 @@
+"""What git says about a folder: the files that it tracks, the commit, and what differs from that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.machine import process
+
+
+@dataclass(frozen=True)
+class Git:
+    """What git says about a folder."""
+
+    commit: str
+    """empty before the first commit"""
+    modified: tuple[str, ...]
+    """tracked files that differ from the commit"""
+    untracked: tuple[str, ...]
+    """files that git neither tracks nor ignores"""
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.modified or self.untracked)
+
+
+def work_tree(folder: Path) -> Path | None:
+    """The top of the git work tree that a folder lies in, None outside of one (or without git)."""
+    for parent in (folder, *folder.parents):
+        if (parent / ".git").exists():
+            return parent
+    return None
+
+
+def command(folder: Path, *words: str) -> tuple[str, ...]:
+    """A call of git in a folder; it takes no locks, so that it never stands in the way of the user's own git."""
+    return ("git", "-C", str(folder), "--no-optional-locks", *words)
+
+
+class Question:
+    """git at work, asked at once and in the background: it answers while other things are done."""
+
+    def __init__(self, folder: Path) -> None:
+        top = work_tree(folder)
+        self._below = "" if top is None or top == folder else f"{folder.relative_to(top).as_posix()}/"
+        self._tracked = process.Started(command(folder, "ls-files", "-z", "--cached", "--recurse-submodules"))
+        self._status = process.Started(
+            command(folder, "status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=all", ".")
+        )
+
+    def answer(self) -> tuple[tuple[str, ...], Git] | str:
+        """The tracked files, relative to the folder, and the state; or git's own words where it refuses."""
+        done = (self._tracked.finish(), self._status.finish())
+        for each in done:
+            if each.exit_code != 0:
+                return (each.stderr.strip() or "no message").splitlines()[0]
+        tracked, status = (each.stdout.split("\0")[:-1] for each in done)
+        return tuple(tracked), parse_status(status, self._below)
+
+
+def parse_status(entries: list[str], below: str = "") -> Git:
+    """The state in the entries of `git status --porcelain=v2 --branch -z --no-renames`.
+
+    Paths are relative to the top of the work tree there; `below` (`a/b/`) is taken off. Source: git-status(1).
+    """
+    commit = ""
+    modified: list[str] = []
+    untracked: list[str] = []
+    # kind of an entry -> how many words stand before its path, kind included
+    words_before = {"1": 8, "u": 10}
+    for entry in entries:
+        kind, _, rest = entry.partition(" ")
+        if entry.startswith("# branch.oid ") and not entry.endswith(" (initial)"):
+            commit = entry.split(" ", 2)[2]
+        elif kind in words_before:
+            modified.append(entry.split(" ", words_before[kind])[-1].removeprefix(below))
+        elif kind == "?":
+            untracked.append(rest.removeprefix(below))
+    return Git(commit, tuple(modified) if commit else (), tuple(untracked))
