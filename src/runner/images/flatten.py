@@ -83,9 +83,11 @@ class Flattener:
             return self._pass_by(entry, path)
         node = directory.children.get(name)
         if node is not None:
-            if not (self._view.replace(node) if isinstance(node, Directory) else node.layer == self._layer):
+            if isinstance(node, Leaf) and node.layer != self._layer:
                 return self._pass_by(entry, path)
-            self._head = None  # what lay below is no longer there
+            self._head = None  # what lies below is no longer there, or not the same
+            if isinstance(node, Directory) and not self._view.replace(directory, name, node):
+                return self._pass_by(entry, path)
         if entry.hard_link:
             leaf = self._target(entry.target)
             if isinstance(leaf, Awaited):
@@ -167,7 +169,7 @@ class Flattener:
             if node is not None:
                 self._head = None
             assert parent is not None
-            node = parent.children[name] = self._view.new_directory(IMPLICIT)
+            node = self._view.new_directory(parent, name)
         node.mode, node.mtime, node.layer = entry.mode, min(max(entry.mtime, 0), _LATEST), layer
         node.uid, node.gid = self._owner(entry)
         node.xattrs = self._xattrs(entry)

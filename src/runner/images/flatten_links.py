@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.images.squashfs.tree import Directory, Leaf
 
 # an image that makes us search more than this is made to keep us busy
-_WORK = 50_000_000
+_WORK = 10_000_000
 _REMEMBERED = 64 << 20  # bytes of paths above targets
 _ABOVE = -1  # the layer has a file where the target's parent would be
 _DIRECTORY = -2  # the layer has a directory where the target would be

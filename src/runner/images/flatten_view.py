@@ -24,12 +24,13 @@ class View:
         self.symlinks: dict[bytes, bytes] = {}  # those of this layer that layers above hide
         self._work = work
         self._made: set[int] = set()  # ids of the directories that are there only since this layer
+        # directories with nothing but whiteouts of layers above, where this layer has a file, by parent and name
+        self._aside: dict[tuple[int, bytes], Directory] = {}
 
     def begin_layer(self) -> None:
         """See the tree as the next layer does."""
         self.layer += 1
-        self._made = set()
-        self.symlinks = {}
+        self._made, self._aside, self.symlinks = set(), {}, {}
 
     def walk(self, path: bytes, way: Literal["make", "mark", "look"]) -> tuple[Directory | None, bytes]:
         """The directory at a path and its path without symlinks; None where layers above hide it.
@@ -77,11 +78,13 @@ class View:
         self._work.spend(len(done))
         return self.symlinks.get(b"/".join((*done, name)))
 
-    def new_directory(self, layer: int) -> Directory:
-        """A directory that no entry has named yet."""
-        directory = Directory(DEFAULT_MODE, 0, 0, 0, (), layer=layer)
+    def new_directory(self, parent: Directory, name: bytes, layer: int = IMPLICIT) -> Directory:
+        """A directory that no entry has named yet, in its place."""
+        directory = self._aside.pop((id(parent), name), None) or Directory(DEFAULT_MODE, 0, 0, 0, ())
+        directory.layer = layer
         if layer != PHANTOM:
             self._made.add(id(directory))
+        parent.children[name] = directory
         return directory
 
     def _step(self, parent: Directory, name: bytes, node: Leaf | Directory | None, way: str) -> Directory | None:
@@ -96,8 +99,7 @@ class View:
             return None
         if node is not None and (node.layer != self.layer or way == "mark"):
             return None
-        directory = parent.children[name] = self.new_directory(IMPLICIT if way == "make" else PHANTOM)
-        return directory
+        return self.new_directory(parent, name, IMPLICIT if way == "make" else PHANTOM)
 
     def reopen(self, directory: Directory) -> None:
         """Make sure of a directory that only held whiteouts, or that a file of the same layer took the place of."""
@@ -109,18 +111,17 @@ class View:
             if directory.layer == self.layer:
                 directory.layer = IMPLICIT
 
-    def replace(self, directory: Directory) -> bool:
+    def replace(self, parent: Directory, name: bytes, directory: Directory) -> bool:
         """Take out what this layer and those below have in a directory for a file; whether the file shows then."""
-        if directory.layer == PHANTOM:
-            return True
-        if directory.opaque != self.layer:
-            self._prune(directory)
-            if id(directory) in self._made:
-                return True
-            if directory.layer == self.layer:
-                _make_default(directory, IMPLICIT)
+        if directory.opaque == self.layer:
+            return False
+        own = directory.layer == PHANTOM or id(directory) in self._made
+        self._prune(directory)
+        if own:
+            self._aside[id(parent), name] = directory
+        else:
             close(directory, self.layer)
-        return False
+        return own
 
     def is_own(self, directory: Directory) -> bool:
         """Whether this layer, as far as it has come, has a directory there."""
@@ -128,21 +129,21 @@ class View:
         return named and directory.opaque != self.layer
 
     def _prune(self, directory: Directory) -> None:
-        """Take out what this layer has put into a directory of layers above."""
+        """Take out what this layer has put into a directory; what layers above hide in it stays hidden."""
         directories = [directory]
         while directories:
             directory = directories.pop()
-            self._work.spend(len(directory.children))
+            self._work.spend(len(directory.children) + 1)
+            if id(directory) in self._made:
+                self._made.remove(id(directory))
+                _make_default(directory, PHANTOM)
+            elif directory.layer == self.layer:
+                _make_default(directory, IMPLICIT)
             for name, node in list(directory.children.items()):
-                if isinstance(node, Leaf):
-                    if node.layer == self.layer:
-                        del directory.children[name]
-                elif id(node) in self._made:
-                    del directory.children[name]
-                else:
-                    if node.layer == self.layer:
-                        _make_default(node, IMPLICIT)
+                if isinstance(node, Directory):
                     directories.append(node)
+                elif node.layer == self.layer:
+                    del directory.children[name]
 
 
 def close(directory: Directory, layer: int) -> None:
