@@ -138,8 +138,8 @@ def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:
     if driver not in _FOLDERS:
         raise NotRebuildable(f"its storage is of the kind {driver}")
     options = store.object("graphOptions")
-    key = f"{driver}.additionalImageStores"
-    more = options.texts(key) if options.has(key) else ()
+    # podman 4.3 tells the last store for reading alone, later ones all
+    more = [*options.texts(f"{driver}.imagestore"), *options.texts(f"{driver}.additionalImageStores")]
     return driver, tuple(Path(path) for path in (store.text("graphRoot"), *more))
 
 

@@ -56,7 +56,8 @@ def exported(
         digest=image.digest,
         architecture=image.architecture or architecture,
         config=image.config,
-        layers=(Layer("", "", image.size_bytes, "application/vnd.oci.image.layer.v1.tar", open_tree),),
+        layers=(Layer("", "", 0, "application/vnd.oci.image.layer.v1.tar", open_tree),),
+        estimate_bytes=image.size_bytes,
     )
 
 

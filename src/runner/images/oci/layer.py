@@ -45,8 +45,11 @@ class LayeredImage:
     notes: tuple[str, ...] = ()
     """what the user should know about how the image is read, one line each"""
 
+    estimate_bytes: int = 0
+    """about what the layers have, where they do not know their sizes themselves"""
+
     @property
     def size_bytes(self) -> int:
         """What is read from the source when every layer is: the total of a progress bar; 0 where unknown."""
         sizes = [layer.size_bytes for layer in self.layers]
-        return sum(sizes) if all(sizes) else 0
+        return sum(sizes) if all(sizes) else self.estimate_bytes

@@ -64,13 +64,23 @@ def open_image(
         with _open_podman(source.reference, reference, architecture, options) as image:
             yield image
     elif source.scheme == "dockerd":
-        import docker
-
-        store = DockerStore(docker.from_env(environment=dict(environ), timeout=600))
+        store = _docker_store(environ)
         found = find(store, source.reference, "docker")
         yield exported(found, store, options.name_container, architecture=architecture, reference=reference)
     else:
         raise RunnerError(f"cannot read {reference}", "this kind of source is not known here", "runner import --help")
+
+
+def _docker_store(environ: Mapping[str, str]) -> DockerStore:
+    import docker
+    import docker.errors
+
+    try:
+        return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
+    except docker.errors.DockerException as error:
+        raise RunnerError(
+            "docker's daemon cannot be reached", str(error), "docker info   (DOCKER_HOST names another socket)"
+        ) from error
 
 
 @contextmanager

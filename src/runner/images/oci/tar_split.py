@@ -20,6 +20,7 @@ import binascii
 import gzip
 import json
 import os
+import posixpath
 import signal
 import socket
 from collections.abc import Iterator
@@ -47,10 +48,10 @@ class Folder:
 
     def open(self, name: bytes) -> int:
         """A descriptor of a file. Raises OSError."""
+        if b".." in name or name.endswith(b"."):  # unpacking has made a/../b to b before it looked at any link
+            name = posixpath.normpath(b"/" + name)
         parent, _, last = name.rpartition(b"/")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        if last in (b"", b".", b".."):
-            raise Damaged(f"it names a file {os.fsdecode(name)!r}")
         try:
             if parent != self.parent:  # files come in the order of the tar, most from the same folder
                 self._enter(parent)
@@ -65,8 +66,6 @@ class Folder:
             if part in (b"", b"."):
                 continue
             try:
-                if part == b"..":
-                    raise Damaged(f"it names a folder {os.fsdecode(parent)!r}")
                 inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
             finally:
                 os.close(here)
