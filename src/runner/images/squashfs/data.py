@@ -158,7 +158,8 @@ class DataWriter:
 
     @property
     def position(self) -> int:
-        """Where the next block goes: the end of the runs, once the last has ended."""
+        """The end of the runs."""
+        assert self._run is None, "a run is ended before anything is put behind it"
         return self._position
 
     def begin_run(self) -> Run:
