@@ -39,6 +39,7 @@ LAB = (
         "busybox-static",
         "shellcheck",
         "git",
+        "umoci",
     ),
 )
 IMPORTERS = ("pigz", "umoci", "zstd")
