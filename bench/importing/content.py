@@ -1,4 +1,4 @@
-"""The bench's image: five gzip layers of real Debian and PyPI packages, and a twin that differs in the last one."""
+"""The bench's image: six gzip layers of real Debian and PyPI packages, and a twin that differs in the last one."""
 
 from __future__ import annotations
 
@@ -71,8 +71,12 @@ class Content:
         return self.layer("stack", lambda tree: _stack(tree, self.tree("base")))
 
     def more(self) -> Blob:
-        """More packages of PyPI in /opt/more, and of Debian in /usr."""
-        return self.layer("more", lambda tree: _more(tree, self.work / "debs"))
+        """More packages of PyPI in /opt/more."""
+        return self.layer("more", _more)
+
+    def debian(self) -> Blob:
+        """More packages of Debian."""
+        return self.layer("debian", lambda tree: _debian(tree, self.work / "debs"))
 
     def changes(self) -> Blob:
         """Whiteouts, an opaque folder, and files that replace those below."""
@@ -84,7 +88,7 @@ class Content:
 
     def images(self) -> tuple[Path, Path]:
         """The layouts of the image and of its twin whose last layer differs."""
-        lower = (self.base(), self.stack(), self.more(), self.changes())
+        lower = (self.base(), self.stack(), self.more(), self.debian(), self.changes())
         one = layout.write(self.work / "image", (*lower, self.last(1)), self.blobs)
         two = layout.write(self.work / "twin", (*lower, self.last(2)), self.blobs)
         self.remove_trees()
@@ -132,9 +136,12 @@ def _stack(tree: Path, base: Path) -> None:
     (base / "opt/stack").rmdir()
 
 
-def _more(tree: Path, debs: Path) -> None:
+def _more(tree: Path) -> None:
     for name in packages.MORE:
         _pip(tree / "opt/more", name)
+
+
+def _debian(tree: Path, debs: Path) -> None:
     debs.mkdir(exist_ok=True)
     run("apt-get", "download", "-q", *packages.DEBIAN, cwd=debs, stdout=subprocess.DEVNULL)
     for deb in sorted(debs.glob("*.deb")):

@@ -75,7 +75,7 @@ def _many(content: Content, count: int) -> Path:
 
 def _repeated(content: Content, size: int) -> Path:
     """The image, and its large files again under other names until it has `size` plain bytes."""
-    lower = (content.base(), content.stack(), content.more(), content.changes(), content.last(1))
+    lower = (content.base(), content.stack(), content.more(), content.debian(), content.changes(), content.last(1))
     copies: list[Blob] = []
     while sum(blob.plain_size for blob in (*lower, *copies)) < size:
         note = content.work / f"copy-{len(copies)}.json"
