@@ -18,12 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.importing import floor, layout, reading, sizes, table
+from bench.importing import check, floor, layout, reading, sizes, table
 from bench.importing.content import Content
 from bench.importing.measure import Cost, machine, measured
 from bench.importing.ways import WAYS, Setting
 
-PARTS = ("ways", "floor", "scaling", "memory", "reading")
+PARTS = ("check", "floor", "ways", "scaling", "reading", "memory")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -56,6 +56,8 @@ def main(argv: list[str]) -> None:
         print(results["floor"], flush=True)
     if "ways" in chosen:
         results["ways"] = run_ways(options.ways.split(","), setting, options.repeats)
+    if "check" in chosen:
+        results["check"] = same_tree(setting)
     if "scaling" in chosen:
         results["scaling"] = scaling(setting, options.repeats)
     if "reading" in chosen:
@@ -131,6 +133,15 @@ def read_cold(setting: Setting, repeats: int) -> dict[str, dict[str, float]]:
     empty(setting.scratch)
     WAYS["copy"].prepare(setting)
     return reading.compare({"enroot": kept, "runner": setting.previous}, setting.scratch / "mount", repeats)
+
+
+def same_tree(setting: Setting) -> dict[str, Any]:
+    """Whether our file holds what umoci unpacks."""
+    empty(setting.scratch)
+    WAYS["copy"].prepare(setting)
+    entries, wrong = check.against_umoci(setting.image, setting.previous, setting.scratch)
+    print(f"{entries:,} entries beside umoci's, {len(wrong)} differences", *wrong[:20], sep="\n  ", flush=True)
+    return {"entries": entries, "differences": wrong[:100]}
 
 
 if __name__ == "__main__":

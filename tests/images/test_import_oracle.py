@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -49,7 +50,10 @@ def by_umoci(image: Path, scratch: Path) -> Tree:
 
 def by_podman(image: Path, podman: Podman) -> Tree:
     """The tree that podman mounts."""
-    name = podman.run("pull", "--quiet", f"oci:{image}:latest").stdout.split()[-1]
+    name = f"localhost/oracle:{hashlib.sha256(bytes(image)).hexdigest()[:20]}"
+    copy = ("skopeo", "copy", "--quiet", f"oci:{image}:latest", f"containers-storage:{name}")
+    done = subprocess.run(copy, env=podman.environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     try:
         mount = podman.run("image", "mount", name).stdout.strip()
         return trees.walk(Path(mount))
@@ -189,6 +193,24 @@ CASES = {
     "names with ./ and without": Case(
         [[ROOT, folder("./d/"), file("./d/a"), file("d/b")], [folder("d"), file("./d/a", b"2"), whiteout("./d/b")]]
     ),
+    # overlay, and so podman, gives a folder that a layer implies attributes of its own
+    "a folder that an upper layer only implies keeps its attributes": Case(
+        [[ROOT, folder("d", mode=0o700, uid=5), file("d/a")], [file("d/b")], [whiteout("d/a")]],
+        oracles=("umoci",),
+        without=frozenset({"mtime"}),
+    ),
+    "folders that no layer names": Case(
+        [[ROOT, file("x/y/z")], [file("x/y/w")]], oracles=("umoci",), without=frozenset({"mtime"})
+    ),
+    # umoci follows the symlink, overlay does not
+    "a path below a symlink of a lower layer": Case(
+        [[ROOT, folder("real"), symlink("link", "real")], [file("link/inside")]],
+        oracles=("podman",),
+        without=frozenset({"mtime"}),
+    ),
+    "a path below a symlink of its own layer": Case(
+        [[ROOT, folder("real"), symlink("link", "real"), file("link/inside"), symlink("top", "/real"), file("top/two")]]
+    ),
     "an empty layer": Case([[ROOT, *BELOW], [], [file("last")]]),
     "many layers": Case([[ROOT, *BELOW], *([file(f"n{number}"), file("g", b"%d" % number)] for number in range(40))]),
 }  # fmt: skip
@@ -225,6 +247,43 @@ def check(
         )
     ]
     assert not wrong, "\n".join(wrong[:40])
+
+
+@pytest.mark.parametrize("form", ("posix --sparse-version=0.0", "posix --sparse-version=0.1", "posix"))
+def test_sparse_files(form: str, tmp_path: Path, podman: Podman) -> None:
+    """PAX's three forms of sparse members, as GNU tar writes them."""
+    check(layout(tmp_path / "image", [sparse_tar(tmp_path / "source", form)]), tmp_path, podman)
+
+
+def test_sparse_files_of_gnu(tmp_path: Path) -> None:
+    """The oldest form, which umoci and podman do not know: the oracle is GNU tar."""
+    made = sparse_tar(tmp_path / "source", "gnu")
+    (tmp_path / "oracle").mkdir()
+    subprocess.run(("tar", "-C", str(tmp_path / "oracle"), "-xpf", "-"), input=made, check=True)
+    squashfs = imported(layout(tmp_path / "image", [made]), tmp_path / "image.sqsh")
+    tree = trees.walk(tmp_path / "oracle")
+    found = trees.by_kernel(squashfs, tmp_path / "mount")
+    assert differences(trim(tree, "tar"), only_theirs(trim(found, "tar"), tree)) == []
+
+
+def sparse_tar(source: Path, form: str) -> bytes:
+    """Files with one hole, with a late beginning, and with 64 parts."""
+    source.mkdir(mode=0o755)
+    for name, places in {
+        "holes": (0, 1 << 20, 5 << 20),
+        "late": (3 << 20,),
+        "many": range(0, 8 << 20, 1 << 17),
+    }.items():
+        with (source / name).open("wb") as stream:
+            for place in places:
+                stream.seek(place)
+                stream.write(name.encode() * 1000)
+            stream.truncate(9 << 20)
+    (source / "plain").write_text("no holes\n")
+    words = ("tar", "-C", str(source), "--sparse", *f"--format={form}".split(), "--sort=name", "-cf", "-", ".")
+    made = subprocess.run(words, check=True, capture_output=True).stdout
+    assert len(made) < 2 << 20, "the file system keeps no holes"
+    return made
 
 
 @pytest.mark.uses("busybox")
