@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.images.layers import Member, file, folder, hard_link, member, opaque, symlink, whiteout
+from tests.images.handmade import Member, file, folder, hard_link, member, opaque, symlink, whiteout
 
 CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_net_bind_service=ep
 

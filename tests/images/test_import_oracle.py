@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.images import trees
-from tests.images.layers import layout, tar
+from tests.images.handmade import layout, tar
 from tests.images.stacks import CASES
 from tests.images.trees import READERS, Tree, differences
 from tests.lab.podman import Podman

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.images.bench import Bench
-from tests.images.layers import file, folder, layout, symlink, tar
+from tests.images.handmade import file, folder, layout, symlink, tar
 from tests.images.trees import by_unsquashfs
 
 pytestmark = pytest.mark.uses("unsquashfs")
