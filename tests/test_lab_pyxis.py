@@ -80,7 +80,7 @@ def test_saved_containers_are_squashfs_files_with_what_was_written(
     flags = ("--container-writable", f"--container-save={saved}", f"--container-mounts={tmp_path}:/mounted")
     shell(slurm, busybox_sqsh, "echo 1 > /srv/f", *flags)
     listed = subprocess.run(("unsquashfs", "-l", str(saved)), capture_output=True, text=True, check=True).stdout
-    assert "squashfs-root/work/f\n" in listed and "squashfs-root/mounted/" not in listed
+    assert "squashfs-root/srv/f\n" in listed and "squashfs-root/mounted/" not in listed
     assert shell(slurm, saved, "cat /srv/f") == "1\n"
 
 
