@@ -39,8 +39,10 @@ LAB = (
         "busybox-static",
         "shellcheck",
         "git",
+        "umoci",
     ),
 )
+IMPORTERS = ("pigz", "umoci", "zstd")
 TEST_TOOLS = (
     "pytest>=8",
     "pytest-xdist",
@@ -130,6 +132,11 @@ def lab(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, measured side by side in one run: start-up."""
+    """Figures as ratios, measured side by side in one run: start-up; with `-- import`, the ways to a squashfs file."""
+    if session.posargs[:1] == ["import"]:
+        debian_packages(session, CONTAINERS + IMPORTERS)
+        session.install("-q", "-e", ".")
+        session.run("python", "-m", "bench.importing", *session.posargs[1:])
+        return
     session.install("-q", "-e", ".", "torchx")
     session.run("python", "bench/startup.py", *session.posargs)

@@ -16,8 +16,13 @@ import time
 import tomllib
 from pathlib import Path
 
+from runner.environments.engines import why_no_sandbox
+from runner.machine import probe
+
 ROOT = Path(__file__).resolve().parents[1]
 PINS = ROOT / "containers" / "pins" / "cpu.txt"
+# where the pinned build of torch is found when pip's own indexes lack it
+TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
 SECONDS: dict[str, float] = {}
 
 
@@ -46,25 +51,43 @@ def install_without_container() -> Path:
     if not (folder / "complete").exists():
         print(f"\n$ python -m venv {folder} && {python} -m pip install -r {PINS.relative_to(ROOT)}", flush=True)
         subprocess.run((sys.executable, "-m", "venv", "--clear", folder), check=True)
-        subprocess.run((python, "-m", "pip", "install", "-q", "torch==2.13.0"), check=True)
-        subprocess.run((python, "-m", "pip", "install", "-q", "-r", PINS), check=True)
+        pins = PINS.read_text().splitlines()
+        torch = next(line for line in pins if line.startswith("torch=="))
+        pip = (python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check")  # the pins are all
+        if subprocess.run((*pip, torch), stderr=subprocess.DEVNULL).returncode != 0:
+            subprocess.run((*pip, torch, "--extra-index-url", TORCH_FOR_CPU), check=True)
+        subprocess.run((*pip, "-r", PINS), check=True)
         (folder / "complete").touch()
     return folder
 
 
+def can_enter_squashfs() -> bool:
+    """Whether an engine is here that enters squashfs files: bubblewrap and a reader, or podman and squashfuse."""
+    with_podman = shutil.which("podman") and shutil.which("squashfuse") and probe.fuse_usable()
+    return bool(with_podman) or why_no_sandbox() is None
+
+
 def prepare() -> tuple[str, ...]:
-    """Make the image and the squashfs; returns the options that the launch needs beside the plain ones."""
-    if container_engine():
-        command("build", "build", "cpu")
-        squashfs = command("import", "import", "cpu")
-        print(f"  {Path(squashfs).resolve()}  {Path(squashfs).stat().st_size / 1e6:,.0f} MB")
-        command("check", "env", "check", "cpu")
-        return ()
-    print("neither podman nor docker is here: the demo runs the same job WITHOUT a container (--engine host)")
-    print("  to see it in one: apt-get install podman mmdebstrap squashfs-tools-ng squashfuse bubblewrap")
-    folder = install_without_container()
-    os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return ("--engine", "host")
+    """Make the image and the squashfs; returns the options of the launch. What cannot be done here is said."""
+    engine = container_engine()
+    if engine is None:
+        print("neither podman nor docker is here: the demo runs the same job WITHOUT a container (--engine host)")
+        print("  to see it in one: apt-get install podman mmdebstrap squashfs-tools-ng squashfuse bubblewrap")
+        folder = install_without_container()
+        os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return ("--env", "cpu", "--engine", "host")
+    image = command("build", "build", "cpu").splitlines()[-1]
+    if not can_enter_squashfs():
+        print(f"nothing here enters squashfs files: the demo runs in {engine}'s own image, without the import")
+        print("  to see the whole line: apt-get install squashfs-tools-ng squashfuse bubblewrap")
+        path = ROOT / ".nox" / "demo.toml"
+        path.write_text((ROOT / "edf/cpu.toml").read_text().replace('"${RUNNER_IMAGES}/cpu.sqsh"', f'"{image}"'))
+        command("check", "env", "check", str(path), "--engine", engine)
+        return ("--env", str(path), "--engine", engine)
+    squashfs = command("import", "import", "cpu")
+    print(f"  {Path(squashfs).resolve()}  {Path(squashfs).stat().st_size / 1e6:,.0f} MB")
+    command("check", "env", "check", "cpu")
+    return ("--env", "cpu")
 
 
 def report(run: str) -> None:
@@ -93,7 +116,7 @@ def main() -> None:
     os.environ["RUNNER_SITE"] = "local"
     print("$ export RUNNER_SITE=local", flush=True)
     options = prepare()
-    run = command("launch", "launch", "--env", "cpu", "--script", "sft", *options, "--wait")
+    run = command("launch", "launch", *options, "--script", "sft", "--wait")
     command("generate", "shell", run, "--", "python", "jobs/generate.py")
     report(run)
 

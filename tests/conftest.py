@@ -75,7 +75,7 @@ def busybox_image(podman: Podman) -> str:
 
 @pytest.fixture(scope="session")
 def busybox_sqsh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny image as squashfs with enroot's metadata: GREETING in its environment, /work as workdir."""
+    """A tiny image as squashfs with enroot's metadata: GREETING in its environment, /srv as workdir."""
     need("mksquashfs", "busybox")
     return images.make_busybox_squashfs(tmp_path_factory.mktemp("images") / "busybox.sqsh")
 

@@ -40,7 +40,7 @@ def write(path: Path, image: Path, text: str) -> Path:
 def test_command_runs_in_the_image_with_its_environment_and_its_exit_code(slurm: SlurmLab, edf: Path) -> None:
     script = 'echo "$FROM_EDF|$GREETING|$HOST_OR_IMAGE|$PWD"; cat /data/file; touch /data/new; exit 7'
     ran = slurm.run(("srun", f"--environment={edf}", "sh", "-c", script), check=False)
-    assert ran.stdout == "edf ${X}|from the EDF|image|/work\ncontent\n"
+    assert ran.stdout == "edf ${X}|from the EDF|image|/srv\ncontent\n"
     assert "Read-only file system" in ran.stderr
     assert ran.returncode == 7
 
@@ -81,8 +81,8 @@ def test_workdir_of_the_edf_beats_the_images(slurm: SlurmLab, busybox_sqsh: Path
 def test_entrypoint_runs_only_when_asked_for(slurm: SlurmLab, busybox_sqsh: Path, tmp_path: Path) -> None:
     with_it = write(tmp_path / "with.toml", busybox_sqsh, "entrypoint = true")
     without = write(tmp_path / "without.toml", busybox_sqsh, "")
-    assert shell(slurm, with_it, 'echo "${ENTRYPOINT_RAN-no} $PWD"') == "yes /work\n"
-    assert shell(slurm, without, 'echo "${ENTRYPOINT_RAN-no} $PWD"') == "no /work\n"
+    assert shell(slurm, with_it, 'echo "${ENTRYPOINT_RAN-no} $PWD"') == "yes /srv\n"
+    assert shell(slurm, without, 'echo "${ENTRYPOINT_RAN-no} $PWD"') == "no /srv\n"
 
 
 def test_home_is_not_mounted_and_hosts_and_shared_memory_are(slurm: SlurmLab, edf: Path, tmp_path: Path) -> None:

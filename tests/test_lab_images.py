@@ -15,7 +15,7 @@ from tests.lab.slurm import SlurmLab
 
 def test_podman_runs_what_it_has_built(podman: Podman, busybox_image: str) -> None:
     ran = podman.run("run", "--rm", busybox_image, "sh", "-c", 'echo "$GREETING $PWD"; exit 7', check=False)
-    assert (ran.stdout, ran.returncode) == ("from the image /work\n", 7)
+    assert (ran.stdout, ran.returncode) == ("from the image /srv\n", 7)
 
 
 def test_the_entrypoint_variant_has_an_entrypoint(podman: Podman) -> None:

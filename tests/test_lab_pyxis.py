@@ -20,7 +20,7 @@ def shell(slurm: SlurmLab, image: Path | str, script: str, *flags: str, **option
 def test_command_runs_in_the_image_and_its_exit_code_passes(slurm: SlurmLab, busybox_sqsh: Path) -> None:
     argv = ("srun", f"--container-image={busybox_sqsh}", "sh", "-c", 'echo "$GREETING $PWD"; exit 7')
     ran = slurm.run(argv, check=False)
-    assert (ran.stdout, ran.returncode) == ("from the image /work\n", 7)
+    assert (ran.stdout, ran.returncode) == ("from the image /srv\n", 7)
 
 
 def test_root_is_read_only_unless_asked_otherwise(slurm: SlurmLab, busybox_sqsh: Path) -> None:
@@ -63,8 +63,8 @@ def test_home_root_and_entrypoint_switches(slurm: SlurmLab, busybox_sqsh: Path, 
 
 def test_named_containers_keep_what_was_written(slurm: SlurmLab, busybox_sqsh: Path) -> None:
     name = ("--container-name=kept", "--nodelist=nid001")
-    assert shell(slurm, busybox_sqsh, "echo 1 > /work/f; echo ok", *name, "--container-writable") == "ok\n"
-    assert shell(slurm, "", "cat /work/f", *name) == "1\n"
+    assert shell(slurm, busybox_sqsh, "echo 1 > /srv/f; echo ok", *name, "--container-writable") == "ok\n"
+    assert shell(slurm, "", "cat /srv/f", *name) == "1\n"
     created = slurm.run(
         ("srun", f"--container-image={busybox_sqsh}", "--container-name=kept:create", "-wnid001", "true"), check=False
     )
@@ -78,10 +78,10 @@ def test_saved_containers_are_squashfs_files_with_what_was_written(
 ) -> None:
     saved = tmp_path / "saved.sqsh"
     flags = ("--container-writable", f"--container-save={saved}", f"--container-mounts={tmp_path}:/mounted")
-    shell(slurm, busybox_sqsh, "echo 1 > /work/f", *flags)
+    shell(slurm, busybox_sqsh, "echo 1 > /srv/f", *flags)
     listed = subprocess.run(("unsquashfs", "-l", str(saved)), capture_output=True, text=True, check=True).stdout
-    assert "squashfs-root/work/f\n" in listed and "squashfs-root/mounted/" not in listed
-    assert shell(slurm, saved, "cat /work/f") == "1\n"
+    assert "squashfs-root/srv/f\n" in listed and "squashfs-root/mounted/" not in listed
+    assert shell(slurm, saved, "cat /srv/f") == "1\n"
 
 
 def test_variables_ask_for_a_container_and_the_command_line_wins(

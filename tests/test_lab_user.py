@@ -33,7 +33,7 @@ def test_slurm_containers_and_gpus_work_for_a_user(user: User) -> None:
     assert found["gpus"] == "0,1,2,3"
     assert found["entered"] == [
         number,
-        "/work",
+        "/srv",
         "from the image 0",
         "touch: /data/x: Read-only file system",
         7,

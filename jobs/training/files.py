@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any
 
 
+def unfinished(path: Path) -> Path:
+    """Return a hidden name beside `path` that nobody else writes to.
+
+    A process number alone would not do: in two containers that share a cache, or on two nodes, it is often the same.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file; a reader sees the old content or the new, never a part."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = unfinished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -33,7 +41,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
     Where another job has made `path` meanwhile, that one stays and ours is dropped: both were made from the same key.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = unfinished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial.mkdir()
     try:
@@ -51,7 +59,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def replace_folder(new: Path, path: Path) -> None:
     """Put the folder `new` in the place of `path`; the old one is set aside first and then removed."""
     sync_tree(new)
-    old = path.with_name(f".{path.name}.{os.getpid()}.old")
+    old = unfinished(path).with_suffix(".old")
     if path.exists():
         path.rename(old)
     new.rename(path)

@@ -15,7 +15,7 @@ class RunFolder:
     path: Path
     attempt: Path  # attempts/N of this start
     save_and_exit: Path  # the flag: when it exists, save and leave
-    cache: Path  # shared by restarts, and by runs where RUNNER_CACHE is set
+    cache: Path  # what runs share; the batch script sets RUNNER_CACHE
     by_hand: bool  # no batch script: nothing was there before, and nothing resumes by itself
 
     @property
@@ -60,12 +60,14 @@ def make(run: RunFolder) -> None:
 
 
 def point_caches(run: RunFolder, environment: dict[str, str] | os._Environ[str]) -> None:
-    """Send the caches of Hugging Face and matplotlib to ours, unless the user has said where they are.
+    """Send the caches of Hugging Face and matplotlib to ours, unless the user has said where they are, or has them.
 
-    In a container the home folder is often missing or read-only, and these libraries then fail or start anew each time.
+    In a container the home folder is often missing, read-only, or gone with the container: these libraries then fail,
+    or start anew each time. What lies in a home folder that is seen here (models that were fetched before, a token,
+    settings of plots) is used as it is.
     """
-    home = Path("~").expanduser()
-    if not environment.get("RUNNER_CACHE") and os.access(home, os.W_OK):
-        return
-    environment.setdefault("HF_HOME", str(run.cache / "huggingface"))
-    environment.setdefault("MPLCONFIGDIR", str(run.cache / "matplotlib"))
+    home = Path(environment.get("HOME") or "/")
+    if not (Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface").is_dir():
+        environment.setdefault("HF_HOME", str(run.cache / "huggingface"))
+    if not (Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "matplotlib").is_dir():
+        environment.setdefault("MPLCONFIGDIR", str(run.cache / "matplotlib"))

@@ -25,10 +25,14 @@ CHAT_TEMPLATE = (
 
 
 def build(cache: Path, texts: Iterable[str], text_key: str, vocabulary: int) -> Path:
-    """Return the folder of a tokenizer trained on the texts; built once per text key, size and library version."""
-    import tokenizers
+    """Return the folder of a tokenizer trained on the texts; built once per text key, size and library versions.
 
-    options = f"{text_key} {vocabulary} {tokenizers.__version__} {CHAT_TEMPLATE}"
+    The cache is shared by runs in other images: what one version of transformers has saved, another may not read.
+    """
+    import tokenizers
+    import transformers
+
+    options = f"{text_key} {vocabulary} {tokenizers.__version__} {transformers.__version__} {CHAT_TEMPLATE}"
     folder = cache / f"tokenizer-{hashlib.sha256(options.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
         tokenizer = train(texts, vocabulary)

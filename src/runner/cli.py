@@ -27,7 +27,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "images": {
         "build": ("images", "Containerfile -> OCI image; prints NAME:TAG"),
         "import": ("images", "OCI image -> squashfs; prints the path"),
-        "images": ("images", "list the squashfs files: source, size, age"),
+        "images": ("image_store", "list the squashfs files: source, size, age, runs"),
+        "gc": ("image_store", "remove squashfs files that nothing uses"),
     },
     "environments": {
         "env": ("environments", "show | emit | check an environment (an EDF file)"),

@@ -39,16 +39,19 @@ def line(project: Path, tmp_path: Path, slurm: SlurmLab, podman: Podman) -> Runn
 @pytest.mark.uses("podman", "tar2sqfs", "squashfuse", "bubblewrap")
 def test_from_a_containerfile_to_runs_on_every_site(line: Runner, tmp_path: Path) -> None:
     """One command builds, imports and runs; the next ones use the same file, without a scheduler and on Slurm."""
-    say = ("--", "sh", "-c", "echo $GREETING from inside")
+    say = ("--", "sh", "-c", "echo $GREETING from inside; cat $RUNNER_CACHE/note")
     missing = line("launch", "--env", "tiny", *say, code=1)
     assert "runner build tiny\n" in missing.stderr and "runner import tiny\n" in missing.stderr
-    first, log = line.finished("--build", "--env", "tiny", "--engine", "sandbox", *say)
+    keep = ("--", "sh", "-c", "echo $GREETING from inside; echo kept >$RUNNER_CACHE/note")
+    first, log = line.finished("--build", "--env", "tiny", "--engine", "sandbox", *keep)
     assert "hello there from inside\n" in log
     for site, engine in (("generic-slurm", "ce"), ("generic-pyxis", "pyxis")):
         runner = Runner(line.project, line.environ, site)
         folder, log = runner.finished("--env", "tiny", "--engine", engine, *say)
-        assert "hello there from inside\n" in log
-    image = tomllib.loads((first / "lock.toml").read_text())["image"]
+        assert "hello there from inside\nkept\n" in log  # what one run keeps, all others see
+    lock = tomllib.loads((first / "lock.toml").read_text())
+    image, recipe = lock["image"], lock["recipe"]
+    assert recipe["name"] == "tiny" and len(recipe["content"]) == 12 and len(recipe["files_sha256"]) == 64
     path = Path(image["reference"])
     assert path.parent == tmp_path / "images" and path == (tmp_path / "images/tiny.sqsh").resolve()
     assert len(image["sha256"]) == 64 and image["digest"]

@@ -17,7 +17,7 @@ from tests.environments.inside import environment_of
 
 COMPLETE = """\
 image = "nvcr.io#nvidia/pytorch:24.06-py3"
-workdir = "/work"
+workdir = "/srv"
 entrypoint = true
 writable = false
 mounts = [
@@ -49,7 +49,7 @@ def test_all_keys_are_read_with_their_origins(tmp_path):
         name="",
         path=None,
         image="nvcr.io#nvidia/pytorch:24.06-py3",
-        workdir="/work",
+        workdir="/srv",
         entrypoint=True,
         writable=False,
         mounts=(

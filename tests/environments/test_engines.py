@@ -12,7 +12,7 @@ from tests.environments.inside import environment_of
 SITE = load_site("local")
 PLAIN = """\
 image = "/images/a.sqsh"
-workdir = "/work"
+workdir = "/srv"
 mounts = ["${RUNNER_RUN}:${RUNNER_RUN}", "/data:/in:ro"]
 [env]
 TEXT = "it's $HOME and $${NOT} an # expansion"
@@ -30,7 +30,7 @@ def test_ce_takes_the_edf_as_it_is(tmp_path):
     body = [line for line in attachment.files["environment.toml"].splitlines() if not line.startswith("#")]
     assert body == [
         'image = "/images/a.sqsh"',
-        'workdir = "/work"',
+        'workdir = "/srv"',
         "entrypoint = false",
         "writable = true",
         "mounts = [",
@@ -52,7 +52,7 @@ def test_pyxis_gets_one_list_of_mounts_and_variables_by_name_or_inside(tmp_path)
     assert attachment.flags == (
         "--container-image=/images/a.sqsh",
         "--container-mounts=${RUNNER_RUN}:${RUNNER_RUN},/data:/in:ro",
-        "--container-workdir=/work",
+        "--container-workdir=/srv",
         "--container-writable",
         "--no-container-entrypoint",
         "--no-container-mount-home",

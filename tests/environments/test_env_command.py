@@ -66,14 +66,14 @@ def test_plain_srun_takes_what_emit_writes(project, slurm):
     assert written.stdout == "plain.toml\n", written.stderr
     argv = ("srun", "--environment=./plain.toml", "sh", "-c", SEEN, "sh", "a b")
     done = slurm.run(argv, cwd=project, extra_environ={"GONE": "host"})
-    assert done.stdout == 'it\'s "EDF" $HOME|unset|/work|a b|/data\n'
+    assert done.stdout == 'it\'s "EDF" $HOME|unset|/srv|a b|/data\n'
 
 
 def test_plain_srun_takes_the_shipped_edf_when_the_image_folder_is_exported(project, slurm):
     (project / "images/cpu.sqsh").symlink_to(project / "images/it.sqsh")
     shipped = Path(__file__).resolve().parents[2] / "edf/cpu.toml"
     images = {"RUNNER_IMAGES": str(project / "images")}
-    assert slurm.run(("srun", f"--environment={shipped}", "pwd"), extra_environ=images).stdout == "/work\n"
+    assert slurm.run(("srun", f"--environment={shipped}", "pwd"), extra_environ=images).stdout == "/srv\n"
 
 
 def test_the_emitted_script_of_pyxis_takes_a_command(project, slurm):
@@ -81,7 +81,7 @@ def test_the_emitted_script_of_pyxis_takes_a_command(project, slurm):
     assert emitted.returncode == 0, emitted.stderr
     argv = (str(project / "plain.sh"), "sh", "-c", SEEN, "sh", "a b")
     done = slurm.run(argv, cwd=project, extra_environ={"GONE": "host"})
-    assert done.stdout == 'it\'s "EDF" $HOME|unset|/work|a b|/data\n'
+    assert done.stdout == 'it\'s "EDF" $HOME|unset|/srv|a b|/data\n'
 
 
 def test_the_emitted_script_of_podman_takes_a_command(project, podman, busybox_image):
@@ -92,7 +92,7 @@ def test_the_emitted_script_of_podman_takes_a_command(project, podman, busybox_i
     # two options that this machine's podman may need, and every other one is the file's own
     argv = ("bash", str(project / "plain.sh"), "sh", "-c", SEEN, "sh", "a b")
     done = subprocess.run(argv, env=podman.environ, capture_output=True, text=True, check=False)
-    assert done.stdout == 'it\'s "EDF" $HOME|unset|/work|a b|/data\n', done.stderr
+    assert done.stdout == 'it\'s "EDF" $HOME|unset|/srv|a b|/data\n', done.stderr
 
 
 @pytest.mark.parametrize("engine", ["pyxis", "enroot", "podman", "apptainer", "host"])

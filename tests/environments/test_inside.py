@@ -67,7 +67,7 @@ def test_an_empty_value_unsets(enter):
 
 
 def test_the_working_directory_is_the_images_own_or_the_edfs(enter):
-    assert lines(enter("", "pwd")) == ["/work"]
+    assert lines(enter("", "pwd")) == ["/srv"]
     assert lines(enter('workdir = "/tmp"\n', "pwd")) == ["/tmp"]
 
 
@@ -91,8 +91,8 @@ def test_writable_by_default_and_what_is_written_is_lost(enter):
 
 def test_the_entrypoint_runs_only_when_asked(enter):
     script = 'echo "${ENTRYPOINT_RAN-no} $PWD"'
-    assert lines(enter("", "sh", "-c", script)) == ["no /work"]
-    assert lines(enter("entrypoint = true\n", "sh", "-c", script)) == ["yes /work"]
+    assert lines(enter("", "sh", "-c", script)) == ["no /srv"]
+    assert lines(enter("entrypoint = true\n", "sh", "-c", script)) == ["yes /srv"]
     assert lines(enter('entrypoint = true\nworkdir = "/tmp"\n', "sh", "-c", script)) == ["yes /tmp"]
 
 
@@ -167,7 +167,7 @@ def test_the_sandbox_works_for_an_ordinary_user(tmp_path, busybox_sqsh, unpack):
         done = user.run(*words, "bash", f"{run_folder}/payload/sandbox.sh", "sh", "-c", script)
         assert done.returncode == 0, done.stderr
         name, folder, writable, number = done.stdout.split()
-        assert (name, folder, writable) == (user.name, "/work", "writable")
+        assert (name, folder, writable) == (user.name, "/srv", "writable")
         assert int(number) == (run_folder / "mine").stat().st_uid == user.home.stat().st_uid
         left = [path for path in Path("/tmp").glob(f"runner-unpacked-{number}/*")]
         assert left == []
@@ -184,7 +184,7 @@ def test_podman_enters_a_squashfs_file_for_an_ordinary_user(tmp_path, busybox_sq
         script = 'pwd; echo "$GREETING"; touch /etc/x && echo writable; echo mine > "$RUNNER_RUN/mine"; exit 9'
         words = ("env", f"RUNNER_RUN={run_folder}", f"XDG_RUNTIME_DIR={run_folder}")
         done = user.run(*words, "bash", f"{run_folder}/payload/container.sh", "sh", "-c", script)
-        assert (done.stdout, done.returncode) == ("/work\nfrom the image\nwritable\n", 9), done.stderr
+        assert (done.stdout, done.returncode) == ("/srv\nfrom the image\nwritable\n", 9), done.stderr
         assert (run_folder / "mine").stat().st_uid == user.home.stat().st_uid
 
 
@@ -195,7 +195,7 @@ def test_the_sandbox_is_entered_by_each_task_of_a_plain_slurm(tmp_path, plain_sl
     script = 'echo "$PWD $GREETING $SLURM_PROCID"; echo x > /run-folder/task-$SLURM_PROCID'
     argv = ("srun", "--nodes=2", "--ntasks-per-node=2", *words, "sh", "-c", script)
     done = plain_slurm.run(argv, extra_environ={"RUNNER_RUN": str(tmp_path / "run")})
-    assert sorted(done.stdout.splitlines()) == [f"/work from the image {rank}" for rank in range(4)]
+    assert sorted(done.stdout.splitlines()) == [f"/srv from the image {rank}" for rank in range(4)]
     assert sorted(path.name for path in (tmp_path / "run").glob("task-*")) == [f"task-{rank}" for rank in range(4)]
 
 
@@ -234,4 +234,4 @@ def test_podman_enters_an_image_of_its_storage(tmp_path, podman, busybox_image):
     script = 'echo "$GREETING $HOST_OR_IMAGE ${ONLY_HOST-unset} $PWD"'
     variables = {**podman.environ, **HOST}
     done = run_inside(environment, "podman", tmp_path / "run", "sh", "-c", script, environ=variables)
-    assert done.stdout.decode() == "edf image unset /work\n", done.stderr.decode()
+    assert done.stdout.decode() == "edf image unset /srv\n", done.stderr.decode()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from runner.images.build import BuildOptions, build
 from runner.images.image import Image
-from runner.images.importer import ImportOptions, import_image
+from runner.images.import_plan import ImportOptions
+from runner.images.importer import import_image
 from runner.images.recipe import Recipe, load_recipe
 from runner.images.squashfs_file import Squashfs
 from runner.machine.report import Quiet
@@ -23,7 +24,7 @@ FROM scratch
 COPY containers/busybox /bin/busybox
 RUN ["/bin/busybox", "--install", "-s", "/bin"]
 ENV PATH=/bin GREETING="hello there"
-WORKDIR /work
+WORKDIR /srv
 CMD ["/bin/sh"]
 """
 
@@ -72,7 +73,7 @@ class Bench:
     def import_image(self, source: str, **options: object) -> Squashfs:
         """Import an image in this process."""
         settings = ImportOptions(**options)  # type: ignore[arg-type]
-        return import_image(source, self.images, self.project, self.environ, self.report, settings)
+        return import_image(source, self.images, self.project, self.environ, self.report, settings).squashfs
 
     def start(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `runner WORDS` in the project."""

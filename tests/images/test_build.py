@@ -98,7 +98,7 @@ def test_only_files_that_the_recipe_lists_are_seen(bench: Bench) -> None:
 
 
 def test_a_failing_step_is_named_with_its_last_lines_and_the_kept_log(bench: Bench) -> None:
-    recipe = fresh("bad").replace("WORKDIR /work", "RUN echo before the end; echo to stderr >&2; exit 7")
+    recipe = fresh("bad").replace("WORKDIR /srv", "RUN echo before the end; echo to stderr >&2; exit 7")
     bench.write("bad", recipe)
     with pytest.raises(RunnerError) as caught:
         bench.build("bad")

@@ -110,7 +110,7 @@ def test_one_job_builds_imports_and_gives_the_path(alps: Bench, storage: Path) -
 
 @pytest.mark.uses("podman", "busybox")
 def test_a_build_that_fails_in_its_job_is_told_with_its_words(alps: Bench, storage: Path) -> None:
-    alps.write("badjob", TINY.replace("WORKDIR /work", "RUN echo it went wrong; exit 3"))
+    alps.write("badjob", TINY.replace("WORKDIR /srv", "RUN echo it went wrong; exit 3"))
     done = alps.runner("build", "badjob", "--import")
     assert (done.returncode, done.stdout) == (1, "")
     assert "failed with exit code 1" in done.stderr and "it went wrong" in done.stderr
@@ -119,7 +119,7 @@ def test_a_build_that_fails_in_its_job_is_told_with_its_words(alps: Bench, stora
 
 @pytest.mark.uses("podman", "busybox")
 def test_ctrl_c_cancels_the_job_and_its_storage_goes(alps: Bench, slurm: SlurmLab, storage: Path) -> None:
-    alps.write("longjob", TINY.replace("WORKDIR /work", "RUN sleep 60"))
+    alps.write("longjob", TINY.replace("WORKDIR /srv", "RUN sleep 60"))
     child = alps.start("build", "longjob", "--import")
     log = alps.folder / "cache/runner/build-jobs/longjob-0001/log"
     deadline = time.monotonic() + 60

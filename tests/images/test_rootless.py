@@ -8,8 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import isal
 import pytest
 import tomlkit
+import urllib3
+import zstandard
 
 import runner
 from tests.images.bench import TINY
@@ -25,7 +28,8 @@ def user() -> Iterator[User]:
     if os.geteuid() != 0:
         pytest.skip("these tests run as an ordinary user already")
     with ordinary_user() as made:
-        for package in (runner, tomlkit):
+        # Debian's Python has the version of the one that runs the tests, so their compiled modules fit it
+        for package in (runner, tomlkit, isal, zstandard, urllib3):
             source = Path(str(package.__file__)).parent
             shutil.copytree(source, made.home / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         (made.home / "project/containers").mkdir(parents=True)

@@ -30,6 +30,17 @@ def test_of_two_jobs_that_make_the_same_folder_the_first_wins(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
+def test_two_containers_with_the_same_process_number_share_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fills a folder of its own, though both are process 1 of their container."""
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    with files.whole_folder(tmp_path / "made") as one, files.whole_folder(tmp_path / "made") as other:
+        for folder in (one, other):
+            (folder / "a").write_text("x")
+    assert [path.name for path in tmp_path.rglob("*")] == ["made", "a"]
+
+
 def test_a_folder_is_replaced_and_the_old_one_is_gone(tmp_path: Path) -> None:
     for name in ("final", "new"):
         (tmp_path / name).mkdir()

@@ -24,11 +24,24 @@ def test_by_hand_the_folders_lie_below_the_working_directory(tmp_path: Path, mon
     assert run.cache == run.path / "cache"
 
 
-def test_library_caches_go_where_the_run_may_write_unless_the_user_says_otherwise() -> None:
+def test_library_caches_go_to_what_runs_share_unless_the_user_says_otherwise(tmp_path: Path) -> None:
     run = run_folder.from_environment({"RUNNER_RUN": "/r", "RUNNER_CACHE": "/c"}, "sft")
-    environment = {"RUNNER_CACHE": "/c", "HF_HOME": "/mine"}
+    environment = {"HOME": str(tmp_path), "HF_HOME": "/mine"}
     run_folder.point_caches(run, environment)
     assert (environment["HF_HOME"], environment["MPLCONFIGDIR"]) == ("/mine", "/c/matplotlib")
+
+
+def test_models_in_a_home_folder_that_is_seen_are_used(tmp_path: Path) -> None:
+    """An empty home in a container is passed over; one with a cache of Hugging Face's is the user's."""
+    run = run_folder.from_environment({"RUNNER_RUN": "/r", "RUNNER_CACHE": "/c"}, "sft")
+    environment = {"HOME": str(tmp_path)}
+    run_folder.point_caches(run, environment)
+    assert environment["HF_HOME"] == "/c/huggingface"
+    (tmp_path / ".cache/huggingface").mkdir(parents=True)
+    (tmp_path / ".config/matplotlib").mkdir(parents=True)
+    environment = {"HOME": str(tmp_path)}
+    run_folder.point_caches(run, environment)
+    assert environment == {"HOME": str(tmp_path)}
 
 
 def test_started_alone_a_job_is_rank_0_of_1_and_deepspeed_has_what_it_asks_for() -> None:

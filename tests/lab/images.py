@@ -35,7 +35,7 @@ CONTAINERFILE = """\
 FROM scratch
 COPY root /
 ENV {env}
-WORKDIR /work
+WORKDIR /srv
 {entrypoint}
 CMD ["/bin/sh"]
 """
@@ -65,7 +65,7 @@ def enroot_files(
 
 def busybox_root(root: Path) -> None:
     """Unpack the smallest useful image: every busybox command, and an entrypoint that leaves a mark."""
-    for name in ("bin", "dev", "etc", "proc", "root", "run", "sys", "tmp", "work"):
+    for name in ("bin", "dev", "etc", "proc", "root", "run", "srv", "sys", "tmp"):
         (root / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(BUSYBOX, root / "bin/busybox")
     listed = subprocess.run((BUSYBOX, "--list"), capture_output=True, text=True, check=True).stdout.split()
@@ -83,7 +83,7 @@ def make_busybox_squashfs(target: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         root, partial = Path(folder, "root"), Path(folder, "image.sqsh")
         busybox_root(root)
-        for name, text in enroot_files(BUSYBOX_ENV, workdir="/work", entrypoint="/bin/entrypoint").items():
+        for name, text in enroot_files(BUSYBOX_ENV, workdir="/srv", entrypoint="/bin/entrypoint").items():
             (root / name).write_text(text)
         argv = ("mksquashfs", root, partial, "-all-root", "-noappend", "-no-progress", "-quiet", "-comp", "gzip")
         subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)

@@ -107,8 +107,8 @@ def report_slurm() -> dict[str, Any]:
         flags = (f"--container-image={image}", "--container-remap-root")
         remapped = lab.run(("srun", *flags, "sh", "-c", "id -u; touch /x 2>&1 || true"))
         saved = ("--container-writable", f"--container-save={home}/saved.sqsh")
-        lab.run(("srun", f"--container-image={image}", *saved, "sh", "-c", "echo 1 > /work/f"))
-        kept = lab.run(("srun", f"--container-image={home}/saved.sqsh", "cat", "/work/f")).stdout
+        lab.run(("srun", f"--container-image={image}", *saved, "sh", "-c", "echo 1 > /srv/f"))
+        kept = lab.run(("srun", f"--container-image={home}/saved.sqsh", "cat", "/srv/f")).stdout
     return {
         "seconds": seconds,
         "nodes": nodes.splitlines(),

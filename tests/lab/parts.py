@@ -75,6 +75,7 @@ PARTS = (
     Part("rootless", ("newuidmap", "newgidmap"), "uidmap", (), present=_rootless),
     Part("docker-registry", ("docker-registry",), "docker-registry"),
     Part("skopeo", ("skopeo",), "skopeo"),
+    Part("umoci", ("umoci",), "umoci"),
     Part("mksquashfs", ("mksquashfs",), "squashfs-tools", ("-version",)),
     Part("unsquashfs", ("unsquashfs",), "squashfs-tools", ("-version",)),
     Part("tar2sqfs", ("tar2sqfs",), "squashfs-tools-ng"),

@@ -9,7 +9,9 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.runs import time_limit
-from runner.runs.job import LAUNCHERS, Job, Overrides, load_job_file, make_job
+from runner.runs.job import LAUNCHERS, Job, Overrides
+from runner.runs.job_file import load_job_file
+from runner.runs.job_making import make_job
 from runner.site import Site
 from tests.runs.scripts import BARE, LOCAL, SLURM, overrides
 

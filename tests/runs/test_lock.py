@@ -2,12 +2,16 @@
 
 import time
 import tomllib
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.runs.lock import lock_text
+from runner.images.squashfs_file import Squashfs
+from runner.runs.lock import lock_text, recipe
+from runner.runs.preflight import LaunchImage
 from runner.runs.secrets import HIDDEN, hide_values, hide_words, looks_secret
 
 ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)))
@@ -23,6 +27,27 @@ def test_what_is_not_known_is_not_written() -> None:
     assert tomllib.loads(lock_text({"image": {"digest": None, "path": "/a.sqsh"}, "empty": {}})) == {
         "image": {"path": "/a.sqsh"}
     }
+
+
+def test_the_recipe_is_that_of_the_images_labels() -> None:
+    """Name, content hash and the base's digest; nothing for a file that `runner build` had no part in."""
+    labels = {
+        "runner.recipe": "cpu",
+        "runner.content": "0123456789ab",
+        "runner.recipe.files": "f" * 64,
+        "org.opencontainers.image.base.name": "docker.io/library/python:3.11",
+        "org.opencontainers.image.base.digest": "sha256:" + "d" * 64,
+    }
+    squashfs = Squashfs(Path("/a-1.sqsh"), Path("/a.sqsh"), "i" * 64, "s" * 64, 4, "amd64", labels=labels)
+    assert tomllib.loads(lock_text({"recipe": recipe(LaunchImage("/a-1.sqsh", squashfs))}))["recipe"] == {
+        "name": "cpu",
+        "content": "0123456789ab",
+        "files_sha256": "f" * 64,
+        "base": "docker.io/library/python:3.11",
+        "base_digest": "sha256:" + "d" * 64,
+    }
+    assert recipe(LaunchImage("/a-1.sqsh", replace(squashfs, labels={}))) == {}
+    assert recipe(LaunchImage("docker://ubuntu")) == {}
 
 
 @pytest.mark.parametrize(

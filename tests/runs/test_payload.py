@@ -41,6 +41,27 @@ def run(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run", command_job("true"))
 
 
+def test_runs_share_the_cache_beside_them(run: Path) -> None:
+    assert on_host(run, 'shared_cache; printf %s "$RUNNER_CACHE"', {}) == str(run.parent / ".cache")
+    assert (run.parent / ".cache").is_dir()
+
+
+def test_the_user_says_where_the_cache_is(run: Path, tmp_path: Path) -> None:
+    named = str(tmp_path / "my cache" / "deep")
+    assert on_host(run, "shared_cache; env | grep ^RUNNER_CACHE=", {"RUNNER_CACHE": named}) == f"RUNNER_CACHE={named}\n"
+    assert Path(named).is_dir()
+
+
+@pytest.mark.parametrize("named", ["relative", "/tmp/a:b", "/tmp/a,b", "/dev/null/x"])
+def test_a_cache_that_cannot_be_mounted_or_made_is_the_runs_own(run: Path, named: str) -> None:
+    """The job goes on: what it would have shared lies in its run folder."""
+    assert (
+        on_host(run, 'shared_cache 2>/dev/null; printf %s "$RUNNER_CACHE"', {"RUNNER_CACHE": named}) == f"{run}/cache"
+    )
+    assert (run / "cache").is_dir()
+    assert not Path("/tmp/a:b").exists() and not Path("/tmp/a,b").exists()
+
+
 # what `getent ahostsv4 nid001` and `scontrol show node --oneliner nid001` print
 SCONTROL = """#!/bin/sh
 case "$*" in

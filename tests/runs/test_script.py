@@ -11,11 +11,12 @@ import pytest
 from runner.environments.attachment import Attachment
 from runner.environments.engines import attach
 from runner.environments.environment import Environment, load_environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload
-from runner.runs.job import LAUNCHERS, Job, Overrides, Resources, make_job
+from runner.runs.job import LAUNCHERS, Job, Overrides, Resources
+from runner.runs.job_making import make_job
+from runner.runs.preflight import LaunchImage, for_the_run
 from runner.runs.schedulers import flags
 from runner.site import load_site
 from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, script, write_run
@@ -41,8 +42,7 @@ def rendered(place: str, launcher: str) -> str:
     if name != "bare":
         environment = load_environment(name, find_project(Path(__file__).parents[2]), ENVIRON)
         image = f"/images/{name}-0123456789ab.sqsh"
-        run = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
-        environment = replace(environment, image=image, mounts=(*environment.mounts, run))
+        environment = for_the_run(environment, LaunchImage(image))
     overrides = Overrides(
         script=None if launcher == "none" else "jobs/sft.py",
         command=("python", "-c", "print('it''s 1')") if launcher == "none" else (),

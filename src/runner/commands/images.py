@@ -1,4 +1,4 @@
-"""build, import, images."""
+"""build, import."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.images.build import BuildOptions
+    from runner.images.import_plan import ImportOptions
     from runner.images.squashfs_file import Squashfs
     from runner.site import Site
 
@@ -25,9 +26,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
     _add_build(subparsers, common)
     _add_import(subparsers, common)
-    images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
-    images.add_argument("--json", action="store_true", help="print JSON")
-    images.set_defaults(run=list_images)
 
 
 def _add_build(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -60,12 +58,21 @@ def _add_import(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write this file, and no symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
-    parser.add_argument("--compression", default="zstd:1", metavar="NAME[:LEVEL]", help="default: zstd:1")
+    _add_packing(parser)
     parser.add_argument("--force", action="store_true", help="replace the file, whosoever made it")
     parser.add_argument("--no-cache", action="store_true", help="make the file anew")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--dry-run", action="store_true", help="say what would be read, reused and written")
     parser.set_defaults(run=import_squashfs)
+
+
+def _add_packing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--compression", default="zstd:1", metavar="NAME[:LEVEL]", help="default: zstd:1")
+    parser.add_argument("--owners", default="root", metavar="root|keep", help="whose the files are (default: root)")
+    parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
+    parser.add_argument("--connections", type=int, default=8, metavar="N", help="to a registry at a time (default: 8)")
+    parser.add_argument("--allow-http", action="store_true", help="read from a registry that has no TLS")
 
 
 def build_image(args: argparse.Namespace, console: Console) -> int:
@@ -159,29 +166,42 @@ def import_squashfs(args: argparse.Namespace, console: Console) -> int:
 def _import(source: str, site: Site, args: argparse.Namespace, console: Console) -> int:
     from pathlib import Path
 
-    from runner.images.importer import ImportOptions, explain_import, import_image
+    from runner.images.importer import explain_import, import_image
     from runner.project import find_project
 
     output = getattr(args, "output", None)
-    options = ImportOptions(
-        output=Path(output) if output else None,
-        compression=getattr(args, "compression", "zstd:1"),
-        again=args.no_cache or getattr(args, "force", False),
-        engine=args.engine,
-        architecture=site.architecture,
-    )
+    options = _import_options(args, site)
     folder = site.images(os.environ) if not output else Path(output).parent
     if args.dry_run:
         for line in explain_import(source, folder, find_project(), os.environ, console, options):
             console.say(line)
         return 0
-    squashfs = import_image(source, folder, find_project(), os.environ, console, options)
+    imported = import_image(source, folder, find_project(), os.environ, console, options)
+    squashfs, packed = imported.squashfs, imported.packed
     _say_made(squashfs, console)
     if args.json:
-        console.answer_json(_as_dict(squashfs))
+        counts = {"layers": packed.layers, "layers_copied": packed.layers_reused, "entries": packed.entries}
+        console.answer_json({**_as_dict(squashfs), "made": imported.made, **counts, "seconds": packed.seconds})
     else:
         console.answer(str(squashfs.path))
     return 0
+
+
+def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
+    """The options of `import`; `build --import` has the defaults."""
+    from pathlib import Path
+
+    from runner.images.import_plan import ImportOptions
+
+    output = getattr(args, "output", None)
+    names = ("compression", "owners", "xattrs", "threads", "connections", "allow_http")
+    return ImportOptions(
+        output=Path(output) if output else None,
+        again=args.no_cache or getattr(args, "force", False),
+        engine=args.engine,
+        architecture=site.architecture,
+        **{name: getattr(args, name) for name in names if hasattr(args, name)},
+    )
 
 
 def _say_made(squashfs: Squashfs, console: Console) -> None:
@@ -202,33 +222,6 @@ def _site(args: argparse.Namespace, console: Console) -> Site:
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")
     return site
-
-
-def list_images(args: argparse.Namespace, console: Console) -> int:
-    """`runner images`: the squashfs files of the site's image folder."""
-    from runner.images.squashfs_file import age, list_squashfs
-
-    folder = _site(args, console).images(os.environ)
-    found = list_squashfs(folder)
-    if args.json:
-        console.answer_json([{**_as_dict(squashfs), "links": links} for squashfs, links in found])
-        return 0
-    console.say(f"folder: {folder}")
-    if not found:
-        console.say("no squashfs file of ours there; `runner build && runner import` makes one")
-        return 0
-    rows = [
-        (
-            squashfs.path.name,
-            f"{squashfs.size_bytes / 1e6:,.0f} MB",
-            age(squashfs),
-            ", ".join(links) or "-",
-            squashfs.source,
-        )
-        for squashfs, links in found
-    ]
-    console.table(("FILE", "SIZE", "AGE", "LINKS", "SOURCE"), rows)
-    return 0
 
 
 class BuildConsole:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -13,39 +14,45 @@ from runner.machine.report import Report
 
 LABEL = "runner.import.target"
 _PARTIAL = re.compile(r"\.(?P<target>.+)\.(?P<pid>\d+)\.partial")
+_ENDS = (".sqsh", ".json", ".layers")
 
 
-def clear_leftovers(target: Path, store: Store, report: Report) -> None:
-    """Remove unfinished files beside `target`, and containers of imports, whose makers are gone.
+def clear_leftovers(target: Path, report: Report) -> None:
+    """Remove unfinished files beside `target` whose makers are gone.
 
     Only what carries our mark is looked at. The caller holds the lock of `target`; a left-over of another target
     counts as such when that one's lock is free.
     """
     for path in sorted(target.parent.glob(".*.partial")):
         found = _PARTIAL.fullmatch(path.name)
-        if found and found["target"].endswith((".sqsh", ".json", target.name)):
-            owner = target.parent / found["target"].removesuffix(".json")
-            if _is_stale(owner if owner.suffix == ".sqsh" else owner.with_suffix(".sqsh"), target):
+        if found and found["target"].endswith((*_ENDS, target.name)):
+            owner = target.parent / found["target"]
+            if is_stale(owner.with_suffix(".sqsh") if owner.suffix in _ENDS else owner, target):
                 report.say(f"removing {path.name}, left by an import that was killed")
                 path.unlink(missing_ok=True)
-    store.remove(container_name(target))
+
+
+def clear_containers(target: Path, store: Store, report: Report) -> None:
+    """Remove containers of imports whose makers are gone; only imports by an engine's export make any."""
+    name, _ = container_of(target)
+    store.remove(name)
     try:
         containers = store.containers(LABEL)
     except RunnerError:
         report.detail("another import is at work: what others may have left is not looked for")
         return
     for container in containers:
-        if _is_stale(Path(container.labels.get(LABEL, "")), target):
+        if is_stale(Path(container.labels.get(LABEL, "")), target):
             report.say(f"removing container {container.id[:12]}, left by an import that was killed")
             store.remove(container.id)
 
 
-def container_name(target: Path) -> str:
-    """The name of the container that an import to `target` makes; the lock of `target` makes it ours alone."""
-    return f"runner-import-{hashlib.sha256(str(target).encode()).hexdigest()[:12]}"
+def container_of(target: Path) -> tuple[str, Mapping[str, str]]:
+    """Name and labels of the container that an import to `target` makes; the lock of `target` makes it ours alone."""
+    return f"runner-import-{hashlib.sha256(str(target).encode()).hexdigest()[:12]}", {LABEL: str(target)}
 
 
-def _is_stale(owner: Path, held: Path) -> bool:
+def is_stale(owner: Path, held: Path) -> bool:
     """Whether the import that works on `owner` is gone: its lock is ours, free, or lies in a folder that is gone."""
     if owner == held:
         return True

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Squashfs:
     image_digest: str
     """sha256 of the image's configuration, hex: what docker and podman call its id"""
     sha256: str
-    """of the file"""
+    """of the file; empty where it was not computed (large, on a processor without instructions for it)"""
     size_bytes: int
     architecture: str
     """in OCI's words"""
@@ -35,12 +36,32 @@ class Squashfs:
     """of the tool that made it"""
     compression: str = ""
     content: str = ""
-    """12 hex digits of what went in: image, compression, packing"""
+    """12 hex digits of what went in: image, options, our way of packing, the compressor's version"""
+    settings: str = ""
+    """those options in words: the same image and settings give the same bytes"""
+    digest: str = ""
+    """of the image's manifest, `sha256:…`, where it is known"""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """the image's labels about how it was built: recipe, content hash, base"""
+
+
+# what `runner build` writes about an image, its base by OCI's names. Source: image-spec, annotations.md
+_LABELS = ("runner.", "org.opencontainers.image.base.", "org.opencontainers.image.revision")
+
+
+def recorded_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Those labels of an image that its sidecar keeps."""
+    return {name: str(value) for name, value in sorted(labels.items()) if name.startswith(_LABELS)}
 
 
 def sidecar(path: Path) -> Path:
     """The JSON file beside a squashfs file."""
     return path.with_suffix(".json") if path.suffix == ".sqsh" else path.with_name(path.name + ".json")
+
+
+def index_path(target: Path) -> Path:
+    """The index beside a squashfs file."""
+    return target.with_suffix(".layers") if target.suffix == ".sqsh" else target.with_name(target.name + ".layers")
 
 
 def as_json(squashfs: Squashfs) -> str:
@@ -55,9 +76,10 @@ def read_squashfs(path: Path) -> Squashfs | None:
     try:
         data: Mapping[str, Any] = json.loads(sidecar(path).read_text())
         known = {name: data[name] for name in Squashfs.__dataclass_fields__ if name in data}
-        found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"]))})
+        labels = recorded_labels(data.get("labels") or {})  # not there in sidecars of older versions
+        found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"])), "labels": labels})
         return found if path.stat().st_size == found.size_bytes else None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
@@ -88,8 +110,16 @@ def _own(path: Path) -> Squashfs | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether `unsquashfs -s` can read the file's superblock (0.01 s)."""
-    return path.is_file() and process.run(("unsquashfs", "-s", str(path)), check=False).exit_code == 0
+    """Whether the file has a superblock of squashfs 4.0 and is as long as that says.
+
+    The superblock is what is written last. Source: Linux 6.1, fs/squashfs/squashfs_fs.h.
+    """
+    try:
+        with path.open("rb") as file:
+            magic, major, minor, used = struct.unpack("<4s24xHH8xQ", file.read(48))
+            return (magic, major, minor) == (b"hsqs", 4, 0) and 96 <= used <= path.stat().st_size
+    except (OSError, struct.error):
+        return False
 
 
 def holds(path: Path, name: str, text: str) -> bool:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError, unknown
+from runner.runs.job import Job, Overrides
 from runner.runs.quoting import WORD_BYTES
 from runner.site import Origin, Site
-
-if TYPE_CHECKING:
-    from runner.runs.job import Job, Overrides
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

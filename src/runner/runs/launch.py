@@ -18,7 +18,9 @@ from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import payload, preflight, snapshot
-from runner.runs.job import Job, JobFile, Overrides, load_job_file, make_job
+from runner.runs.job import Job, Overrides
+from runner.runs.job_file import JobFile, load_job_file
+from runner.runs.job_making import make_job
 from runner.runs.preflight import LaunchImage
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
 from runner.runs.schedulers import local, slurm

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from runner import __version__
 from runner.runs.launch import EDF, SCRIPT, RunPlan
+from runner.runs.preflight import LaunchImage
 from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words
 
@@ -34,7 +35,8 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
             "project": run.project,
             "script_sha256": _sha256(plan.files[SCRIPT]),
         },
-        "image": _image(plan),
+        "image": _image(plan.image),
+        "recipe": recipe(plan.image),
         "environment": {
             "name": plan.environment.name,
             "path": str(plan.environment.path or ""),
@@ -61,19 +63,35 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
     }
 
 
-def _image(plan: RunPlan) -> dict[str, Value]:
-    squashfs = plan.image.squashfs
+def _image(image: LaunchImage) -> dict[str, Value]:
+    squashfs = image.squashfs
     if squashfs is None:
-        return {"reference": plan.image.reference}
+        return {"reference": image.reference}
     return {
-        "reference": plan.image.reference,
-        "link": str(plan.image.stable),
+        "reference": image.reference,
+        "link": str(image.stable),
         "source": squashfs.source,
         "content": squashfs.content,
         "digest": squashfs.image_digest,
         "sha256": squashfs.sha256,
         "size_bytes": squashfs.size_bytes,
         "architecture": squashfs.architecture,
+    }
+
+
+def recipe(image: LaunchImage) -> dict[str, Value]:
+    """What the image says of its making; nothing where `runner build` did not make it."""
+    labels = image.squashfs.labels if image.squashfs else {}
+    if "runner.recipe" not in labels:
+        return {}
+    return {
+        "name": labels["runner.recipe"],
+        "content": labels.get("runner.content"),
+        "files_sha256": labels.get("runner.recipe.files"),
+        "base": labels.get("org.opencontainers.image.base.name"),
+        "base_digest": labels.get("org.opencontainers.image.base.digest"),
+        "revision": labels.get("org.opencontainers.image.revision"),
+        "runner": labels.get("runner.version"),
     }
 
 

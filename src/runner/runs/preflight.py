@@ -13,6 +13,7 @@ from runner.expansion import expand
 from runner.images.squashfs_file import Squashfs, find_squashfs
 from runner.machine.files import explain
 from runner.machine.probe import oci_architecture
+from runner.runs.cache import CACHE_MOUNT
 from runner.site import Site
 
 RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
@@ -111,7 +112,7 @@ def check_mounts(environment: Environment, environ: Mapping[str, str]) -> tuple[
     """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing."""
     notes: list[str] = []
     for mount in environment.mounts:
-        if mount == RUN_MOUNT:
+        if mount in (RUN_MOUNT, CACHE_MOUNT):
             continue
         try:
             source = Path(expand(mount.source, environ, "a mount"))
@@ -163,5 +164,5 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
 
 
 def for_the_run(environment: Environment, image: LaunchImage) -> Environment:
-    """The environment as the job gets it: the image by content, and the run folder mounted at its own path."""
-    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT))
+    """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
+    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT))

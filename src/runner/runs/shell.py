@@ -22,7 +22,9 @@ from runner.machine import folders, process
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import history, preflight
-from runner.runs.job import Overrides, make_job
+from runner.runs.cache import shared_cache
+from runner.runs.job import Overrides
+from runner.runs.job_making import make_job
 from runner.runs.launch import EDF, find_environment
 from runner.runs.run import RECORD, Run
 from runner.runs.schedulers import slurm
@@ -154,7 +156,10 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     if write:  # in a run's folder only what its own engine has not put there
         folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
     command = (*_like_a_task(place), *(request.command or prompt(request.terminal)))
-    own = {"RUNNER_RUN": str(place.folder), "PYTHONNOUSERSITE": "1"}
+    cache = shared_cache(place.folder, environ)
+    if write:
+        folders.make(cache)
+    own = {"RUNNER_RUN": str(place.folder), "RUNNER_CACHE": str(cache), "PYTHONNOUSERSITE": "1"}
     variables = {**environ, **own}
     for name, value in attachment.exports.items():
         own[name] = variables[name] = expand(value, variables, name)

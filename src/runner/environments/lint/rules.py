@@ -20,7 +20,7 @@ from runner.expansion import expand, names, parts
 from runner.site import Site
 
 # set by the batch script or by launch, on every site
-_OURS = {"RUNNER_RUN": "", "RUNNER_ATTEMPT": "", "RUNNER_IMAGES": ""}
+_OURS = {"RUNNER_RUN": "", "RUNNER_CACHE": "", "RUNNER_ATTEMPT": "", "RUNNER_IMAGES": ""}
 _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(_|$)", re.I)
 _SECRET_VALUE = re.compile(r"(hf_|ghp_|github_pat_|glpat-|nvapi-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
@@ -124,7 +124,7 @@ def missing_mount_source(subject: Subject) -> Iterator[Finding]:
             source = expand(mount.source, variables, f"mounts.{index}")
         except RunnerError:
             continue  # the rule on undefined variables says so
-        if "RUNNER_RUN" in names(mount.source) or Path(source).exists():
+        if {"RUNNER_RUN", "RUNNER_CACHE"} & {*names(mount.source)} or Path(source).exists():
             continue
         local = subject.site.scheduler == "local"
         yield subject.finding(

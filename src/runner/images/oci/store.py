@@ -114,7 +114,7 @@ class PodmanStore:
 
 
 class DockerStore:
-    """docker's storage through its socket."""
+    """docker's storage through its socket. A daemon that has gone: an error of requests, which is an OSError."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -126,7 +126,7 @@ class DockerStore:
             return from_inspect(self.client.api.inspect_image(reference), "docker", reference)
         except docker.errors.ImageNotFound:
             return None
-        except docker.errors.DockerException as error:
+        except (docker.errors.DockerException, OSError) as error:
             raise _docker_error("look at an image", error) from error
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
@@ -139,7 +139,10 @@ class DockerStore:
     @contextmanager
     def export(self, container: str) -> Iterator[Reader]:
         chunks = self._ask("export a container", lambda api: api.export(container, chunk_size=1 << 20))
-        yield io.BufferedReader(_Chunks(chunks), buffer_size=1 << 20)
+        try:
+            yield io.BufferedReader(_Chunks(chunks), buffer_size=1 << 20)
+        finally:
+            chunks.close()
 
     def containers(self, label: str) -> tuple[Container, ...]:
         found = self._ask("list containers", lambda api: api.containers(all=True, filters={"label": label}))
@@ -152,7 +155,7 @@ class DockerStore:
             self.client.api.remove_container(container, v=True, force=True)
         except docker.errors.NotFound:
             return
-        except docker.errors.DockerException as error:
+        except (docker.errors.DockerException, OSError) as error:
             raise _docker_error("remove a container", error) from error
 
     def _ask(self, what: str, question: Callable[[Any], Any]) -> Any:
@@ -160,7 +163,7 @@ class DockerStore:
 
         try:
             return question(self.client.api)
-        except docker.errors.DockerException as error:
+        except (docker.errors.DockerException, OSError) as error:
             raise _docker_error(what, error) from error
 
 
@@ -175,8 +178,14 @@ class _Chunks(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill the buffer with what is there; 0 at the end."""
+        import docker.errors
+        import urllib3.exceptions
+
         while not self.rest:
-            chunk = next(self.chunks, None)
+            try:
+                chunk = next(self.chunks, None)
+            except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
+                raise _docker_error("export a container to its end", error) from error
             if chunk is None:
                 return 0
             self.rest = chunk

@@ -38,7 +38,9 @@ class Compression:
     name: str  # zstd, gzip, xz or none
     level: int | None = None  # None: the default of the compressor
     block_size: int = 131072  # a power of two, 4 KiB to 1 MiB
-    metadata: bool = True  # whether the tables are compressed too
+    # whether the tables are compressed too: plain, they take 60 bytes more for a file, and squashfuse_ll finds paths
+    # four times faster (5000 of 50,000 in 0.13 s, not 0.48 s with zstd and 0.93 s with gzip)
+    metadata: bool = False
 
     def __post_init__(self) -> None:
         kind = _KINDS.get(self.name)
@@ -55,7 +57,7 @@ class Compression:
             )
 
     @classmethod
-    def parse(cls, text: str, *, block_size: int = 131072, metadata: bool = True) -> Compression:
+    def parse(cls, text: str, *, block_size: int = 131072, metadata: bool = False) -> Compression:
         """What `NAME[:LEVEL]` says. Raises RunnerError for a compressor or a level that there is not."""
         name, colon, level = text.partition(":")
         if colon and not (level.isascii() and level.isdigit()):

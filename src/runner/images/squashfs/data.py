@@ -22,6 +22,8 @@ from runner.images.squashfs.workers import Block, Workers
 FRAGMENT = struct.Struct("<QI")
 _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
+# a small file: its fragment, offset and size in one int; a large one: size, start, size words
+Place = int | tuple[int, int, bytes]
 _MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
 
 
@@ -42,55 +44,66 @@ class Run:
 
 
 class FileData:
-    """Where a file's content lies: in blocks of its own, or in a piece of a fragment.
+    """Where a file's content lies: in blocks of its own, or in a piece of a fragment of its run.
 
-    Small files are many, so a fragment's number, the offset in it and the size share one int: 96 bytes in all.
+    Small files are many, so their fragment, the offset in it and the size share one int: 80 bytes in all.
     """
 
-    __slots__ = ("_blocks", "_place", "run")
+    __slots__ = ("_place", "run")
 
     def __init__(
         self, run: Run, size: int, start: int = 0, sizes: bytes = b"", fragment: int = -1, fragment_offset: int = 0
     ) -> None:
+        assert not sizes or fragment < 0, "a file has blocks of its own or shares a fragment"
         self.run = run
-        small = not sizes and size <= _LARGEST_SMALL
-        self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | (size if small else 0)
-        self._blocks: tuple[int, int, bytes] | None = None if small else (size, start, sizes)
+        self._place: Place = (size, start, sizes)
+        if not sizes and size <= _LARGEST_SMALL:
+            self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | size
 
     @property
     def size(self) -> int:
-        return self._place & _LARGEST_SMALL if self._blocks is None else self._blocks[0]
+        place = self._place
+        return place & _LARGEST_SMALL if isinstance(place, int) else place[0]
 
     @property
     def start(self) -> int:
         """Of the first block, relative to the run; 0 where there is none."""
-        return 0 if self._blocks is None else self._blocks[1]
+        place = self._place
+        return 0 if isinstance(place, int) else place[1]
 
     @property
     def sizes(self) -> bytes:
         """A u32 for each block: its length in the squashfs, with PLAIN where uncompressed; 0 is a hole."""
-        return b"" if self._blocks is None else self._blocks[2]
+        place = self._place
+        return b"" if isinstance(place, int) else place[2]
 
     @property
     def fragment(self) -> int:
         """The index of its fragment among those of the run; -1: none."""
-        return (self._place >> 40) - 1
+        place = self._place
+        return (place >> 40) - 1 if isinstance(place, int) else -1
 
     @property
     def fragment_offset(self) -> int:
         """Where it begins in the plain fragment."""
-        return self._place >> 20 & _LARGEST_SMALL
+        place = self._place
+        return place >> 20 & _LARGEST_SMALL if isinstance(place, int) else 0
 
     def locate(self, size: int, start: int, sizes: bytes) -> None:
         """Say where the blocks of a large file lie, once they are written."""
-        self._place = 0
-        self._blocks = (size, start, sizes)
+        self._place = (size, start, sizes)
 
-    def moved(self, run: Run) -> FileData:
-        """The same content in a copy of its run."""
-        copy = FileData.__new__(FileData)
-        copy.run, copy._place, copy._blocks = run, self._place, self._blocks
-        return copy
+    @property
+    def place(self) -> Place:
+        """Size and place relative to the run, to be kept and given to `at`."""
+        return self._place
+
+    @classmethod
+    def at(cls, run: Run, place: Place) -> FileData:
+        """The content that lies at `place` in a run, or in a copy of it."""
+        data = cls.__new__(cls)
+        data.run, data._place = run, place
+        return data
 
 
 class _Unfinished:
@@ -145,7 +158,8 @@ class DataWriter:
 
     @property
     def position(self) -> int:
-        """Where the next block goes: the end of the runs, once the last has ended."""
+        """The end of the runs."""
+        assert self._run is None, "a run is ended before anything is put behind it"
         return self._position
 
     def begin_run(self) -> Run:
@@ -190,7 +204,7 @@ class DataWriter:
         return run
 
     def copy_run(self, source: BinaryIO, run: Run) -> Run:
-        """Copy a run of another squashfs of the same compression; its contents are those of `FileData.moved`.
+        """Copy a run of another squashfs of the same compression; where its contents lie: `FileData.at`.
 
         Raises RunnerError where `source` is shorter than it should be, OSError for the disk.
         """

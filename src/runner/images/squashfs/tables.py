@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Iterator
 from typing import BinaryIO
 
+import zstandard
+
 from runner.images.squashfs.compression import Compress, Compression
 from runner.images.squashfs.copying import write_all
 from runner.images.squashfs.data import DataWriter
@@ -31,10 +33,10 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
     file.seek(data.position)
     tree = _TreeWriter(FileStream(file, data.position, compress), compress, compression.block_size, root)
     root_reference = tree.write()
-    directory_table = tree.inodes.position
-    for block in tree.directory_blocks:
-        write_all(file, block)
-    position = directory_table + sum(map(len, tree.directory_blocks))
+    directory_table = position = tree.inodes.position
+    for piece in tree.listings.pieces():
+        write_all(file, piece)
+        position += len(piece)
     fragment_table = ABSENT
     if data.fragment_count:
         fragment_table, position = write_lookup_table(file, position, data.fragments(), compress)
@@ -67,6 +69,24 @@ def _packed(references: array[int]) -> Iterator[bytes]:
         yield struct.pack(f"<{len(piece)}Q", *piece)
 
 
+class _Spool:
+    """Bytes that are wanted back once, in order; packed meanwhile: listings are 30 bytes for a file, then 5."""
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=1).compressobj()
+        self._packed: list[bytes] = []
+
+    def append(self, data: bytes) -> None:
+        if packed := self._compressor.compress(data):
+            self._packed.append(packed)
+
+    def pieces(self) -> Iterator[bytes]:
+        self._packed.append(self._compressor.flush())
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        for packed in self._packed:
+            yield decompressor.decompress(packed)
+
+
 class _Frame:
     """A directory that is being written: its children's numbers are given, its subdirectories come first."""
 
@@ -89,10 +109,10 @@ class _TreeWriter:
 
     def __init__(self, inodes: FileStream, compress: Compress | None, block_size: int, root: Directory) -> None:
         self.inodes = inodes
-        self.directory_blocks: list[bytes] = []  # they come behind the inodes, whose length is not known before
+        self.listings = _Spool()  # they come behind the inodes, whose length is not known before
         self.packer = InodePacker(block_size)
         self.references = array("Q", [_UNWRITTEN]) * _count(root)
-        self._directories = MetadataStream(self.directory_blocks.append, compress)
+        self._directories = MetadataStream(self.listings.append, compress)
         self._root = root
         self._next = 2  # the root is 1
         self._linked: dict[int, int] = {}  # id of a Leaf with several names -> its inode number

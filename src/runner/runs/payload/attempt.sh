@@ -30,6 +30,19 @@ next_attempt() {
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
 }
 
+# Where runs keep what the next ones can use again: beside the runs, unless the user has said where. A path with `:` or
+# `,` cannot be mounted; without a place for all, the run keeps its own.
+shared_cache() {
+    export RUNNER_CACHE=${RUNNER_CACHE:-${RUNNER_RUN%/*}/.cache}
+    case $RUNNER_CACHE in
+    *[:,]* | [!/]*) false ;;
+    *) mkdir -p "$RUNNER_CACHE" && [ -w "$RUNNER_CACHE" ] ;;
+    esac && return
+    say "cannot use RUNNER_CACHE=$RUNNER_CACHE (an absolute path without : and , that can be written): $RUNNER_RUN/cache"
+    RUNNER_CACHE=$RUNNER_RUN/cache
+    mkdir -p "$RUNNER_CACHE"
+}
+
 # Leave the exit code behind, so that it is known when no scheduler remembers the job.
 ended() {
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"

@@ -30,17 +30,20 @@ _GPUS_PER_TASK = ("it hides the other GPUs of the node from a task, and NCCL nee
 _ONE_LOG = ("a run has one output file, job.log, and `runner logs` reads it", "leave it out")
 _CONTAINER = ("the container belongs to the step, and comes from the environment", "put it into the EDF")
 
+_REFUSED_BY_BOTH = {
+    "nodes": _COUNTS,
+    "ntasks": _COUNTS,
+    "ntasks-per-node": _COUNTS,
+    "gpus-per-task": _GPUS_PER_TASK,
+    "output": _ONE_LOG,
+    "error": _ONE_LOG,
+    "open-mode": _ONE_LOG,
+    "environment": _CONTAINER,
+    "edf": _CONTAINER,
+}
 REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
-        "nodes": _COUNTS,
-        "ntasks": _COUNTS,
-        "ntasks-per-node": _COUNTS,
-        "gpus-per-task": _GPUS_PER_TASK,
-        "output": _ONE_LOG,
-        "error": _ONE_LOG,
-        "open-mode": _ONE_LOG,
-        "environment": _CONTAINER,
-        "edf": _CONTAINER,
+        **_REFUSED_BY_BOTH,
         "chdir": ("the script finds its run folder by the folder that it is submitted in", "leave it out"),
         "signal": ("the script traps the signal that it asks for", "save_seconds in the job file"),
         "array": ("the tasks of an array would share one run folder", "launch several runs"),
@@ -50,15 +53,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
     },
     "srun": {
-        "nodes": _COUNTS,
-        "ntasks": _COUNTS,
-        "ntasks-per-node": _COUNTS,
-        "gpus-per-task": _GPUS_PER_TASK,
-        "output": _ONE_LOG,
-        "error": _ONE_LOG,
-        "open-mode": _ONE_LOG,
-        "environment": _CONTAINER,
-        "edf": _CONTAINER,
+        **_REFUSED_BY_BOTH,
         "chdir": ("tasks run in the code snapshot", "workdir in the EDF"),
         "pty": ("a batch script has no terminal", "runner shell"),
         "jobid": ("the step belongs to its own job", "runner shell RUN"),

@@ -1,0 +1,122 @@
+"""The results as Markdown, as docs/benchmarks.md has them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.importing.ways import WAYS
+
+COLUMNS = ("wall_s", "cpu_s", "memory_mib", "written_mib", "output_mib")
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """All the parts that were measured."""
+    return "\n\n".join("\n".join(part) for part in _parts(results))
+
+
+def _parts(results: Mapping[str, Any]) -> Iterator[list[str]]:
+    told = results["machine"]
+    yield [
+        f"{told['processor']}, {told['cores']} cores, {told['memory']}, Linux {told['kernel']}, {told['disk']};"
+        f" gzip layers of {', '.join(map(str, results['image']['gzip_mb']))} MB"
+    ]
+    if "ways" in results:
+        yield _ways(results["ways"])
+        if "floor" in results:
+            yield _floor(results)
+        yield _ratios(medians(results["ways"]), floor_s(results))
+    if "scaling" in results:
+        rows = [(cores, f"{seconds:.1f}") for cores, seconds in results["scaling"].items()]
+        yield table(("cores", "wall s"), rows)
+    if "reading" in results:
+        yield _reading(results["reading"])
+    if "memory" in results:
+        yield _memory(results["memory"])
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Markdown lines."""
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def medians(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Way -> figure -> median of its runs."""
+    return {
+        name: {column: statistics.median(run[column] for run in runs) for column in COLUMNS}
+        for name, runs in ways.items()
+    }
+
+
+def floor_s(results: Mapping[str, Any]) -> float | None:
+    """Wall seconds of the floor on this machine."""
+    found = results.get("floor")
+    return (found["inflate_s"] + found["compress_s"]) / int(results["machine"]["cores"]) if found else None
+
+
+def _ways(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
+    head = ("way", "wall s", "min", "max", "CPU s", "memory MiB", "written MiB", "output MiB")
+    rows = []
+    for name, figures in medians(ways).items():
+        walls = [run["wall_s"] for run in ways[name]]
+        spread = (f"{figures['wall_s']:.1f}", f"{min(walls):.1f}", f"{max(walls):.1f}", f"{figures['cpu_s']:.0f}")
+        rows.append((WAYS[name].title, *spread, *(f"{figures[column]:,.0f}" for column in COLUMNS[2:])))
+    return table(head, rows)
+
+
+def _floor(results: Mapping[str, Any]) -> list[str]:
+    found = results["floor"]
+    return [
+        f"The floor: igzip of {found['plain_bytes'] / 1e9:.1f} GB {found['inflate_s']:.1f} CPU s, zstd 1 of "
+        f"{found['shown_bytes'] / 1e9:.1f} GB ({found['files']:,} entries) {found['compress_s']:.1f} CPU s; on "
+        f"{results['machine']['cores']} cores {floor_s(results):.1f} s."
+    ]
+
+
+def _ratios(found: Mapping[str, Mapping[str, float]], floor: float | None) -> list[str]:
+    """The goals, each with what was measured; those whose ways did not run are left out."""
+    wall = {name: figures["wall_s"] for name, figures in found.items()}
+    pairs = (
+        ("faster than enroot's defaults (at least 6.5)", "enroot", "ours"),
+        ("faster than enroot with zstd 1 (at least 3.5)", "enroot-zstd", "ours"),
+        ("last layer changed: faster than enroot, cache warm (at least 12)", "enroot-twin", "ours-twin"),
+        ("last layer changed: times a plain copy (at most 2)", "ours-twin", "copy"),
+    )
+    rows = [(text, f"{wall[one] / wall[other]:.2f}") for text, one, other in pairs if {one, other} <= wall.keys()]
+    if floor and "ours" in wall:
+        rows.append(("times the floor (at most 1.5)", f"{wall['ours'] / floor:.2f}"))
+    if {"ours", "enroot"} <= found.keys():
+        ours, theirs = found["ours"], found["enroot"]
+        rows.append(("output over enroot's (at most 0.6)", f"{ours['output_mib'] / theirs['output_mib']:.2f}"))
+        rows.append(("written over output (1)", f"{ours['written_mib'] / ours['output_mib']:.3f}"))
+    return table(("goal", "measured"), rows)
+
+
+def _reading(found: Mapping[str, Mapping[str, float]]) -> list[str]:
+    rows = [
+        (way, f"{seconds['enroot']:.2f}", f"{seconds['runner']:.2f}", f"{seconds['runner'] / seconds['enroot']:.2f}")
+        for way, seconds in found.items()
+    ]
+    return table(("cold `import torch` from", "enroot's output, s", "ours, s", "ratio"), rows)
+
+
+def _memory(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [
+        (
+            seen["image"],
+            f"{seen['plain_gb']:.1f}",
+            f"{seen['files']:,}",
+            f"{seen['wall_s']:.1f}",
+            f"{seen['memory_mib']:.0f}",
+        )
+        for seen in found
+    ]
+    lines = table(("image", "plain GB", "entries", "wall s", "memory MiB"), rows)
+    by_name = {seen["image"]: seen for seen in found}
+    few, many = by_name.get("100,000 small files"), by_name.get("500,000 small files")
+    if few and many:
+        more = (many["memory_mib"] - few["memory_mib"]) * 2**20 / (many["files"] - few["files"])
+        lines += ["", f"Each further file: {more:.0f} bytes (at most 400)."]
+    return lines

@@ -1,0 +1,101 @@
+"""images, gc: what lies in the image folder, who uses it, and what may go."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.commands.console import Console
+    from runner.runs.image_use import ImageUse
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verbs."""
+    images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
+    images.add_argument("--json", action="store_true", help="print JSON")
+    images.set_defaults(run=list_images)
+    gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses")
+    gc.add_argument("files", nargs="*", metavar="FILE", help="these, and the symlinks to them (default: all unused)")
+    gc.add_argument("--ended", action="store_true", help="also those that only runs use which are over")
+    gc.add_argument("--dry-run", action="store_true", help="say what would be removed")
+    gc.add_argument("--json", action="store_true", help="print JSON")
+    gc.set_defaults(run=collect_garbage)
+
+
+def list_images(args: argparse.Namespace, console: Console) -> int:
+    """`runner images`: the squashfs files of the site's image folder."""
+    from dataclasses import asdict
+
+    from runner.images.squashfs_file import age
+
+    folder, uses = _uses(args, console)
+    if args.json:
+        console.answer_json(
+            [{**asdict(use.squashfs), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
+        )
+        return 0
+    console.say(f"folder: {folder}")
+    if not uses:
+        console.say("no squashfs file of ours there; `runner build && runner import` makes one")
+        return 0
+    rows = [
+        (
+            use.squashfs.path.name,
+            f"{use.squashfs.size_bytes / 1e6:,.0f} MB",
+            age(use.squashfs),
+            ", ".join(use.links) or "-",
+            use.shown_runs or "-",
+            use.squashfs.source,
+        )
+        for use in uses
+    ]
+    console.table(("FILE", "SIZE", "AGE", "LINKS", "RUNS", "SOURCE"), rows)
+    return 0
+
+
+def collect_garbage(args: argparse.Namespace, console: Console) -> int:
+    """`runner gc`: prints the paths that were removed."""
+    from runner.images.leftovers import clear_leftovers
+    from runner.runs.image_use import chosen, remove, unused
+
+    folder, uses = _uses(args, console)
+    console.say(f"folder: {folder}")
+    going = chosen(args.files, uses, folder) if args.files else unused(uses, ended=args.ended)
+    if not args.dry_run:
+        if folder.is_dir():
+            clear_leftovers(folder / "gc", console)
+        for use in going:
+            remove(use)
+    freed = sum(use.squashfs.size_bytes for use in going)
+    if args.json:
+        console.answer_json(
+            {"removed": [str(use.squashfs.path) for use in going], "bytes": freed, "dry_run": args.dry_run}
+        )
+        return 0
+    for use in going:
+        console.answer(str(use.squashfs.path))
+    done = ", would be removed" if args.dry_run else " removed"
+    console.say(f"{len(going)} of {len(uses)} files, {freed / 1e6:,.0f} MB{done}")
+    return 0
+
+
+def _uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
+    """The image folder of the site, and who uses what lies in it."""
+    from runner.images.squashfs_file import list_squashfs
+    from runner.project import find_project
+    from runner.runs.history import list_runs
+    from runner.runs.image_use import uses_of
+    from runner.site import find_site
+
+    site, why = find_site(args.site, os.environ)
+    console.say(f"site: {site.name} ({why})")
+    folder = site.images(os.environ)
+    runs_folder = site.runs(os.environ, find_project())
+    console.detail(f"runs: {runs_folder}")
+    return folder, uses_of(list_squashfs(folder), list_runs(runs_folder))

@@ -1,0 +1,161 @@
+"""What an import reads and writes, decided before anything is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import zstandard
+
+from runner.errors import RunnerError
+from runner.images.layer_index import LayerIndex, open_index
+from runner.images.oci.layer import LayeredImage
+from runner.images.pack import PACKING, PackOptions
+from runner.images.squashfs.compression import Compression
+from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
+from runner.machine import probe
+
+_OWNERS, _XATTRS = ("root", "keep"), ("keep", "drop")
+_LOOKED_AT = 20  # files of the image folder whose layers are compared
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """What the user may choose about an import."""
+
+    output: Path | None = None
+    """a file of the user's own name, without a symlink"""
+    compression: str = "zstd:1"
+    again: bool = False
+    """make it anew (--force, --no-cache), from all layers; with `output`, replace a file that is not ours"""
+    engine: str | None = None
+    architecture: str | None = None
+    """what the site's nodes are (default: this machine)"""
+    owners: str = "root"
+    xattrs: str = "keep"
+    threads: int | None = None
+    """that compress (default: as many as this process may use)"""
+    allow_http: bool = False
+    """a registry without TLS that is not on this machine"""
+    connections: int = 8
+    """to a registry, at a time"""
+
+    def check(self) -> None:
+        """Raise RunnerError for a value that there is not."""
+        Compression.parse(self.compression)
+        for flag, value, known in (("--owners", self.owners, _OWNERS), ("--xattrs", self.xattrs, _XATTRS)):
+            if value not in known:
+                raise RunnerError(f"no {flag} {value!r}", f"known: {', '.join(known)}", known[0], exit_code=2)
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise RunnerError(f"--threads {self.threads} is no number of threads", "1 to 1024", "leave it out")
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """What an import reads and writes."""
+
+    image: LayeredImage
+    source: str
+    target: Path
+    link: Path
+    content: str
+    packing: PackOptions
+    compression: str
+    reuse: Squashfs | None
+    """the file that is there already, of the same content"""
+
+    @property
+    def settings(self) -> str:
+        """The options, as the sidecar tells them."""
+        return settings_of(self.packing)
+
+
+def plan_import(
+    name: str, source: str, image: LayeredImage, images: Path, options: ImportOptions, environ: Mapping[str, str]
+) -> ImportPlan:
+    """What to read and write for an image that is open."""
+    packing = PackOptions(
+        Compression.parse(options.compression),
+        options.threads or probe.cpus(),
+        options.owners,
+        options.xattrs,
+        epoch=_epoch(environ),
+    )
+    content = content_of(image, packing)
+    target = options.output.absolute() if options.output else images / f"{name}-{content}.sqsh"
+    link = target if options.output else images / f"{name}.sqsh"
+    found = read_squashfs(target)
+    reuse = found if found and found.content == content and not options.again else None
+    return ImportPlan(image, source, target, link, content, packing, options.compression, reuse)
+
+
+def content_of(image: LayeredImage, packing: PackOptions) -> str:
+    """12 hex digits: the image, the options, our way of packing, and the compressor, whose bytes change with it."""
+    inputs = json.dumps([image.id, settings_of(packing)])
+    return hashlib.sha256(inputs.encode()).hexdigest()[:12]
+
+
+def settings_of(packing: PackOptions) -> str:
+    """What decides the bytes, besides the image."""
+    compression = packing.compression
+    library = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}" if compression.name == "zstd" else compression.name
+    level = f" level {compression.effective_level}" if compression.effective_level is not None else ""
+    epoch = "" if packing.epoch is None else f", times to {packing.epoch}"
+    return (
+        f"packing {PACKING}, {library}{level}, blocks of {compression.block_size}, owners {packing.owners}, "
+        f"xattrs {packing.xattrs}{epoch}"
+    )
+
+
+@contextmanager
+def previous_index(plan: ImportPlan, options: ImportOptions) -> Iterator[LayerIndex | None]:
+    """The index of the squashfs in the same folder that shares most bytes with the image; None without one.
+
+    Its squashfs stays open, so that it may be replaced or removed meanwhile.
+    """
+    best: tuple[int, LayerIndex] | None = None
+    wanted = {layer.diff_id for layer in plan.image.layers if layer.diff_id}
+    for path in () if options.again else _candidates(plan):
+        index = open_index(index_path(path), path)
+        if index is None:
+            continue
+        fits = index.settings == plan.packing.settings
+        shared = sum(record.length for key, record in index.records.items() if key in wanted) if fits else 0
+        if shared <= (best[0] if best else 0):
+            index.close()
+            continue
+        if best:
+            best[1].close()
+        best = (shared, index)
+    try:
+        yield best[1] if best else None
+    finally:
+        if best:
+            best[1].close()
+
+
+def _candidates(plan: ImportPlan) -> list[Path]:
+    """The files to look at: the one that the symlink names, then the youngest of the folder."""
+    found = [plan.link.resolve()] if plan.link.exists() else []
+    try:
+        others = sorted(plan.target.parent.glob("*.layers"), key=lambda path: -path.stat().st_mtime)
+    except OSError:
+        others = []
+    found += [path.with_suffix(".sqsh") for path in others[:_LOOKED_AT]]
+    return list(dict.fromkeys(found))
+
+
+def _epoch(environ: Mapping[str, str]) -> int | None:
+    """SOURCE_DATE_EPOCH. Raises RunnerError where it is no number of seconds."""
+    text = environ.get("SOURCE_DATE_EPOCH")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
+        raise RunnerError(
+            f"SOURCE_DATE_EPOCH={text!r} is no time", "it is a number of seconds since 1970", "unset SOURCE_DATE_EPOCH"
+        )
+    return int(text)

@@ -1,0 +1,203 @@
+"""The index beside a squashfs: for each layer its entries and where its run lies, so that a layer that has not changed
+is neither read nor packed again.
+
+The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then one line
+of places. The last frame is the table of contents; the last 16 bytes are its length and a mark. Bytes stand as Latin-1.
+An index that does not fit its squashfs (another superblock) or its reader (another form) counts as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from runner.images.oci.entry import Entry
+from runner.images.squashfs.data import FileData, Place, Run
+from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
+from runner.images.squashfs_file import is_whole
+
+FORM = 1
+_TAIL = struct.Struct("<Q8s")
+_MARK = b"rnnrindx"
+_CHUNK = 1024  # entries in a line
+_LARGEST_CONTENTS = 64 << 20
+_LARGEST_LINE = 256 << 20  # of one frame, plain: a million entries
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """What the index says about one layer."""
+
+    diff_id: str
+    needed: str  # hash of the numbers of the entries whose contents are in the run
+    offset: int  # of the run, in the squashfs
+    length: int
+    fragments: str  # as in `Run`, Latin-1
+    frame: int  # where its frame begins in the index
+    frame_length: int
+
+    def run(self) -> Run:
+        return Run(self.offset, self.length, self.fragments.encode("latin-1"))
+
+
+class LayerLog:
+    """Collects a layer's entries, compressed as they come, and afterwards the places of their contents."""
+
+    def __init__(self) -> None:
+        self._stream = zstandard.ZstdCompressor(level=1).compressobj()
+        self._packed: list[bytes] = []
+        self._chunk: list[list[Any]] = []
+
+    def add(self, entry: Entry) -> None:
+        row: list[Any] = [entry.path.decode("latin-1"), entry.mode, entry.uid, entry.gid, entry.mtime, entry.size]
+        if entry.target or entry.xattrs or entry.hard_link or entry.device != (0, 0):
+            xattrs = [[key.decode("latin-1"), value.decode("latin-1")] for key, value in entry.xattrs]
+            row += [entry.target.decode("latin-1"), *entry.device, xattrs, int(entry.hard_link)]
+        self._chunk.append(row)
+        if len(self._chunk) == _CHUNK:
+            self._flush()
+
+    def end(self, contents: Sequence[FileData]) -> bytes:
+        """The layer's frame; `contents` are those that are needed, in the order of their entries."""
+        self._flush()
+        self._line({"places": [_as_json(data.place) for data in contents]})
+        return b"".join([*self._packed, self._stream.flush()])
+
+    def _flush(self) -> None:
+        if self._chunk:
+            self._line(self._chunk)
+            self._chunk = []
+
+    def _line(self, value: object) -> None:
+        text = json.dumps(value, separators=(",", ":")) + "\n"
+        self._packed.append(self._stream.compress(text.encode()))
+
+
+class LayerIndex:
+    """An index that is being read, with its squashfs: open both, close both."""
+
+    def __init__(self, records: Sequence[LayerRecord], index: BinaryIO, squashfs: BinaryIO, settings: str) -> None:
+        self.records = {record.diff_id: record for record in records if record.diff_id}
+        self.settings = settings
+        self.squashfs = squashfs
+        self._index = index
+
+    def close(self) -> None:
+        self._index.close()
+        self.squashfs.close()
+
+    def frame(self, record: LayerRecord) -> bytes:
+        """The layer's frame, to be read with `entries_of` or taken over into another index."""
+        self._index.seek(record.frame)
+        return self._index.read(record.frame_length)
+
+
+def entries_of(frame: bytes) -> Iterator[Entry]:
+    """The entries of a layer's frame, in their order."""
+    for value in _lines(frame):
+        if isinstance(value, list):
+            for row in value:
+                yield _entry(row)
+
+
+def places_of(frame: bytes) -> list[Place]:
+    """Where the needed contents lie, in the order of their entries."""
+    for value in _lines(frame):
+        if isinstance(value, dict):
+            return [_place(item) for item in value["places"]]
+    return []
+
+
+def needed_hash(numbers: array[int]) -> str:
+    """The hash of the numbers of the entries whose contents are needed."""
+    return hashlib.sha256(numbers.tobytes()).hexdigest()
+
+
+def write_index(
+    target: BinaryIO, superblock: bytes, settings: str, layers: Sequence[tuple[LayerRecord, bytes]]
+) -> None:
+    """Write the index of a squashfs: records (their `frame` is set here) with their frames."""
+    records, position = [], 0
+    for record, frame in layers:
+        target.write(frame)
+        records.append(replace(record, frame=position, frame_length=len(frame)))
+        position += len(frame)
+    contents = {
+        "form": FORM,
+        "settings": settings,
+        "superblock": superblock.hex(),
+        "layers": [asdict(record) for record in records],
+    }
+    packed = zstandard.ZstdCompressor(level=1).compress(json.dumps(contents).encode())
+    target.write(packed + _TAIL.pack(len(packed), _MARK))
+
+
+def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
+    """The index of a squashfs; None where there is none that fits."""
+    try:
+        index, image = path.open("rb"), squashfs.open("rb")
+    except OSError:
+        return None
+    try:
+        contents = _contents(index)
+        fits = contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK_SIZE).hex()
+        if fits and is_whole(squashfs):
+            records = [LayerRecord(**record) for record in contents["layers"]]
+            return LayerIndex(records, index, image, str(contents["settings"]))
+    except (OSError, ValueError, KeyError, TypeError, struct.error, zstandard.ZstdError):
+        pass
+    index.close()
+    image.close()
+    return None
+
+
+def _contents(index: BinaryIO) -> dict[str, Any]:
+    index.seek(-_TAIL.size, 2)
+    end = index.tell()
+    length, mark = _TAIL.unpack(index.read(_TAIL.size))
+    if mark != _MARK or length > min(end, _LARGEST_CONTENTS):
+        raise ValueError("no table of contents")
+    index.seek(end - length)
+    plain = zstandard.ZstdDecompressor().decompress(index.read(length), max_output_size=_LARGEST_CONTENTS)
+    contents: dict[str, Any] = json.loads(plain)
+    return contents
+
+
+def _lines(frame: bytes) -> Iterator[Any]:
+    """The values of a frame, one line at a time."""
+    rest = b""
+    stream = zstandard.ZstdDecompressor().decompressobj()
+    for start in range(0, len(frame), 1 << 16):
+        *lines, rest = (rest + stream.decompress(frame[start : start + (1 << 16)])).split(b"\n")
+        for line in lines:
+            yield json.loads(line)
+        if len(rest) > _LARGEST_LINE:
+            raise ValueError("a line without end")
+
+
+def _entry(row: list[Any]) -> Entry:
+    path, mode, uid, gid, mtime, size, *more = row
+    if not more:
+        return Entry(path.encode("latin-1"), mode, uid, gid, mtime, size)
+    target, major, minor, xattrs, hard_link = more
+    pairs = tuple((key.encode("latin-1"), value.encode("latin-1")) for key, value in xattrs)
+    return Entry(
+        path.encode("latin-1"), mode, uid, gid, mtime, size, target.encode("latin-1"), (major, minor), pairs,
+        bool(hard_link),
+    )  # fmt: skip
+
+
+def _as_json(place: Place) -> int | list[Any]:
+    return place if isinstance(place, int) else [place[0], place[1], place[2].decode("latin-1")]
+
+
+def _place(value: Any) -> Place:
+    return value if isinstance(value, int) else (value[0], value[1], value[2].encode("latin-1"))

@@ -1,0 +1,106 @@
+"""From what the user named to an image whose layers can be read: one door for all kinds of sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.images.oci import archive, layout
+from runner.images.oci.containers_storage import NotRebuildable, open_stored
+from runner.images.oci.docker_export import exported, find, unnamed
+from runner.images.oci.layer import LayeredImage
+from runner.images.oci.store import DockerStore, PodmanStore
+from runner.images.source import Source
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What may be chosen about reading."""
+
+    allow_http: bool = False
+    """docker: a registry without TLS that is not on this machine"""
+    connections: int = 8
+    """docker: at a time, to the registry"""
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    """podman: what its executable needs in its environment (Engine.env)"""
+    name_container: Callable[[], tuple[str, Mapping[str, str]]] = unnamed
+    """dockerd, and podman where layers cannot be had: name and labels of the container that is created when the
+    layer is opened, by which the left-over of a killed import is known; asked then, not before"""
+
+
+@contextmanager
+def open_image(
+    source: Source, *, architecture: str, environ: Mapping[str, str], options: SourceOptions = SourceOptions()
+) -> Iterator[LayeredImage]:
+    """The image of a source, open for as long as the context lasts; no layer is read before it is opened.
+
+    Raises RunnerError where there is none, where it is damaged or for another architecture.
+    """
+    path, reference = Path(source.reference), spoken(source)
+    if source.scheme == "oci":
+        folder = layout.Folder(path)
+        yield layout.read_layout(folder, source.tag, architecture=architecture, reference=reference)
+    elif source.scheme in ("oci-archive", "docker-archive"):
+        read = layout.read_layout if source.scheme == "oci-archive" else archive.read_docker_archive
+        with archive.open_archive(path) as files:
+            yield read(files, source.tag, architecture=architecture, reference=reference)
+    elif source.scheme == "docker":
+        from runner.images.oci.registry import open_registry_image
+
+        with open_registry_image(
+            source.reference,
+            source.user,
+            architecture=architecture,
+            environ=environ,
+            allow_http=options.allow_http,
+            connections=options.connections,
+        ) as image:
+            image.expect(tuple(reversed(image.layers)))
+            yield image
+    elif source.scheme == "podman":
+        with _open_podman(source.reference, reference, architecture, options) as image:
+            yield image
+    elif source.scheme == "dockerd":
+        store = _docker_store(environ)
+        found = find(store, source.reference, "docker")
+        yield exported(found, store, options.name_container, architecture=architecture, reference=reference)
+    else:
+        raise RunnerError(f"cannot read {reference}", "this kind of source is not known here", "runner import --help")
+
+
+def _docker_store(environ: Mapping[str, str]) -> DockerStore:
+    import docker
+    import docker.errors
+
+    try:
+        return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
+    except docker.errors.DockerException as error:
+        raise RunnerError(
+            "docker's daemon cannot be reached", str(error), "docker info   (DOCKER_HOST names another socket)"
+        ) from error
+
+
+@contextmanager
+def _open_podman(name: str, reference: str, architecture: str, options: SourceOptions) -> Iterator[LayeredImage]:
+    """Layer by layer; where the storage cannot give that, all in one as podman exports it."""
+    store = PodmanStore(options.engine_env)
+    found = find(store, name, "podman")
+    with ExitStack() as stack:
+        try:
+            opened = open_stored(found, options.engine_env, architecture=architecture, reference=reference)
+            image = stack.enter_context(opened)
+        except NotRebuildable as reason:
+            image = exported(found, store, options.name_container, architecture=architecture, reference=reference)
+            image = replace(image, notes=(f"{reference} is read as one layer, by podman export: {reason}",))
+        yield image
+
+
+def spoken(source: Source) -> str:
+    """The source as the user writes it: `oci:DIR:TAG`, `podman://NAME`."""
+    if source.scheme in ("oci", "oci-archive", "docker-archive"):
+        return ":".join(part for part in (source.scheme, source.reference, source.tag) if part)
+    user = f"{source.user}@" if source.user else ""
+    return f"{source.scheme}://{user}{source.reference}" if source.scheme else source.reference

@@ -1,0 +1,203 @@
+"""From layers to one squashfs in one pass: read from the top down, flattened, packed; unchanged layers are copied."""
+
+from __future__ import annotations
+
+import stat
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from runner.images.flatten import Flattener
+from runner.images.layer_index import LayerIndex, LayerLog, LayerRecord, entries_of, needed_hash, places_of, write_index
+from runner.images.oci.decode import decoded
+from runner.images.oci.entry import Entry
+from runner.images.oci.layer import Layer, LayeredImage
+from runner.images.oci.tar import entries
+from runner.images.squashfs.compression import Compression
+from runner.images.squashfs.data import DataWriter, FileData
+from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
+from runner.images.squashfs.tables import write_tables
+from runner.images.squashfs.tree import Leaf
+
+# raised when the same image would be packed to other bytes. 1 was tar2sqfs
+PACKING = 2
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """What decides the bytes of the squashfs, and how many threads make it."""
+
+    compression: Compression
+    threads: int
+    owners: str = "root"
+    """root: everything belongs to root, as enroot has it; keep: as in the layers"""
+    xattrs: str = "keep"
+    """keep: user.* and security.capability; drop: none"""
+    devices: bool = False
+    """whether what lies in /dev is kept: every engine mounts its own over it"""
+    epoch: int | None = None
+    """SOURCE_DATE_EPOCH: no file is younger, and the squashfs itself is as old"""
+
+    @property
+    def settings(self) -> str:
+        """What the bytes of a run depend on, besides its layer."""
+        level = self.compression.effective_level
+        return f"{PACKING} {self.compression.name}:{level} {self.compression.block_size} {self.devices}"
+
+
+@dataclass
+class Packed:
+    """What an import did: seconds by phase, layers and files."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    layers: int = 0
+    layers_reused: int = 0
+    entries: int = 0
+    index: list[tuple[LayerRecord, bytes]] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def pack_image(
+    image: LayeredImage,
+    file: BinaryIO,
+    own_files: Mapping[str, tuple[str, int]],
+    options: PackOptions,
+    previous: LayerIndex | None,
+    advance: Callable[[int], None],
+) -> Packed:
+    """Write the image to `file` as a whole squashfs; `own_files` (path -> text, mode) lie over the uppermost layer.
+
+    `advance` counts bytes of blobs. Raises RunnerError for a layer that cannot be read or does not hold what it says,
+    OSError for the disk.
+    """
+    packed = Packed(layers=len(image.layers))
+    if previous and previous.settings != options.settings:
+        previous = None
+    flattener = Flattener(owners=options.owners, xattrs=options.xattrs)
+    with DataWriter(file, options.compression, options.threads) as writer:
+        packer = _Packer(flattener, writer, options, packed)
+        packer.add_own(own_files)
+        for layer in reversed(image.layers):
+            record = previous.records.get(layer.diff_id) if previous and layer.diff_id else None
+            if previous and record:
+                with packed.phase("copy"):
+                    packer.reuse(layer, record, previous, advance)
+            else:
+                with packed.phase("pack"):
+                    packer.read(layer, advance)
+        with packed.phase("tables"):
+            root = flattener.finish()
+            write_tables(file, writer, root, time=options.epoch or 0, compression=options.compression)
+    return packed
+
+
+def index_of(packed: Packed, file: BinaryIO, options: PackOptions, target: BinaryIO) -> None:
+    """Write the index that goes beside the squashfs in `file`."""
+    file.seek(0)
+    write_index(target, file.read(SUPERBLOCK_SIZE), options.settings, packed.index)
+
+
+class _Text:
+    """A text as what is read from."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._data if size < 0 else self._data[:size]
+        self._data = self._data[len(data) :]
+        return data
+
+
+class _Packer:
+    """Adds one layer after another, top layer first."""
+
+    def __init__(self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed) -> None:
+        self._flattener, self._writer, self._options, self._packed = flattener, writer, options, packed
+
+    def add_own(self, files: Mapping[str, tuple[str, int]]) -> None:
+        """A layer of our own files, above all others."""
+        self._flattener.begin_layer()
+        self._writer.begin_run()
+        for path, (text, mode) in files.items():
+            data = text.encode("utf-8", "surrogateescape")
+            leaf = self._offer(Entry(path.encode(), stat.S_IFREG | mode, 0, 0, 0, len(data)))
+            if leaf:
+                leaf.data = self._writer.add(len(data), _Text(data))
+        self._writer.end_run()
+        self._flattener.end_layer()
+
+    def read(self, layer: Layer, advance: Callable[[int], None]) -> None:
+        """Read a layer, and pack what shows of it."""
+        log, needed, contents = LayerLog(), array("I"), list[FileData]()
+        self._flattener.begin_layer()
+        run = self._writer.begin_run()
+        with decoded(layer, advance=advance) as stream:
+            number = 0
+            for number, (entry, content) in enumerate(entries(stream), 1):
+                log.add(entry)
+                leaf = self._offer(entry)
+                if leaf:
+                    leaf.data = self._writer.add(entry.size, content)
+                    needed.append(number - 1)
+                    contents.append(leaf.data)
+        self._writer.end_run()
+        self._flattener.end_layer()
+        self._packed.entries += number
+        self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
+
+    def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
+        """Take a layer over from the previous squashfs; where other files of it show than there, pack it anew."""
+        frame = previous.frame(record)
+        self._flattener.begin_layer()
+        needed, leaves, number = array("I"), list[Leaf](), 0
+        for number, entry in enumerate(entries_of(frame), 1):
+            leaf = self._offer(entry)
+            if leaf:
+                needed.append(number - 1)
+                leaves.append(leaf)
+        self._flattener.end_layer()
+        self._packed.entries += number
+        if needed_hash(needed) != record.needed:
+            self._read_again(layer, needed, leaves, advance)
+            return
+        run = self._writer.copy_run(previous.squashfs, record.run())
+        for leaf, place in zip(leaves, places_of(frame), strict=True):
+            leaf.data = FileData.at(run, place)
+        self._packed.layers_reused += 1
+        self._keep(layer, run.offset, run.length, run.fragments, needed, frame)
+        advance(layer.size_bytes)
+
+    def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
+        """Pack the contents of a layer whose entries are in the tree already."""
+        log, contents, position = LayerLog(), list[FileData](), 0
+        run = self._writer.begin_run()
+        with decoded(layer, advance=advance) as stream:
+            for number, (entry, content) in enumerate(entries(stream)):
+                log.add(entry)
+                if position < len(needed) and needed[position] == number:
+                    leaves[position].data = self._writer.add(entry.size, content)
+                    contents.append(leaves[position].data)  # type: ignore[arg-type]
+                    position += 1
+        self._writer.end_run()
+        self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
+
+    def _keep(self, layer: Layer, offset: int, length: int, fragments: bytes, needed: array[int], frame: bytes) -> None:
+        record = LayerRecord(layer.diff_id, needed_hash(needed), offset, length, fragments.decode("latin-1"), 0, 0)
+        self._packed.index.append((record, frame))
+
+    def _offer(self, entry: Entry) -> Leaf | None:
+        """The leaf that wants the entry's content, if any."""
+        if not self._options.devices and (entry.path.startswith(b"dev/") or entry.path == b".dockerenv"):
+            return None
+        if self._options.epoch is not None and entry.mtime > self._options.epoch:
+            entry.mtime = self._options.epoch
+        return self._flattener.offer(entry)
