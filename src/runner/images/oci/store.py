@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from runner.errors import RunnerError
 from runner.images.image import Image, from_inspect
-from runner.images.squashfs.packer import Reader
+from runner.images.oci.reader import Reader
 from runner.machine import process
 
 # a created container needs a command even where the image has none; it is never started

@@ -13,9 +13,10 @@ import subprocess
 import tarfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from runner.errors import RunnerError
+from runner.images.oci.reader import Reader
 from runner.machine import process
 
 # raised when the same image would be packed in another way: 1
@@ -25,12 +26,6 @@ _BLOCK = tarfile.BLOCKSIZE
 _PREFIXES = {b"x", b"g", b"X", b"L", b"K"}
 # no lz4: unsquashfs 4.5 cannot read the tables that tar2sqfs 1.2.0 writes with it
 _COMPRESSORS = {"zstd": "level={}", "gzip": "level={}", "xz": "", "lzo": ""}
-
-
-class Reader(Protocol):
-    """What a tar stream is read from: as many bytes as asked for, fewer only at its end."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 def compression_flags(compression: str) -> tuple[str, ...]:

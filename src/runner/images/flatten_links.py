@@ -1,0 +1,204 @@
+"""Hard links whose target has not come by yet: later in the same layer, or in a layer below.
+
+What a target is, is decided by the link's own layer and those below it, whatever layers above show or hide.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+
+from runner.errors import RunnerError
+from runner.images.squashfs.tree import Directory, Leaf
+
+# an image that makes us search more than this is made to keep us busy
+_WORK = 10_000_000
+_REMEMBERED = 64 << 20  # bytes of paths above targets
+_ABOVE = -1  # the layer has a file where the target's parent would be
+_DIRECTORY = -2  # the layer has a directory where the target would be
+
+
+class Awaited(Leaf):
+    """Stands for a hard link's target in the tree until that is known."""
+
+    __slots__ = ("claimed", "known", "names", "target")
+
+    def __init__(self, target: bytes, layer: int) -> None:
+        super().__init__(0, 0, 0, 0, (), None, layer)
+        self.target = target
+        self.names: list[tuple[Directory, bytes]] = []  # where it stands
+        self.claimed = False  # whether a link of a layer above waits for it too
+        self.known: Leaf | None = None
+
+    def replace(self, leaf: Leaf) -> None:
+        """Put the target itself, or what stands for it in turn, wherever this one stands."""
+        for directory, name in self.names:
+            if directory.children.get(name) is self:
+                directory.children[name] = leaf
+                if isinstance(leaf, Awaited):
+                    leaf.names.append((directory, name))
+        self.names = []
+
+
+def ancestors(path: bytes) -> Iterator[bytes]:
+    """The directories above a path, the root left out, uppermost first."""
+    at = path.find(b"/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find(b"/", at + 1)
+
+
+class Work:
+    """What is left of the steps that an image may make us take beyond one for each entry."""
+
+    def __init__(self) -> None:
+        self._left = _WORK
+
+    def spend(self, steps: int) -> None:
+        """Count steps. Raises RunnerError where there are too many."""
+        self._left -= steps
+        if self._left < 0:
+            raise RunnerError(
+                "the image is refused",
+                "its layers replace the same large folders over and over",
+                "build the image again, with fewer such layers",
+            )
+
+
+class Wanted:
+    """Targets that entries still to come may be, and what the present layer says of each."""
+
+    def __init__(self, work: Work) -> None:
+        self.targets: dict[bytes, Awaited] = {}
+        self._work = work
+        self._below: dict[bytes, list[bytes]] = {}  # an ancestor's path: the targets below it
+        self._remembered = 0
+        self._found: dict[bytes, Leaf | int] = {}  # an int >= 0: the ordinal of a content that was not read
+        self._hidden: set[bytes] = set()
+        self._joined: list[Awaited] = []  # of layers above, whose targets the present layer's links want too
+
+    def want(self, target: bytes, layer: int) -> Awaited:
+        """What stands for a target that the layer has not had so far."""
+        known = self.targets.get(target)
+        if known is not None and known.layer == layer:
+            return known
+        awaited = Awaited(target, layer)
+        if known is None:
+            self._watch(target)
+        else:
+            known.known, awaited.claimed = awaited, True
+            self._joined.append(known)
+        self.targets[target] = awaited
+        return awaited
+
+    def _watch(self, target: bytes) -> None:
+        for ancestor in ancestors(target):
+            if ancestor not in self._below:
+                self._remembered += len(ancestor) + 128
+            self._below.setdefault(ancestor, []).append(target)
+        self._remembered += len(target) + 8
+        if self._remembered > _REMEMBERED:
+            raise RunnerError(
+                "the image is refused", "too many of its hard links lead to lower layers", "build the image again"
+            )
+
+    def file(self, path: bytes, found: Leaf | int) -> None:
+        """The layer has a file, or a link, at `path`."""
+        if path in self.targets:
+            self._found[path] = found
+        for target in self._under(path):
+            self._found[target] = _ABOVE
+
+    def directory(self, path: bytes) -> None:
+        """The layer has a directory at `path`."""
+        if path in self.targets:
+            self._found[path] = _DIRECTORY
+        if self._found:
+            for target in self._under(path):
+                if self._found.get(target) == _ABOVE:
+                    del self._found[target]
+
+    def inside(self, path: bytes) -> None:
+        """The layer has something in the directory `path`."""
+        self._work.spend(len(path) >> 4)
+        for ancestor in ancestors(path):
+            self.directory(ancestor)
+        if path:
+            self.directory(path)
+
+    def hide(self, path: bytes, *, itself: bool) -> None:
+        """The layer deletes what layers below it have below `path`, and at it."""
+        if itself and path in self.targets:
+            self._hidden.add(path)
+        if not path:
+            self._work.spend(len(self.targets))
+        self._hidden.update(self._under(path) if path else self.targets)
+
+    def _under(self, path: bytes) -> list[bytes]:
+        found = self._below.get(path, [])
+        self._work.spend(len(found))
+        return found
+
+    def end_layer(self, layer: int) -> dict[int, Awaited]:
+        """Give the links what the layer had; what must be read again for them, by its ordinal in the layer."""
+        again: dict[int, Awaited] = {}
+        for target in self._hidden:
+            # a layer's own links see what its whiteouts delete
+            if target not in self._found and target in self.targets and self.targets[target].layer != layer:
+                del self.targets[target]
+        settled = self._joined
+        for target, found in self._found.items():
+            awaited = self.targets.pop(target)
+            settled.append(awaited)
+            if isinstance(found, Leaf):
+                awaited.known = found
+            elif found >= 0:
+                awaited.known = again.setdefault(found, Awaited(target, layer))
+        for awaited in settled:
+            leaf = _last(awaited)
+            if leaf is not None and leaf is not awaited:
+                awaited.replace(leaf)
+        self._found, self._hidden, self._joined = {}, set(), []
+        self._forget()
+        return again
+
+    def _forget(self) -> None:
+        """Drop what stands nowhere, and remember the ways to the others."""
+        self.targets = {target: awaited for target, awaited in self.targets.items() if awaited.names}
+        self._below, self._remembered = {}, 0
+        for target in self.targets:
+            self._watch(target)
+
+
+class Passed:
+    """A layer's entries that layers above hide, in 16 bytes each: the hash of the path, and the ordinal."""
+
+    def __init__(self) -> None:
+        self.links: dict[int, Leaf] = {}  # what the hard links among them lead to
+        self._paths, self._ordinals = array("q"), array("Q")
+        self._last: dict[int, int] = {}  # made when it is asked for
+        self._indexed = 0
+
+    def add(self, path: bytes, ordinal: int) -> None:
+        """Remember the entry."""
+        self._paths.append(hash(path))
+        self._ordinals.append(ordinal)
+
+    def ordinal(self, path: bytes) -> int | None:
+        """The ordinal of the last entry of that path."""
+        for at in range(self._indexed, len(self._paths)):
+            self._last[self._paths[at]] = self._ordinals[at]
+        self._indexed = len(self._paths)
+        return self._last.get(hash(path))
+
+
+def _last(awaited: Awaited) -> Leaf | None:
+    """What a chain of links ends at; None where it bites its tail."""
+    seen: set[int] = set()
+    leaf: Leaf = awaited
+    while isinstance(leaf, Awaited) and leaf.known is not None:
+        if id(leaf) in seen:
+            return None
+        seen.add(id(leaf))
+        leaf = leaf.known
+    return leaf

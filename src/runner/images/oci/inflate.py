@@ -1,0 +1,143 @@
+"""A layer's bytes decompressed, whatever its media type says: gzip, zstd, or none, by the first bytes.
+
+A chunk is at most 1 MiB, so a small layer that inflates to much never lies in memory. Source: RFC 1952, RFC 8878.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import IO, cast
+
+from runner.errors import RunnerError
+
+CHUNK = 1 << 20
+READ = 1 << 18
+# igzip 1.9 misreads some headers that come in pieces of a few bytes: so much is at hand when a member begins
+_HEADER = 1 << 16
+_FIRST_STEP = 1 << 15  # what a member that may be small is fed at first
+_SMALL = 1 << 17  # smaller pieces are joined
+# of zstd's standard for streams that any decoder takes; larger ones would take the memory they name
+_WINDOW = 1 << 27
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_SKIPPABLE = b"\x2a\x4d\x18"  # behind a byte 0x50 to 0x5f
+_OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
+# a frame of 32 times 0xa5 in one RLE block: see `_unzstd`
+_SENTINEL = b"\xa5" * 32
+_SENTINEL_FRAME = _ZSTD + b"\x20\x20" + (1 | 1 << 1 | 32 << 3).to_bytes(3, "little") + b"\xa5"
+
+Pull = Callable[[], bytes]  # the next bytes; b"" at the end, again and again
+
+
+def broken(why: str) -> RunnerError:
+    """The error for a layer that cannot be decompressed."""
+    return RunnerError("a layer of the image cannot be decompressed", why, "pull or copy the image again")
+
+
+def inflated(pull: Pull) -> tuple[str, Iterator[bytes]]:
+    """The compression ("gzip", "zstd", "") and the plain chunks. Iterating raises RunnerError for damaged bytes."""
+    head = b""
+    while len(head) < 6 and (chunk := pull()):
+        head += chunk
+    if head.startswith(_GZIP):
+        return "gzip", _joined(_gunzip(head, pull))
+    if head.startswith(_ZSTD) or (head[1:4] == _SKIPPABLE and head[0] & 0xF0 == 0x50):
+        return "zstd", _unzstd(head, pull)
+    for magic, name in _OTHERS.items():
+        if head.startswith(magic):
+            raise broken(f"it is compressed with {name}, which no OCI image has")
+    return "", _plain(head, pull)
+
+
+def _plain(chunk: bytes, pull: Pull) -> Iterator[bytes]:
+    while chunk:
+        yield chunk
+        chunk = pull()
+
+
+def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
+    """The members one behind another; what follows the last is dropped, as gzip does."""
+    from isal import igzip_lib
+
+    position, first = 0, True
+    while True:
+        while len(data) - position < _HEADER and (chunk := pull()):
+            data, position = data[position:] + chunk, 0
+        if data[position : position + 2] != _GZIP and not first:
+            while pull():
+                pass
+            return
+        decoder, step, first = igzip_lib.IgzipDecompressor(flag=igzip_lib.DECOMP_GZIP), _FIRST_STEP, False
+        while not decoder.eof:
+            if position >= len(data):
+                data, position = pull(), 0
+                if not data:
+                    raise broken("its gzip stream is cut off")
+            piece = data[position : position + step]
+            position, step = position + len(piece), CHUNK
+            try:
+                yield decoder.decompress(piece, CHUNK)
+                while not decoder.needs_input and not decoder.eof:
+                    yield decoder.decompress(b"", CHUNK)
+            except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub calls the class an instance
+                raise broken(f"its gzip stream is damaged: {error}") from error
+        position -= len(decoder.unused_data)
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces, those of many small members as larger ones."""
+    small: list[bytes] = []
+    held = 0
+    for piece in pieces:
+        if not small and len(piece) >= _SMALL:
+            yield piece
+        elif piece:
+            small.append(piece)
+            held += len(piece)
+            if held >= _SMALL:
+                yield b"".join(small)
+                small, held = [], 0
+    if small:
+        yield b"".join(small)
+
+
+class _Frames:
+    """What zstandard reads from: the layer's bytes, then the sentinel's."""
+
+    def __init__(self, head: bytes, pull: Pull) -> None:
+        self._head, self._pull, self._ended = head, pull, False
+
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes; at most `size` of them unless they came in one piece."""
+        data, self._head = self._head or (b"" if self._ended else self._pull()), b""
+        if not data and not self._ended:
+            self._ended = True
+            return _SENTINEL_FRAME
+        return data
+
+
+def _unzstd(head: bytes, pull: Pull) -> Iterator[bytes]:
+    """The frames one behind another, skippable ones left out.
+
+    zstandard says nothing where the last frame is cut off. So a frame with a known content is put behind it: where
+    that content does not come out, its bytes were taken for the rest of a frame.
+    """
+    import zstandard
+
+    source = cast("IO[bytes]", _Frames(head, pull))  # only its read() is used
+    reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(
+        source, read_size=READ, read_across_frames=True, closefd=False
+    )
+    held = b""
+    try:
+        while chunk := reader.read(CHUNK):
+            if len(chunk) >= len(_SENTINEL):
+                if held:
+                    yield held
+                held = chunk
+            else:
+                held += chunk
+    except zstandard.ZstdError as error:
+        raise broken(f"its zstd stream is damaged: {error}") from error
+    if not held.endswith(_SENTINEL):
+        raise broken("its zstd stream is cut off")
+    yield held[: -len(_SENTINEL)]

@@ -1,0 +1,232 @@
+"""Entries of a tar stream, one behind another, as fast as Python goes: `tarfile` takes ten times as long.
+
+What is accepted: old V7, ustar, star, PAX and GNU headers. The end is a block of zeros or the end of the stream at an
+entry's border, whatever lies behind it. Types that carry no file of an image (volume labels, GNU's 'N') are skipped; a
+type that nobody knows is a regular file, as POSIX says; tar has no type for sockets. A continued volume is refused.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+
+from runner.images.oci import sparse
+from runner.images.oci.entry import Entry
+from runner.images.oci.reader import Reader
+from runner.images.oci.tar_header import (
+    BLOCK,
+    LARGEST_LONG_NAME,
+    LARGEST_PAX,
+    cut_off,
+    damaged,
+    decimal,
+    is_header,
+    normalised,
+    number,
+    pax_records,
+    symlink_target,
+    xattrs,
+)
+
+_SKIP = 1 << 20  # bytes dropped at a time
+_NUMBERS = 4096  # remembered texts of numbers
+_KINDS = {
+    b"0": stat.S_IFREG,
+    b"\0": stat.S_IFREG,
+    b"7": stat.S_IFREG,  # contiguous: a hint for disks of old
+    b"S": stat.S_IFREG,
+    b"2": stat.S_IFLNK,
+    b"3": stat.S_IFCHR,
+    b"4": stat.S_IFBLK,
+    b"5": stat.S_IFDIR,
+    b"D": stat.S_IFDIR,  # GNU's incremental dump: a directory whose content lists names
+    b"6": stat.S_IFIFO,
+}
+_POSIX = b"ustar\0"
+
+
+class _Content:
+    """One file's bytes in the stream."""
+
+    __slots__ = ("_stream", "left", "padding")
+
+    def __init__(self, stream: Reader, size: int) -> None:
+        self._stream, self.left, self.padding = stream, size, -size % BLOCK
+
+    def read(self, size: int = -1, /) -> bytes:
+        """As many bytes as asked for, fewer only at the file's end. Raises RunnerError where the stream breaks off."""
+        left = self.left
+        if size > left or size < 0:
+            size = left
+        data = self._stream.read(size) if size else b""
+        self.left = left - size
+        if len(data) != size:
+            raise cut_off()
+        return data
+
+
+class _Source:
+    """The stream as headers, with the content between them skipped."""
+
+    def __init__(self, stream: Reader) -> None:
+        self.stream = stream
+        self.content = _Content(stream, 0)
+        self._seen = b""  # a block that was read to look ahead
+        self._numbers: dict[bytes, int] = {}
+        self.holes = 0
+
+    def header(self) -> bytes:
+        """The next header; b"" at the end of the archive. Raises RunnerError for what is none."""
+        block = self._seen or self._next_block()
+        self._seen = b""
+        if not block or block.count(0) == BLOCK:
+            return b""
+        if len(block) != BLOCK:
+            raise cut_off()
+        if not is_header(block):
+            raise damaged("a header's checksum is wrong")
+        return block
+
+    def _next_block(self) -> bytes:
+        content = self.content
+        while content.left > _SKIP:
+            content.read(_SKIP)
+        skipped = content.left + content.padding
+        content.left = content.padding = 0
+        block = self.stream.read(skipped + BLOCK)
+        if len(block) < skipped:
+            raise cut_off()
+        return block[skipped:] if skipped else block
+
+    def take(self, size: int, largest: int, what: str) -> bytes:
+        """The whole content of a header that only describes the next entry."""
+        if size > largest:
+            raise damaged(f"{what} of {size} bytes; at most {largest} are taken")
+        return self.begin(size).read()
+
+    def begin(self, size: int) -> _Content:
+        """The content that follows the header just read."""
+        if size < 0:
+            raise damaged("an entry's size is negative")
+        self.content = _Content(self.stream, size)
+        return self.content
+
+    def begin_link(self, size: int) -> _Content:
+        """A hard link's content, which POSIX allows and most writers leave out although they state a size.
+
+        It is there where no header follows. Source: libarchive 3.6, archive_read_support_format_tar.c, does alike.
+        """
+        if size > 0:
+            self._seen = self.stream.read(BLOCK)
+            if len(self._seen) not in (0, BLOCK):
+                raise cut_off()
+            if self._seen and self._seen.count(0) != BLOCK and not is_header(self._seen):
+                self._seen = b""
+                return self.begin(size - size % -BLOCK - BLOCK)
+        return self.content
+
+    def number(self, field: bytes) -> int:
+        """A header's number; the same texts come again and again, and one int serves them all."""
+        value = self._numbers.get(field)
+        if value is None:
+            if len(self._numbers) >= _NUMBERS:
+                self._numbers.clear()
+            value = self._numbers[field] = number(field)
+        return value
+
+
+def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
+    """Each entry with its content, sparse files with their holes; what is not read of a content is skipped.
+
+    A content is read before the next entry is taken. Raises RunnerError for what is damaged, or leaves the root.
+    """
+    source = _Source(stream)
+    records: dict[bytes, bytes] = {}
+    names: dict[bytes, bytes] = {}  # GNU's long ones: they win over PAX, as in Go's archive/tar
+    while header := source.header():
+        kind = header[156:157]
+        if kind in b"xX":
+            records = pax_records(source.take(number(header[124:136]), LARGEST_PAX, "a PAX header"))
+        elif kind in b"LK":
+            text = source.take(number(header[124:136]), LARGEST_LONG_NAME, "a long name")
+            names[b"path" if kind == b"L" else b"linkpath"] = text.partition(b"\0")[0]
+        elif kind in b"gVN":
+            source.begin(number(header[124:136]))
+        elif kind == b"M":
+            raise damaged("it is one volume of several")
+        elif records or names:
+            yield _entry(source, header, {**records, **names})
+            records, names = {}, {}
+        else:
+            yield _entry(source, header, records)
+    if records or names:
+        raise cut_off()
+
+
+def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple[Entry, Reader]:
+    """The entry of a header and of what described it before."""
+    name, link = header[:100].partition(b"\0")[0], b""
+    if header[345] and header[257:263] == _POSIX:
+        # star keeps times behind its shorter prefix
+        end = 476 if header[508:512] == b"tar\0" else 500
+        name = header[345:end].partition(b"\0")[0] + b"/" + name
+    uid, gid, mtime = source.number(header[108:116]), source.number(header[116:124]), source.number(header[136:148])
+    size, kind = source.number(header[124:136]), header[156:157]
+    if kind in b"12":
+        link = header[157:257].partition(b"\0")[0]
+    if records:
+        name, link = records.get(b"path", name), records.get(b"linkpath", link)
+        name = records.get(b"GNU.sparse.name", name)
+        uid, gid = _told(records, b"uid", uid), _told(records, b"gid", gid)
+        mtime, size = _told(records, b"mtime", mtime), _told(records, b"size", size)
+    entry = Entry(normalised(name), 0, uid, gid, mtime, 0)
+    if kind == b"1":
+        entry.target, entry.hard_link = normalised(link), True
+        return entry, source.begin_link(size)
+    if records:
+        entry.xattrs = xattrs(records)
+    file_type = _KINDS.get(kind, stat.S_IFREG)
+    entry.mode = source.number(header[100:108]) & 0o7777 | file_type
+    if file_type == stat.S_IFREG:
+        return _regular(source, header, records, entry, size, name[-1:] == b"/")
+    if file_type == stat.S_IFLNK:
+        entry.target = symlink_target(link)
+    elif file_type in (stat.S_IFCHR, stat.S_IFBLK):
+        entry.device = _device(source, header)
+    # whatever the size says, only GNU's directory has a content: many writers leave the file's size there
+    return entry, source.begin(size if kind == b"D" else 0)
+
+
+def _told(records: dict[bytes, bytes], key: bytes, otherwise: int) -> int:
+    text = records.get(key)
+    return otherwise if text is None else decimal(text)
+
+
+def _regular(
+    source: _Source, header: bytes, records: dict[bytes, bytes], entry: Entry, size: int, slash: bool
+) -> tuple[Entry, Reader]:
+    """A regular file with its content; V7 tars name a directory by a slash at the end."""
+    pieces, real = sparse.old_map(header, source.stream) if header[156:157] == b"S" else ([], -1)
+    content = source.begin(size)
+    if slash:
+        entry.mode ^= stat.S_IFREG ^ stat.S_IFDIR
+        return entry, content
+    entry.size = size
+    if real < 0 and records:
+        pieces, real = sparse.pax_map(records, content)
+    if real < 0:
+        return entry, content
+    entry.size = real
+    source.holes += real - content.left
+    if source.holes > sparse.LARGEST_HOLES:
+        raise damaged(f"its sparse files have holes of more than {sparse.LARGEST_HOLES >> 30} GiB")
+    return entry, sparse.Expanded(content, sparse.checked(pieces, real, content.left), real)
+
+
+def _device(source: _Source, header: bytes) -> tuple[int, int]:
+    if header[257:262] != b"ustar":
+        return 0, 0
+    major, minor = source.number(header[329:337]), source.number(header[337:345])
+    if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
+        raise damaged(f"there is no device {major}:{minor}")
+    return major, minor

@@ -1,0 +1,95 @@
+"""How blocks are compressed: the compressor's name, its level, and what squashfs has to know about it."""
+
+from __future__ import annotations
+
+import lzma
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zstandard
+
+from runner.errors import RunnerError
+
+Compress = Callable[[bytes], bytes]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    number: int  # in the superblock
+    levels: range  # empty: takes none
+    default: int | None
+
+
+# "none" is gzip whose blocks are all stored plain: every reader has gzip
+_KINDS = {
+    "zstd": _Kind(6, range(1, 23), 3),
+    "gzip": _Kind(1, range(1, 10), 6),
+    "xz": _Kind(4, range(0, 10), 6),
+    "none": _Kind(1, range(0), None),
+}
+
+
+@dataclass(frozen=True)
+class Compression:
+    """What every block of one squashfs is compressed with. Raises RunnerError for what squashfs cannot hold."""
+
+    name: str  # zstd, gzip, xz or none
+    level: int | None = None  # None: the default of the compressor
+    block_size: int = 131072  # a power of two, 4 KiB to 1 MiB
+    metadata: bool = True  # whether the tables are compressed too
+
+    def __post_init__(self) -> None:
+        kind = _KINDS.get(self.name)
+        if kind is None or (self.level is not None and self.level not in kind.levels):
+            text = self.name if self.level is None else f"{self.name}:{self.level}"
+            known = "; ".join(
+                f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
+                for name, kind in _KINDS.items()
+            )
+            raise RunnerError(f"no compression {text!r}", f"known: {known}", "zstd:1")
+        if self.block_size not in (1 << power for power in range(12, 21)):
+            raise RunnerError(
+                f"no block size of {self.block_size} bytes", "squashfs takes powers of two, 4096 to 1048576", "131072"
+            )
+
+    @classmethod
+    def parse(cls, text: str, *, block_size: int = 131072, metadata: bool = True) -> Compression:
+        """What `NAME[:LEVEL]` says. Raises RunnerError for a compressor or a level that there is not."""
+        name, colon, level = text.partition(":")
+        if colon and not (level.isascii() and level.isdigit()):
+            raise RunnerError(f"no compression {text!r}", "the level is no number", "zstd:1")
+        return cls(name, int(level) if colon else None, block_size, metadata)
+
+    @property
+    def number(self) -> int:
+        """The compressor as the superblock names it."""
+        return _KINDS[self.name].number
+
+    @property
+    def effective_level(self) -> int | None:
+        return _KINDS[self.name].default if self.level is None else self.level
+
+    def options(self) -> bytes:
+        """What stands behind the superblock about the compressor; readers can do without, it tells people the level.
+
+        For xz the kernel takes the dictionary's size from here. Source: squashfs-tools 4.5, *_wrapper.h.
+        """
+        if self.name == "zstd":
+            return struct.pack("<I", self.effective_level)
+        if self.name == "gzip":
+            return struct.pack("<IHH", self.effective_level, 15, 0)
+        return struct.pack("<II", self.block_size, 0) if self.name == "xz" else b""
+
+    def compressor(self) -> Compress | None:
+        """A new function that compresses a block; for one thread alone. None: blocks stay plain."""
+        level = self.effective_level
+        if level is None:
+            return None
+        if self.name == "zstd":
+            return zstandard.ZstdCompressor(level=level, write_content_size=True, write_checksum=False).compress
+        if self.name == "gzip":
+            return lambda data: zlib.compress(data, level)
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": level, "dict_size": self.block_size}]
+        return lambda data: lzma.compress(data, lzma.FORMAT_XZ, lzma.CHECK_CRC32, None, filters)

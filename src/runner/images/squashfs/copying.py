@@ -1,0 +1,59 @@
+"""Bytes from one file into another, by the kernel where it can."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import BinaryIO
+
+from runner.errors import RunnerError
+
+_PIECE = 64 << 20  # of one call, so that Ctrl-C is heard
+_BUFFER = 1 << 20
+# other file systems, kernels and files that copy_file_range does not take
+_REFUSED = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data`: a file without a buffer may take a part only."""
+    written = file.write(data)
+    while written < len(data):
+        written += file.write(data[written:])
+
+
+def copy_range(source: BinaryIO, source_offset: int, target: BinaryIO, target_offset: int, length: int) -> None:
+    """Copy bytes between files; `target` then stands behind them.
+
+    Raises RunnerError where `source` ends too early, OSError for the disk.
+    """
+    target.flush()
+    done = _by_kernel(source.fileno(), source_offset, target.fileno(), target_offset, length)
+    target.seek(target_offset + done)
+    while done < length:
+        data = os.pread(source.fileno(), min(_BUFFER, length - done), source_offset + done)
+        if not data:
+            raise RunnerError(
+                "the earlier squashfs of this image is damaged",
+                f"it ends {length - done} bytes before it should",
+                "import without the cache: --no-cache",
+            )
+        write_all(target, data)
+        done += len(data)
+
+
+def _by_kernel(source: int, source_offset: int, target: int, target_offset: int, length: int) -> int:
+    """How many bytes copy_file_range copied; fewer than `length` where it refuses or finds no more."""
+    done = 0
+    while done < length:
+        try:
+            count = os.copy_file_range(
+                source, target, min(_PIECE, length - done), source_offset + done, target_offset + done
+            )
+        except OSError as error:
+            if error.errno in _REFUSED:
+                return done
+            raise
+        if count == 0:
+            return done
+        done += count
+    return done

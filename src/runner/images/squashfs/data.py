@@ -1,0 +1,271 @@
+"""File contents on their way into a squashfs: compressed blocks in runs, one run for each layer.
+
+A run's bytes depend on the contents given to it, in their order, and on nothing else: neither on where it lies nor on
+the number of threads. So it can be copied from one squashfs to another.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import BinaryIO, Protocol
+
+from runner.errors import RunnerError
+from runner.images.squashfs.compression import Compression
+from runner.images.squashfs.copying import copy_range, write_all
+from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
+from runner.images.squashfs.workers import Block, Workers
+
+FRAGMENT = struct.Struct("<QI")
+_WORD = struct.Struct("<I")
+_LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
+_MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
+
+
+class Reader(Protocol):
+    """A content to read: as many bytes as asked for, fewer only at its end."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+@dataclass(slots=True)
+class Run:
+    """A contiguous piece of the squashfs that holds the data blocks and the fragments of some files."""
+
+    offset: int  # in the file
+    length: int = 0
+    fragments: bytes = b""  # each: start relative to the run (u64), size word (u32)
+    first_fragment: int = 0  # the index of its first one in the whole squashfs
+
+
+class FileData:
+    """Where a file's content lies: in blocks of its own, or in a piece of a fragment.
+
+    Small files are many, so a fragment's number, the offset in it and the size share one int: 96 bytes in all.
+    """
+
+    __slots__ = ("_blocks", "_place", "run")
+
+    def __init__(
+        self, run: Run, size: int, start: int = 0, sizes: bytes = b"", fragment: int = -1, fragment_offset: int = 0
+    ) -> None:
+        self.run = run
+        small = not sizes and size <= _LARGEST_SMALL
+        self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | (size if small else 0)
+        self._blocks: tuple[int, int, bytes] | None = None if small else (size, start, sizes)
+
+    @property
+    def size(self) -> int:
+        return self._place & _LARGEST_SMALL if self._blocks is None else self._blocks[0]
+
+    @property
+    def start(self) -> int:
+        """Of the first block, relative to the run; 0 where there is none."""
+        return 0 if self._blocks is None else self._blocks[1]
+
+    @property
+    def sizes(self) -> bytes:
+        """A u32 for each block: its length in the squashfs, with PLAIN where uncompressed; 0 is a hole."""
+        return b"" if self._blocks is None else self._blocks[2]
+
+    @property
+    def fragment(self) -> int:
+        """The index of its fragment among those of the run; -1: none."""
+        return (self._place >> 40) - 1
+
+    @property
+    def fragment_offset(self) -> int:
+        """Where it begins in the plain fragment."""
+        return self._place >> 20 & _LARGEST_SMALL
+
+    def locate(self, size: int, start: int, sizes: bytes) -> None:
+        """Say where the blocks of a large file lie, once they are written."""
+        self._place = 0
+        self._blocks = (size, start, sizes)
+
+    def moved(self, run: Run) -> FileData:
+        """The same content in a copy of its run."""
+        copy = FileData.__new__(FileData)
+        copy.run, copy._place, copy._blocks = run, self._place, self._blocks
+        return copy
+
+
+class _Unfinished:
+    """A large file of which some blocks are not yet written."""
+
+    __slots__ = ("data", "size", "start", "words")
+
+    def __init__(self, data: FileData, size: int) -> None:
+        self.data, self.size = data, size
+        self.start = -1
+        self.words = bytearray()
+
+
+class DataWriter:
+    """Writes runs of file contents to `file`, compressing with `threads` threads; close it, or use it as a context.
+
+    Blocks are written in the order of the contents. Of those under way, about four for each thread are kept in memory.
+    Files smaller than a block share fragments; the tail of a larger one is a block of its own, as mksquashfs does.
+    """
+
+    def __init__(self, file: BinaryIO, compression: Compression, threads: int) -> None:
+        self.runs: list[Run] = []
+        self.fragment_count = 0  # of the runs that have ended
+        self._file = file
+        self._block_size = compression.block_size
+        self._zeros = bytes(compression.block_size)
+        self._most = max(threads + 2, min(4 * threads + 4, _MEMORY // compression.block_size))
+        # in the order of writing: a block (None: a hole), and its file (None: it is a fragment)
+        self._pending: deque[tuple[Block | None, _Unfinished | None]] = deque()
+        self._run: Run | None = None
+        self._empty: FileData | None = None
+        self._fragments = bytearray()
+        self._begin_fragment(0)
+        # the superblock is written last: until then nothing takes the file for a squashfs
+        header = bytes(SUPERBLOCK_SIZE) + compressor_options(compression)
+        write_all(file, header)
+        self._position = len(header)
+        self._workers = Workers(compression, threads)
+
+    def __enter__(self) -> DataWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads. What has not been written by `end_run` is lost."""
+        self._workers.close()
+        self._pending.clear()
+
+    @property
+    def position(self) -> int:
+        """Where the next block goes: the end of the runs, once the last has ended."""
+        return self._position
+
+    def begin_run(self) -> Run:
+        assert self._run is None, "a run is ended before the next begins"
+        self._run = Run(self._position, first_fragment=self.fragment_count)
+        self._empty = FileData(self._run, 0)
+        self._fragments = bytearray()
+        self._begin_fragment(0)
+        return self._run
+
+    def add(self, size: int, stream: Reader) -> FileData:
+        """Read a content of `size` bytes; where it lies is known when the run has ended.
+
+        Raises RunnerError where the stream ends too early, OSError for the disk.
+        """
+        assert self._run is not None and self._empty is not None, "contents belong to a run"
+        if size >= self._block_size:
+            return self._add_blocks(size, stream)
+        if size == 0:
+            return self._empty
+        content = stream.read(size)
+        if len(content) != size:
+            raise _broken_off(size, len(content))
+        if self._fragment_size + size > self._block_size:
+            self._submit_fragment()
+        data = FileData(self._run, size, 0, b"", self._fragment, self._fragment_size)
+        self._pieces.append(content)
+        self._fragment_size += size
+        return data
+
+    def end_run(self) -> Run:
+        """The run, with every block of it written."""
+        assert self._run is not None, "no run has begun"
+        run = self._run
+        if self._pieces:
+            self._submit_fragment()
+        self._write_pending(0)
+        run.length = self._position - run.offset
+        run.fragments = bytes(self._fragments)
+        self._run = None
+        self._keep(run)
+        return run
+
+    def copy_run(self, source: BinaryIO, run: Run) -> Run:
+        """Copy a run of another squashfs of the same compression; its contents are those of `FileData.moved`.
+
+        Raises RunnerError where `source` is shorter than it should be, OSError for the disk.
+        """
+        assert self._run is None, "a run is ended before the next begins"
+        copy = Run(self._position, run.length, run.fragments, self.fragment_count)
+        copy_range(source, run.offset, self._file, self._position, run.length)
+        self._position += run.length
+        self._keep(copy)
+        return copy
+
+    def fragments(self) -> Iterator[bytes]:
+        """The entries of the fragment table, 16 bytes each."""
+        for run in self.runs:
+            for start, word in FRAGMENT.iter_unpack(run.fragments):
+                yield struct.pack("<QII", run.offset + start, word, 0)
+
+    def _keep(self, run: Run) -> None:
+        self.fragment_count += len(run.fragments) // FRAGMENT.size
+        self.runs.append(run)
+
+    def _begin_fragment(self, index: int) -> None:
+        self._fragment = index
+        self._fragment_size = 0
+        self._pieces: list[bytes] = []
+
+    def _submit_fragment(self) -> None:
+        self._pending.append((self._workers.submit(self._pieces), None))
+        self._begin_fragment(self._fragment + 1)
+        self._write_pending(self._most)
+
+    def _add_blocks(self, size: int, stream: Reader) -> FileData:
+        assert self._run is not None
+        block_size, zeros = self._block_size, self._zeros
+        data = FileData(self._run, size)
+        unfinished = _Unfinished(data, size)
+        left = size
+        while left > 0:
+            wanted = min(left, block_size)
+            content = stream.read(wanted)
+            if len(content) != wanted:
+                raise _broken_off(size, size - left + len(content))
+            left -= wanted
+            hole = content == (zeros if wanted == block_size else zeros[:wanted])
+            self._pending.append((None if hole else self._workers.submit([content]), unfinished))
+            self._write_pending(self._most)
+        return data
+
+    def _write_pending(self, most: int) -> None:
+        """Write what is done; wait where more than `most` blocks are under way."""
+        pending = self._pending
+        while pending:
+            block, unfinished = pending[0]
+            if block is not None and len(pending) <= most and not block.is_done():
+                return
+            pending.popleft()
+            self._write(block, unfinished)
+
+    def _write(self, block: Block | None, unfinished: _Unfinished | None) -> None:
+        assert self._run is not None
+        start = self._position - self._run.offset
+        packed, word = block.result() if block is not None else (b"", 0)
+        if packed:
+            write_all(self._file, packed)
+            self._position += len(packed)
+        if unfinished is None:
+            self._fragments += FRAGMENT.pack(start, word)
+            return
+        if unfinished.start < 0:
+            unfinished.start = start
+        unfinished.words += _WORD.pack(word)
+        if len(unfinished.words) * self._block_size >= unfinished.size * _WORD.size:
+            unfinished.data.locate(unfinished.size, unfinished.start, bytes(unfinished.words))
+
+
+def _broken_off(size: int, got: int) -> RunnerError:
+    return RunnerError(
+        "a file of the image broke off", f"its layer gives {got} of its {size} bytes", "fetch or build the image again"
+    )

@@ -1,0 +1,80 @@
+"""Metadata of a squashfs: streams of records, cut into blocks of 8 KiB that are compressed one by one."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from runner.images.squashfs.compression import Compress
+from runner.images.squashfs.copying import write_all
+
+METADATA_SIZE = 8192
+_HEADER = struct.Struct("<H")
+_PLAIN = 0x8000
+
+
+class MetadataStream:
+    """Records one behind another; full blocks go to `emit` at once. A record may cross blocks."""
+
+    __slots__ = ("_compress", "_emit", "buffer", "start")
+
+    def __init__(self, emit: Callable[[bytes], object], compress: Compress | None) -> None:
+        self._emit = emit
+        self._compress = compress
+        self.start = 0  # of the block that is being filled: how many bytes were emitted before it
+        self.buffer = bytearray()  # always less than a block
+
+    def reference(self) -> int:
+        """Where the next record begins, as squashfs says it: its block << 16 | the offset in the plain block."""
+        return self.start << 16 | len(self.buffer)
+
+    def write(self, record: bytes | bytearray) -> None:
+        self.buffer += record
+        while len(self.buffer) >= METADATA_SIZE:
+            self._flush(bytes(self.buffer[:METADATA_SIZE]))
+            del self.buffer[:METADATA_SIZE]
+
+    def finish(self) -> None:
+        if self.buffer:
+            self._flush(bytes(self.buffer))
+            self.buffer.clear()
+
+    def _flush(self, plain: bytes) -> None:
+        packed = self._compress(plain) if self._compress else plain
+        if len(packed) < len(plain):
+            block = _HEADER.pack(len(packed)) + packed
+        else:
+            block = _HEADER.pack(len(plain) | _PLAIN) + plain
+        self._emit(block)
+        self.start += len(block)
+
+
+class FileStream(MetadataStream):
+    """A metadata stream that goes to a file from `position` on."""
+
+    __slots__ = ("_file", "blocks", "position")
+
+    def __init__(self, file: BinaryIO, position: int, compress: Compress | None) -> None:
+        super().__init__(self._append, compress)
+        self._file = file
+        self.position = position
+        self.blocks: list[int] = []  # where each block begins in the file
+
+    def _append(self, block: bytes) -> None:
+        self.blocks.append(self.position)
+        write_all(self._file, block)
+        self.position += len(block)
+
+
+def write_lookup_table(
+    file: BinaryIO, position: int, records: Iterable[bytes], compress: Compress | None, head: bytes = b""
+) -> tuple[int, int]:
+    """Write a table that is addressed by index: where `head` and its list of blocks begin, and where they end."""
+    stream = FileStream(file, position, compress)
+    for record in records:
+        stream.write(record)
+    stream.finish()
+    index = head + struct.pack(f"<{len(stream.blocks)}Q", *stream.blocks)
+    write_all(file, index)
+    return stream.position, stream.position + len(index)

@@ -1,0 +1,186 @@
+"""The tables behind a squashfs's data: inodes, directories, fragments, inode numbers, owners, extended attributes."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from runner.images.squashfs.compression import Compress, Compression
+from runner.images.squashfs.copying import write_all
+from runner.images.squashfs.data import DataWriter
+from runner.images.squashfs.directories import ListingWriter
+from runner.images.squashfs.inodes import DIRECTORY, InodePacker, leaf_type
+from runner.images.squashfs.metadata import FileStream, MetadataStream, write_lookup_table
+from runner.images.squashfs.superblock import ABSENT, Superblock
+from runner.images.squashfs.tree import Directory
+
+_UNWRITTEN = (1 << 64) - 1
+_DEVICE_BLOCK = 4096  # a squashfs ends with a whole one, for loop devices
+_PIECE = 1024  # inode references packed at a time
+
+
+def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int, compression: Compression) -> None:
+    """Write everything behind the data, then the superblock; `file` is a whole squashfs afterwards, and flushed.
+
+    `data` has no open run. The bytes depend on the tree, the runs, `time` and the compression alone.
+    Raises RunnerError for what squashfs cannot hold, OSError for the disk.
+    """
+    compress = compression.compressor() if compression.metadata else None
+    file.seek(data.position)
+    tree = _TreeWriter(FileStream(file, data.position, compress), compress, compression.block_size, root)
+    root_reference = tree.write()
+    directory_table = tree.inodes.position
+    for block in tree.directory_blocks:
+        write_all(file, block)
+    position = directory_table + sum(map(len, tree.directory_blocks))
+    fragment_table = ABSENT
+    if data.fragment_count:
+        fragment_table, position = write_lookup_table(file, position, data.fragments(), compress)
+    export_table, position = write_lookup_table(file, position, _packed(tree.references), compress)
+    id_table, position = tree.packer.ids.write(file, position, compress)
+    xattr_table, position = tree.packer.xattrs.write(file, position, compress)
+    write_all(file, bytes(-position % _DEVICE_BLOCK))
+    superblock = Superblock(
+        inodes=len(tree.references),
+        time=time,
+        fragments=data.fragment_count,
+        ids=len(tree.packer.ids),
+        root=root_reference,
+        bytes_used=position,
+        id_table=id_table,
+        xattr_table=xattr_table,
+        inode_table=data.position,
+        directory_table=directory_table,
+        fragment_table=fragment_table,
+        export_table=export_table,
+    )
+    file.seek(0)
+    write_all(file, superblock.pack(compression))
+    file.flush()
+
+
+def _packed(references: array[int]) -> Iterator[bytes]:
+    for start in range(0, len(references), _PIECE):
+        piece = references[start : start + _PIECE]
+        yield struct.pack(f"<{len(piece)}Q", *piece)
+
+
+class _Frame:
+    """A directory that is being written: its children's numbers are given, its subdirectories come first."""
+
+    __slots__ = ("directory", "first", "names", "number", "parent", "waiting", "written")
+
+    def __init__(self, directory: Directory, number: int, parent: int, first: int) -> None:
+        self.directory, self.number, self.parent = directory, number, parent
+        self.first = first  # the number of the first child
+        self.names = sorted(directory.children)
+        self.waiting: list[tuple[Directory, int]] = []  # subdirectories and their numbers, the first one last
+        self.written: list[bytes] = []  # the inodes of those that are done
+
+
+class _TreeWriter:
+    """Writes inodes and listings, the deepest first, without recursion.
+
+    The children of a directory have consecutive numbers and lie side by side in the inode table, in the order of their
+    names: their entries need few headers, and a reader that lists them reads few blocks.
+    """
+
+    def __init__(self, inodes: FileStream, compress: Compress | None, block_size: int, root: Directory) -> None:
+        self.inodes = inodes
+        self.directory_blocks: list[bytes] = []  # they come behind the inodes, whose length is not known before
+        self.packer = InodePacker(block_size)
+        self.references = array("Q", [_UNWRITTEN]) * _count(root)
+        self._directories = MetadataStream(self.directory_blocks.append, compress)
+        self._root = root
+        self._next = 2  # the root is 1
+        self._linked: dict[int, int] = {}  # id of a Leaf with several names -> its inode number
+
+    def write(self) -> int:
+        """The reference to the root's inode."""
+        # the root's parent is none of the inodes: mksquashfs says so too
+        stack = [self._enter(self._root, 1, len(self.references) + 1)]
+        while True:
+            frame = stack[-1]
+            if frame.waiting:
+                directory, number = frame.waiting.pop()
+                stack.append(self._enter(directory, number, frame.number))
+                continue
+            stack.pop()
+            inode = self._leave(frame)
+            if not stack:
+                break
+            stack[-1].written.append(inode)
+        reference = self._write_inode(inode, 1)
+        self.inodes.finish()
+        self._directories.finish()
+        return reference
+
+    def _enter(self, directory: Directory, number: int, parent: int) -> _Frame:
+        """Give the children their numbers."""
+        frame = _Frame(directory, number, parent, self._next)
+        children, linked, following = directory.children, self._linked, self._next
+        for name in frame.names:
+            child = children[name]
+            if isinstance(child, Directory):
+                frame.waiting.append((child, following))
+            elif child.links > 1:
+                if id(child) in linked:
+                    continue
+                linked[id(child)] = following
+            following += 1
+        self._next = following
+        frame.waiting.reverse()
+        return frame
+
+    def _leave(self, frame: _Frame) -> bytes:
+        """Write the children's inodes and the listing; the directory's own inode, which its parent will write."""
+        listing = ListingWriter(self._directories)
+        children, packer, references = frame.directory.children, self.packer, self.references
+        following, subdirectories = frame.first, iter(frame.written)
+        for name in frame.names:
+            child, number = children[name], following
+            if isinstance(child, Directory):
+                kind, reference = DIRECTORY, self._write_inode(next(subdirectories), number)
+            else:
+                kind = leaf_type(child.mode)
+                if child.links > 1:
+                    number = self._linked[id(child)]
+                reference = references[number - 1]
+                if reference == _UNWRITTEN:
+                    reference = self._write_inode(packer.leaf(child, kind, number), number)
+            if number == following:
+                following += 1
+            listing.add(name, reference, number, kind)
+        return packer.directory(frame.directory, listing.finish(), frame.number, frame.parent)
+
+    def _write_inode(self, inode: bytes, number: int) -> int:
+        reference = self.inodes.reference()
+        self.references[number - 1] = reference
+        self.inodes.write(inode)
+        return reference
+
+
+def _directories(root: Directory) -> Iterator[Directory]:
+    stack = [root]
+    while stack:
+        directory = stack.pop()
+        yield directory
+        stack += [child for child in directory.children.values() if isinstance(child, Directory)]
+
+
+def _count(root: Directory) -> int:
+    """The number of inodes; the names of every Leaf are counted in it."""
+    for directory in _directories(root):
+        for child in directory.children.values():
+            if not isinstance(child, Directory):
+                child.links = 0
+    inodes = 0
+    for directory in _directories(root):
+        inodes += 1
+        for child in directory.children.values():
+            if not isinstance(child, Directory):
+                child.links += 1
+                inodes += child.links == 1
+    return inodes
