@@ -23,12 +23,22 @@ storage:
 http:
   addr: 127.0.0.1:{port}
 """
+USERS = """\
+auth:
+  htpasswd:
+    realm: lab
+    path: {folder}/users
+"""
 
 
 class Registry:
-    """A registry that runs inside `with`; `address` is `127.0.0.1:PORT`, its images `ADDRESS/NAME:TAG`."""
+    """A registry that runs inside `with`; `address` is `127.0.0.1:PORT`, its images `ADDRESS/NAME:TAG`.
 
-    def __init__(self) -> None:
+    `users`: lines of an htpasswd file (bcrypt); with them it asks for Basic authentication.
+    """
+
+    def __init__(self, users: str = "") -> None:
+        self.users = users
         self.folder = Path(tempfile.mkdtemp(prefix="runner-lab-registry-")).resolve()
         self.address = ""
 
@@ -42,6 +52,9 @@ class Registry:
             self.address = f"127.0.0.1:{port}"
             config = self.folder / "config.yml"
             config.write_text(CONFIG.format(folder=self.folder, port=port))
+            if self.users:
+                (self.folder / "users").write_text(self.users)
+                config.write_text(config.read_text() + USERS.format(folder=self.folder))
             environ = {"PATH": "/usr/bin:/bin"}
             server = processes.spawn((program, "serve", str(config)), environ, self.folder / "log", self.folder)
             processes.wait_until(lambda s=server: s.poll() is not None or self._answers(), 10, "the registry")  # type: ignore[misc]
@@ -54,7 +67,7 @@ class Registry:
         connection = http.client.HTTPConnection(self.address, timeout=2)
         try:
             connection.request("GET", "/v2/")
-            return connection.getresponse().status == 200
+            return connection.getresponse().status == (401 if self.users else 200)
         except OSError:
             return False
         finally:

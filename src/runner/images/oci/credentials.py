@@ -1,0 +1,257 @@
+"""Logins for a registry, from the files of enroot, podman and docker. No password is ever printed or logged."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.machine import process
+
+DOCKER_HUB = "docker.io"
+HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
+HUB_SERVER = "https://index.docker.io/v1/"
+# hosts that hand out a registry's tokens; enroot's file may hold the login under their name
+TOKEN_HOSTS = {DOCKER_HUB: ("auth.docker.io",), "nvcr.io": ("authn.nvidia.com",)}
+HELPER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Login:
+    """A user with a password, or with a token that stands for both."""
+
+    user: str
+    password: str = field(repr=False)
+    place: str
+    """the file or helper that it comes from, for messages"""
+    identity_token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What was found, and where it was looked for."""
+
+    login: Login | None
+    looked: tuple[str, ...]
+    """each place in order, with what it said"""
+
+
+def find_login(registry: str, repository: str, user: str, environ: Mapping[str, str]) -> Search:
+    """The first login for `registry` (HOST[:PORT]) and `repository` that is the user's; any user's where none is named.
+
+    Order: enroot's .credentials, podman's auth.json, docker's config.json with its helpers. Raises RunnerError where
+    a user is named and no password of theirs is found.
+    """
+    looked: list[str] = []
+    for place, found in _candidates(registry, repository, user, environ):
+        if isinstance(found, Login) and user in ("", found.user):
+            return Search(found, (*looked, place))
+        looked.append(f"{place} ({found if isinstance(found, str) else 'another user'})")
+    if user:
+        raise RunnerError(
+            f"there is no password of {user!r} for {registry}",
+            "looked in:\n" + "\n".join(looked),
+            how_to_add(registry, environ, user),
+        )
+    return Search(None, tuple(looked))
+
+
+def how_to_add(registry: str, environ: Mapping[str, str], user: str = "") -> str:
+    """The advice of an error: where a login for the registry goes."""
+    name = user or ("$oauthtoken" if registry == "nvcr.io" else "USER")
+    secret = "NGC_API_KEY" if registry == "nvcr.io" else "PASSWORD_OR_TOKEN"
+    machine = "registry-1.docker.io" if registry == DOCKER_HUB else registry
+    return (
+        f"add the line `machine {machine} login {name} password {secret}` to {enroot_file(environ)} (mode 600), "
+        f"or: podman login {registry}"
+    )
+
+
+def _candidates(
+    registry: str, repository: str, user: str, environ: Mapping[str, str]
+) -> Iterator[tuple[str, Login | str]]:
+    """(place, login or why there is none), in order; the places are read one by one, as they are asked for."""
+    path = enroot_file(environ)
+    yield str(path), _from_enroot(path, registry, user, environ)
+    for path in auth_files(environ):
+        yield from _from_auth_file(path, registry, repository, environ)
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+
+
+def _config_home(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CONFIG_HOME") or _home(environ) / ".config")
+
+
+def enroot_file(environ: Mapping[str, str]) -> Path:
+    """enroot's file of credentials. Source: enroot 4.1.2, enroot.in."""
+    return Path(environ.get("ENROOT_CONFIG_PATH") or _config_home(environ) / "enroot") / ".credentials"
+
+
+def auth_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """The JSON files of podman and docker, in order. Source: containers-auth.json(5); docker's DOCKER_CONFIG."""
+    docker = Path(environ.get("DOCKER_CONFIG") or _home(environ) / ".docker") / "config.json"
+    if environ.get("REGISTRY_AUTH_FILE"):
+        return Path(environ["REGISTRY_AUTH_FILE"]), docker
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    files = (Path(runtime) / "containers/auth.json",) if runtime else ()
+    return *files, _config_home(environ) / "containers/auth.json", docker
+
+
+def _read(path: Path) -> str | None:
+    """The file's text; None where there is none. Raises RunnerError for one that cannot be read."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunnerError(f"cannot read the logins in {path}", str(error), "mend the file or its mode") from error
+
+
+# enroot
+
+
+def _from_enroot(path: Path, registry: str, user: str, environ: Mapping[str, str]) -> Login | str:
+    text = _read(path)
+    if text is None:
+        return "no such file"
+    names = HUB_NAMES if registry == DOCKER_HUB else (registry,)
+    machines = (*names, *TOKEN_HOSTS.get(registry, ()))
+    lines = [fields for fields in map(_netrc_fields, text.splitlines()) if fields]
+    for machine in machines:
+        for fields in lines:
+            if fields.get("machine") == machine and user in ("", fields.get("login", "")) and "password" in fields:
+                password = expand(fields["password"], environ, f"the password of machine {machine} in {path}")
+                return Login(fields.get("login", ""), password, str(path))
+    return f"no line for {registry}"
+
+
+def _netrc_fields(line: str) -> dict[str, str]:
+    """machine, login and password of one line; the whole line is one entry, as enroot has it."""
+    found = line.split()
+    if not found or found[0] != "machine":
+        return {}
+    # $(...) may hold blanks: it is kept whole, so that it can be refused by its name
+    head, _, password = line.partition(" password ")
+    fields = dict(zip(found[::2], found[1::2], strict=False))
+    if password.lstrip().startswith(("$(", "`")):
+        fields = {**dict(zip(head.split()[::2], head.split()[1::2], strict=False)), "password": password.strip()}
+    return {key: value for key, value in fields.items() if key in ("machine", "login", "password")}
+
+
+def expand(password: str, environ: Mapping[str, str], what: str) -> str:
+    """The password with `${NAME}` (and `$NAME` alone) put in from the environment; nothing is ever run.
+
+    Raises RunnerError for a name that is not set, and for shell code, which enroot would run.
+    """
+    if password.startswith("`") or "$(" in password:
+        raise RunnerError(
+            f"{what} is a command",
+            "only ${NAME} is put in from the environment, commands are never run",
+            "write ${MY_TOKEN} there, and `export MY_TOKEN=$(...)` before the import",
+        )
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if name not in environ:
+            raise RunnerError(f"{what} is ${{{name}}}", f"{name} is not set in the environment", f"export {name}=...")
+        return environ[name]
+
+    return re.sub(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}|^\$([A-Za-z_][A-Za-z0-9_]*)$", value, password)
+
+
+# podman and docker
+
+
+def _from_auth_file(
+    path: Path, registry: str, repository: str, environ: Mapping[str, str]
+) -> Iterator[tuple[str, Login | str]]:
+    text = _read(path)
+    if text is None:
+        yield str(path), "no such file"
+        return
+    settings = _parsed(path, text)
+    keys = auth_keys(registry, repository)
+    helpers = _normalised(settings.get("credHelpers"))
+    helper = next((helpers[key] for key in keys if isinstance(helpers.get(key), str)), "")
+    if helper:
+        yield f"docker-credential-{helper} of {path}", _from_helper(helper, registry, environ)
+    auths = _normalised(settings.get("auths"))
+    logins = (_from_entry(auths[key], key, path) for key in keys if key in auths)
+    yield str(path), next((login for login in logins if login), f"nothing for {registry}")
+    store = settings.get("credsStore")
+    if isinstance(store, str) and store and not helper:
+        yield f"docker-credential-{store} of {path}", _from_helper(store, registry, environ)
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise RunnerError(f"cannot read the logins in {path}", f"it is no JSON: {error}", "mend the file") from error
+    return settings if isinstance(settings, dict) else {}
+
+
+def auth_keys(registry: str, repository: str) -> tuple[str, ...]:
+    """The keys that may hold a login, the most special first: HOST/GROUP/NAME, HOST/GROUP, HOST.
+
+    Source: containers-auth.json(5).
+    """
+    parts = repository.split("/")
+    hosts = HUB_NAMES if registry == DOCKER_HUB else (registry,)
+    return tuple("/".join((host, *parts[:count])) for count in range(len(parts), -1, -1) for host in hosts)
+
+
+def _normalised(table: object) -> dict[str, Any]:
+    """The table with docker's older keys (https://index.docker.io/v1/) made into host names."""
+    if not isinstance(table, dict):
+        return {}
+    return {re.sub(r"^https?://|/(v[12]/?)?$", "", str(key)): value for key, value in table.items()}
+
+
+def _from_entry(entry: object, key: str, path: Path) -> Login | None:
+    if not isinstance(entry, dict):
+        return None
+    token = entry.get("identitytoken") or ""
+    user, password = entry.get("username") or "", entry.get("password") or ""
+    if entry.get("auth"):
+        try:
+            user, colon, password = base64.b64decode(str(entry["auth"]), validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            colon = ""
+        if not colon:
+            raise RunnerError(
+                f"cannot read the login of {key} in {path}", "`auth` is not base64 of USER:PASSWORD", "log in again"
+            )
+        password = password.rstrip("\0")  # docker pads it
+    if not ((user and password) or token):
+        return None
+    return Login(str(user), str(password), str(path), str(token))
+
+
+def _from_helper(name: str, registry: str, environ: Mapping[str, str]) -> Login | str:
+    """What `docker-credential-NAME get` answers to the server's name. Source: docker-credential-helpers."""
+    program = f"docker-credential-{name}"
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        return "not a helper's name"
+    if process.which(program) is None:
+        return "not on PATH"
+    server = HUB_SERVER if registry == DOCKER_HUB else registry
+    done = process.run((program, "get"), env=environ, text_input=server, check=False, timeout_seconds=HELPER_SECONDS)
+    if done.exit_code != 0:
+        said = (done.stdout or done.stderr).strip().splitlines()
+        return said[0][:200] if said else f"exit code {done.exit_code}"
+    try:
+        answer = json.loads(done.stdout)
+        user, secret = str(answer["Username"]), str(answer["Secret"])
+    except (ValueError, KeyError, TypeError):
+        return "an answer that cannot be read"
+    return Login("", "", program, secret) if user == "<token>" else Login(user, secret, program)

@@ -1,0 +1,117 @@
+"""What goes wrong between us and a server, in the user's words; and the certificates that are trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from runner.errors import RunnerError
+
+if TYPE_CHECKING:
+    import ssl
+
+CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+
+
+class Transient(Exception):
+    """Trouble that may pass: a reset, a stall, a server's 503. `delay` is the wait that the server asked for."""
+
+    delay: float | None
+    status: int
+
+    def __init__(self, why: str, *, delay: float | None = None, status: int = 0, like: Transient | None = None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.delay = like.delay if like else delay
+        self.status = like.status if like else status
+
+
+def words(error: BaseException, stall_seconds: float) -> str:
+    """One line about a broken connection, without urllib3's object names."""
+    from urllib3 import exceptions
+
+    if isinstance(error, exceptions.ReadTimeoutError | TimeoutError):
+        return f"no byte came for {stall_seconds:g} s"
+    if isinstance(error, exceptions.IncompleteRead):
+        return f"the connection ended early, {error.expected or '?'} bytes were missing"
+    if isinstance(error, exceptions.ProtocolError) and len(error.args) > 1:
+        return f"the connection broke: {error.args[1]}"
+    return str(error).rpartition(">: ")[2] or type(error).__name__
+
+
+def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> RunnerError | None:
+    """The error for a server that will not be reached by trying again; None where it may pass.
+
+    `first`: the server has not answered before. Then a name that is not known, or a refusal, is taken as final, so
+    that a node without a network says so at once.
+    """
+    from urllib3 import exceptions
+
+    cause = error.original_error if isinstance(error, exceptions.ProxyError) else error
+    if isinstance(cause, exceptions.SSLError) and (final := _tls_error(str(cause), host, first)):
+        return final
+    if not first:
+        return None
+    if isinstance(error, exceptions.ProxyError):
+        return RunnerError(
+            f"cannot reach {host}",
+            f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} does not let us through: {words(cause, 0)}",
+            "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY names the hosts that are asked without it",
+        )
+    if isinstance(cause, exceptions.NameResolutionError):
+        return RunnerError(
+            f"cannot reach {host}",
+            f"this machine does not know the name: {words(cause, 0)}",
+            "check the registry's name; a compute node without a network: import on a login node, or set HTTPS_PROXY",
+        )
+    if isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
+        return RunnerError(
+            f"cannot reach {host}",
+            words(cause, 0),
+            "check the registry's name and port; behind a firewall: import on a login node, or set HTTPS_PROXY",
+        )
+    return None
+
+
+def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
+    if "CERTIFICATE_VERIFY_FAILED" in text or "certificate" in text.lower():
+        return RunnerError(
+            f"{host} cannot prove who it is",
+            text.partition("CERTIFICATE_VERIFY_FAILED] ")[2].partition(" (_ssl")[0] or text,
+            "a company's own CA: export SSL_CERT_FILE=/path/of/ca-bundle.pem (or REQUESTS_CA_BUNDLE); check the clock",
+        )
+    if first:
+        return RunnerError(
+            f"{host} does not speak TLS with us",
+            text,
+            "check the port; a registry without encryption has to be allowed explicitly (plain http)",
+        )
+    return None
+
+
+def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Certificates as the environment names them, else the system's, else the bundle of `certifi`."""
+    import ssl
+
+    named = next((name for name in CA_VARIABLES if environ.get(name)), "")
+    folder = environ.get("SSL_CERT_DIR") or None
+    if named:
+        path = Path(environ[named])
+        try:
+            return ssl.create_default_context(
+                cafile=None if path.is_dir() else str(path), capath=str(path) if path.is_dir() else folder
+            )
+        except (OSError, ssl.SSLError) as error:
+            raise RunnerError(
+                f"cannot read the certificates of {named}", f"{path}: {error}", f"mend or unset {named}"
+            ) from error
+    if folder:
+        return ssl.create_default_context(capath=folder)
+    system = ssl.get_default_verify_paths()
+    if system.cafile is None and system.capath is None:  # a Python that was built elsewhere
+        import certifi
+
+        return ssl.create_default_context(cafile=certifi.where())
+    return ssl.create_default_context()
