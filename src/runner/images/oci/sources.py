@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,12 +18,12 @@ from runner.images.source import Source
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What may be chosen about reading."""
+    """What may be chosen about reading. `connections` and `allow_http` are for docker:// alone."""
 
     allow_http: bool = False
-    """docker: a registry without TLS that is not on this machine"""
-    connections: int = 4
-    """docker: at a time, to the registry"""
+    """speak plain http with other machines than this one"""
+    connections: int = 8
+    """at a time, to the registry"""
     engine_env: Mapping[str, str] = field(default_factory=dict)
     """podman: what its executable needs in its environment (Engine.env)"""
     name_container: Callable[[], tuple[str, Mapping[str, str]]] = unnamed
@@ -47,6 +47,9 @@ def open_image(
         read = layout.read_layout if source.scheme == "oci-archive" else archive.read_docker_archive
         with archive.open_archive(path) as files:
             yield read(files, source.tag, architecture=architecture, reference=reference)
+    elif source.scheme == "docker":
+        with _open_registry(source, architecture, environ, options) as fetched:
+            yield replace(fetched, reference=reference)
     elif source.scheme == "podman":
         with _open_podman(source.reference, reference, architecture, options) as image:
             yield image
@@ -56,6 +59,21 @@ def open_image(
         yield exported(found, store, options.name_container, architecture=architecture, reference=reference)
     else:
         raise RunnerError(f"cannot read {reference}", "this kind of source is not known here", "runner import --help")
+
+
+def _open_registry(
+    source: Source, architecture: str, environ: Mapping[str, str], options: SourceOptions
+) -> AbstractContextManager[LayeredImage]:
+    from runner.images.oci.registry import open_registry_image  # http and TLS: slow to import
+
+    return open_registry_image(
+        source.reference,
+        source.user,
+        architecture=architecture,
+        environ=environ,
+        allow_http=options.allow_http,
+        connections=options.connections,
+    )
 
 
 def _docker_store(environ: Mapping[str, str]) -> DockerStore:
