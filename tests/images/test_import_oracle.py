@@ -155,6 +155,9 @@ def only_theirs(found: Tree, tree: Tree) -> Tree:
 
 
 def trim(tree: Tree, oracle: str) -> Tree:
-    """The tree without what the importer adds, and without the root where the oracle is podman, which makes its own."""
+    """The tree without what the importer adds, and without the root where the oracle is podman, which makes its own.
+
+    What lies in /dev is left out by design, as enroot does.
+    """
     hidden = (*OURS, b"") if oracle == "podman" else OURS
-    return {name: node for name, node in tree.items() if name not in hidden}
+    return {name: node for name, node in tree.items() if name not in hidden and not name.startswith(b"dev/")}
