@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.images.import_plan import ImportOptions
+from runner.images.importer import import_image
+from runner.machine.report import Quiet
+from runner.project import Project
 from tests.images import trees
 from tests.images.handmade import layout, tar
 from tests.images.stacks import CASES
@@ -28,11 +32,10 @@ BLIND = {"squashfuse": {"links"}}
 
 
 def imported(image: Path, target: Path) -> Path:
-    """The OCI layout as a squashfs file with owners and devices kept. The one place that knows the importer's call."""
-    bundle = target.parent / "stand-in"
-    subprocess.run(("umoci", "unpack", "--image", f"{image}:latest", str(bundle)), check=True, capture_output=True)
-    pack = ("mksquashfs", str(bundle / "rootfs"), str(target), "-quiet", "-no-progress", "-xattrs")
-    subprocess.run(pack, check=True, capture_output=True)
+    """The OCI layout as a squashfs file with owners kept."""
+    project = Project(target.parent, target.parent, target.parent)
+    options = ImportOptions(output=target, owners="keep")
+    import_image(f"oci:{image}:latest", target.parent, project, {}, Quiet(), options)
     return target
 
 
