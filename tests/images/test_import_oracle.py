@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.import_plan import ImportOptions
-from runner.images.importer import import_image
-from runner.machine.report import Quiet
-from runner.project import Project
+from runner.images.layer_index import LayerIndex, open_index
+from runner.images.oci.sources import open_image
+from runner.images.pack import PackOptions, index_of, pack_image
+from runner.images.source import Source
+from runner.images.squashfs.compression import Compression
+from runner.images.squashfs_file import index_path
 from tests.images import trees
-from tests.images.handmade import layout, tar
+from tests.images.handmade import file, layout, tar, whiteout
 from tests.images.stacks import CASES
 from tests.images.trees import READERS, Tree, differences
 from tests.lab.podman import Podman
@@ -31,11 +33,14 @@ OURS = (b"etc/rc", b"etc/rc.local", b"etc/environment", b"etc/fstab")
 BLIND = {"squashfuse": {"links"}}
 
 
-def imported(image: Path, target: Path) -> Path:
-    """The OCI layout as a squashfs file with owners kept."""
-    project = Project(target.parent, target.parent, target.parent)
-    options = ImportOptions(output=target, owners="keep")
-    import_image(f"oci:{image}:latest", target.parent, project, {}, Quiet(), options)
+def imported(image: Path, target: Path, previous: LayerIndex | None = None) -> Path:
+    """The OCI layout as a squashfs file, owners and devices kept, without enroot's files; its index lies beside it."""
+    options = PackOptions(Compression("zstd", 1), threads=2, owners="keep", devices=True)
+    source = Source("oci", str(image), "latest")
+    with open_image(source, architecture="amd64", environ=os.environ) as opened, target.open("w+b") as stream:
+        packed = pack_image(opened, stream, {}, options, previous, lambda count: None)
+        with index_path(target).open("wb") as index:
+            index_of(packed, stream, options, index)
     return target
 
 
@@ -68,6 +73,23 @@ def test_flattening(name: str, tmp_path: Path, podman: Podman) -> None:
     case = CASES[name]
     image = layout(tmp_path / "image", [tar(layer, case.format) for layer in case.layers])
     check(image, tmp_path, podman, case.oracles, case.without)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if len(case.layers) > 1])
+def test_an_incremental_import_gives_the_bytes_of_a_full_one(name: str, tmp_path: Path) -> None:
+    """From the file of the layers below, from that of one layer more, and from one with another last layer."""
+    tars = [tar(layer, CASES[name].format) for layer in CASES[name].layers]
+    other = tar([file("another", b"last layer"), whiteout("d")])
+    stacks = {"below": tars[:-1], "whole": tars, "more": [*tars, other], "other": [*tars[:-1], other]}
+    files = {
+        kind: imported(layout(tmp_path / kind, stack), tmp_path / f"{kind}.sqsh") for kind, stack in stacks.items()
+    }
+    for kind in ("below", "more", "other", "whole"):
+        previous = open_index(index_path(files[kind]), files[kind])
+        assert previous is not None
+        again = imported(tmp_path / "whole", tmp_path / f"from-{kind}.sqsh", previous)
+        previous.close()
+        assert again.read_bytes() == files["whole"].read_bytes(), kind
 
 
 def check(
@@ -155,9 +177,6 @@ def only_theirs(found: Tree, tree: Tree) -> Tree:
 
 
 def trim(tree: Tree, oracle: str) -> Tree:
-    """The tree without what the importer adds, and without the root where the oracle is podman, which makes its own.
-
-    What lies in /dev is left out by design, as enroot does.
-    """
+    """The tree without what the importer adds, and without the root where the oracle is podman, which makes its own."""
     hidden = (*OURS, b"") if oracle == "podman" else OURS
-    return {name: node for name, node in tree.items() if name not in hidden and not name.startswith(b"dev/")}
+    return {name: node for name, node in tree.items() if name not in hidden}
