@@ -17,7 +17,7 @@ FLOORS = ("cli", "commands", "runs", "environments", "images", "ground", "machin
 GROUND = {"site", "doctor", "expansion", "located_toml", "project", "toml_lines"}
 # the rooms that may touch subprocess, sockets, or files for writing
 DOORS = ("machine", "images/oci", "images/squashfs")
-SLOW = {"jinja2", "tomlkit", "docker", "rich", "shtab"}
+SLOW = {"jinja2", "tomlkit", "docker", "rich", "shtab", "urllib3", "requests", "certifi"}
 TRAINING = {"torch", "deepspeed", "transformers", "trl", "datasets", "accelerate", "peft"}
 
 
