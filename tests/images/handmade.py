@@ -68,8 +68,16 @@ def tar(members: Sequence[Member], format: int = tarfile.PAX_FORMAT) -> bytes:
     return stream.getvalue()
 
 
-def layout(target: Path, tars: Sequence[bytes], runtime: Mapping[str, Any] | None = None) -> Path:
-    """Write an OCI layout with one image, tag `latest`, of these layers, bottom first, as gzip."""
+def layout(
+    target: Path,
+    tars: Sequence[bytes],
+    runtime: Mapping[str, Any] | None = None,
+    diff_ids: Sequence[str] | None = None,
+) -> Path:
+    """Write an OCI layout with one image, tag `latest`, of these layers, bottom first, as gzip.
+
+    `diff_ids` are what the configuration claims instead of the truth.
+    """
     blobs = target / "blobs/sha256"
     blobs.mkdir(parents=True)
 
@@ -82,7 +90,10 @@ def layout(target: Path, tars: Sequence[bytes], runtime: Mapping[str, Any] | Non
         "architecture": "amd64",
         "os": "linux",
         "config": dict(runtime or {}),
-        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(data).hexdigest()}" for data in tars]},
+        "rootfs": {
+            "type": "layers",
+            "diff_ids": list(diff_ids or (f"sha256:{hashlib.sha256(data).hexdigest()}" for data in tars)),
+        },
     }
     manifest = {
         "schemaVersion": 2,

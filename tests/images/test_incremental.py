@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from runner.errors import RunnerError
 from runner.images.import_plan import ImportOptions
 from runner.images.importer import Imported, import_image
 from runner.machine.report import Quiet
@@ -166,3 +168,21 @@ def test_source_date_epoch_limits_times(shop: Shop) -> None:
     assert int.from_bytes(data[8:12], "little") == 1_000_000_000
     assert (2_000_000_000).to_bytes(4, "little") not in data[-8192:]
     assert (1_000_000_000).to_bytes(4, "little") in data[-8192:]
+
+
+def test_a_diff_id_that_is_only_claimed_brings_no_other_images_contents(shop: Shop) -> None:
+    """An image whose configuration lies about a layer must not lend its bytes to one that tells the truth."""
+    place = shop.folder / "liar/image"
+    place.parent.mkdir()
+    true = tar([file("a", b"true\n")])
+    layout(place, [tar([file("a", b"evil\n")])], diff_ids=[f"sha256:{hashlib.sha256(true).hexdigest()}"])
+    project = Project(shop.folder, shop.folder, shop.folder)
+    images = shop.folder / "images"
+    with pytest.raises(RunnerError, match="damaged"):
+        import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions())
+    import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions(verify="digest"))
+    made = shop.bring([file("a", b"true\n")])
+    assert made.packed.layers_reused == 0
+    assert made.squashfs.path.read_bytes() == shop.anew([file("a", b"true\n")])
+    again = import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions(verify="digest", owners="keep"))
+    assert again.packed.layers_reused == 1

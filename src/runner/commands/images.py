@@ -71,6 +71,7 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owners", default="root", metavar="root|keep", help="whose the files are (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
+    parser.add_argument("--verify", default="all", metavar="all|digest", help="what is checked (default: all)")
     parser.add_argument("--connections", type=int, default=8, metavar="N", help="to a registry at a time (default: 8)")
     parser.add_argument("--allow-http", action="store_true", help="read from a registry that has no TLS")
 
@@ -194,7 +195,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     from runner.images.import_plan import ImportOptions
 
     output = getattr(args, "output", None)
-    names = ("compression", "owners", "xattrs", "threads", "connections", "allow_http")
+    names = ("compression", "owners", "xattrs", "threads", "verify", "connections", "allow_http")
     return ImportOptions(
         output=Path(output) if output else None,
         again=args.no_cache or getattr(args, "force", False),

@@ -19,7 +19,6 @@ from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
 from runner.machine import probe
 
-_OWNERS, _XATTRS = ("root", "keep"), ("keep", "drop")
 _LOOKED_AT = 20  # files of the image folder whose layers are compared
 
 
@@ -41,13 +40,20 @@ class ImportOptions:
     """that compress (default: as many as this process may use)"""
     allow_http: bool = False
     """a registry without TLS that is not on this machine"""
+    verify: str = "all"
+    """digest: trust the image's configuration about its layers, where their blobs have a digest"""
     connections: int = 8
     """to a registry, at a time"""
 
     def check(self) -> None:
         """Raise RunnerError for a value that there is not."""
         Compression.parse(self.compression)
-        for flag, value, known in (("--owners", self.owners, _OWNERS), ("--xattrs", self.xattrs, _XATTRS)):
+        choices = (
+            ("--owners", self.owners, ("root", "keep")),
+            ("--xattrs", self.xattrs, ("keep", "drop")),
+            ("--verify", self.verify, ("all", "digest")),
+        )
+        for flag, value, known in choices:
             if value not in known:
                 raise RunnerError(f"no {flag} {value!r}", f"known: {', '.join(known)}", known[0], exit_code=2)
         if self.threads is not None and not 1 <= self.threads <= 1024:
@@ -84,6 +90,7 @@ def plan_import(
         options.owners,
         options.xattrs,
         epoch=_epoch(environ),
+        verify_diff_ids=options.verify == "all",
     )
     content = content_of(image, packing)
     target = options.output.absolute() if options.output else images / f"{name}-{content}.sqsh"

@@ -20,11 +20,12 @@ from typing import Any, BinaryIO
 import zstandard
 
 from runner.images.oci.entry import Entry
+from runner.images.oci.layer import Layer
 from runner.images.squashfs.data import FileData, Place, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
 from runner.images.squashfs_file import is_whole
 
-FORM = 1
+FORM = 2
 _TAIL = struct.Struct("<Q8s")
 _MARK = b"rnnrindx"
 _CHUNK = 1024  # entries in a line
@@ -37,6 +38,8 @@ class LayerRecord:
     """What the index says about one layer."""
 
     diff_id: str
+    digest: str  # of the blob that was read; "" where it had none
+    proven: bool  # whether the plain bytes were seen to have this diff_id
     needed: str  # hash of the numbers of the entries whose contents are in the run
     offset: int  # of the run, in the squashfs
     length: int
@@ -93,6 +96,13 @@ class LayerIndex:
     def close(self) -> None:
         self._index.close()
         self.squashfs.close()
+
+    def find(self, layer: Layer) -> LayerRecord | None:
+        """The record of that very layer. A diff_id that only a configuration claims proves nothing about contents."""
+        record = self.records.get(layer.diff_id)
+        if record and (record.proven or (layer.digest and layer.digest == record.digest)):
+            return record
+        return None
 
     def frame(self, record: LayerRecord) -> bytes:
         """The layer's frame, to be read with `entries_of` or taken over into another index."""

@@ -6,8 +6,8 @@ import stat
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from runner.errors import RunnerError
@@ -19,7 +19,7 @@ from runner.images.oci.layer import Layer, LayeredImage
 from runner.images.oci.reader import Reader
 from runner.images.oci.tar import entries
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.data import DataWriter, FileData
+from runner.images.squashfs.data import DataWriter, FileData, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Leaf
@@ -42,6 +42,8 @@ class PackOptions:
     """whether what lies in /dev is kept: every engine mounts its own over it"""
     epoch: int | None = None
     """SOURCE_DATE_EPOCH: no file is younger, and the squashfs itself is as old"""
+    verify_diff_ids: bool = True
+    """besides the digests of blobs, which always are"""
 
     @property
     def settings(self) -> str:
@@ -88,7 +90,7 @@ def pack_image(
         packer = _Packer(flattener, writer, options, packed)
         packer.add_own(own_files)
         for layer in reversed(image.layers):
-            record = previous.records.get(layer.diff_id) if previous and layer.diff_id else None
+            record = previous.find(layer) if previous else None
             if previous and record:
                 with packed.phase("copy"):
                     packer.reuse(layer, record, previous, advance)
@@ -143,19 +145,19 @@ class _Packer:
         self._flattener.begin_layer()
         run = self._writer.begin_run()
         number = 0
-        with decoded(layer, advance=advance) as stream:
+        with self._decoded(layer, advance) as stream:
             for number, (entry, content) in enumerate(entries(stream), 1):
                 log.add(entry)
                 if self._add(self._offer(entry), entry.size, content, contents):
                     needed.append(number - 1)
         if self._flattener.end_layer():  # rare: a hard link wants a file that went by, since its own name is hidden
-            with decoded(layer, advance=_ignore) as stream:
+            with self._decoded(layer, _ignore) as stream:
                 for ordinal, (entry, content) in enumerate(entries(stream)):
                     if self._add(self._offer(entry, again=True), entry.size, content, contents):
                         needed.append(ordinal)
         self._writer.end_run()
         self._packed.entries += number
-        self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
+        self._keep(layer, run, needed, log.end(contents))
 
     def _add(self, leaf: Leaf | None, size: int, content: Reader, contents: list[FileData]) -> bool:
         """Pack the content that the leaf of an entry wants; whether one does."""
@@ -185,7 +187,8 @@ class _Packer:
         for leaf, place in zip(leaves, places_of(frame), strict=True):
             leaf.data = FileData.at(run, place)
         self._packed.layers_reused += 1
-        self._keep(layer, run.offset, run.length, run.fragments, needed, frame)
+        moved = replace(record, offset=run.offset)
+        self._packed.index.append((moved, frame))
         advance(layer.size_bytes)
 
     def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
@@ -193,7 +196,7 @@ class _Packer:
         log, contents, position, passes = LayerLog(), list[FileData](), 0, 0
         run = self._writer.begin_run()
         while passes < 1 or (passes < 2 and position < len(needed)):  # two: see `read`
-            with decoded(layer, advance=_ignore if passes else advance) as stream:
+            with self._decoded(layer, _ignore if passes else advance) as stream:
                 for number, (entry, content) in enumerate(entries(stream)):
                     if not passes:
                         log.add(entry)
@@ -209,11 +212,18 @@ class _Packer:
                 "import without it: --no-cache",
             )
         self._writer.end_run()
-        self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
+        self._keep(layer, run, needed, log.end(contents))
 
-    def _keep(self, layer: Layer, offset: int, length: int, fragments: bytes, needed: array[int], frame: bytes) -> None:
-        record = LayerRecord(layer.diff_id, needed_hash(needed), offset, length, fragments.decode("latin-1"), 0, 0)
-        self._packed.index.append((record, frame))
+    def _decoded(self, layer: Layer, advance: Callable[[int], None]) -> AbstractContextManager[Reader]:
+        # where a blob has no digest, the diff_id is all there is to check
+        return decoded(layer, verify_diff_id=self._options.verify_diff_ids or not layer.digest, advance=advance)
+
+    def _keep(self, layer: Layer, run: Run, needed: array[int], frame: bytes) -> None:
+        """Note a layer that was read, for the index."""
+        proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
+        pieces = run.fragments.decode("latin-1")
+        known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
+        self._packed.index.append((LayerRecord(*known, run.offset, run.length, pieces, 0, 0), frame))
 
     def _offer(self, entry: Entry, *, again: bool = False) -> Leaf | None:
         """The leaf that wants the entry's content, if any."""

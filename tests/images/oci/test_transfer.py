@@ -330,7 +330,7 @@ def test_closing_a_blob_wakes_its_reader_in_another_thread(by_reader: bool) -> N
             thread.start()
             time.sleep(0.2)
             if by_reader:
-                reader.close()
+                reader.abandon()
                 thread.join(1)
         thread.join(1)
         assert not thread.is_alive()

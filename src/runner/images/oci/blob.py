@@ -90,7 +90,7 @@ class BlobReader:
         self._used = used
         self._release = release
 
-    def close(self) -> None:
+    def abandon(self) -> None:
         """Stop fetching; a read that waits in another thread ends at once with ValueError, as of a closed file."""
         self._release(self._blob)
 

@@ -51,6 +51,7 @@ class _Pump:
         self._raw, self._plain, self._hashed = Pipe(_RAW), Pipe(_PLAIN), Pipe(_PLAIN)
         self._read_bytes = self._told_bytes = 0
         self._chunk, self._position = b"", 0
+        self._blob: Reader | None = None
         works = (self._read_blob, self._inflate, *((self._hash_plain,) if self._plain_hash else ()))
         self._threads = [threading.Thread(target=work, name=work.__name__, daemon=True) for work in works]
         for thread in self._threads:
@@ -86,6 +87,9 @@ class _Pump:
         """End the threads."""
         for pipe in (self._raw, self._plain, self._hashed):
             pipe.abandon()
+        wake = getattr(self._blob, "abandon", None)  # what waits for a server wakes up
+        if wake:
+            wake()
         for thread in self._threads:
             thread.join(_LEAVE_SECONDS)
 
@@ -100,6 +104,7 @@ class _Pump:
     def _read_blob(self) -> None:
         try:
             with self._layer.open() as blob:
+                self._blob = blob
                 while chunk := blob.read(READ):
                     self._read_bytes += len(chunk)
                     self._check_size(ended=False)
