@@ -102,7 +102,9 @@ def plan_import(
 
 def content_of(image: LayeredImage, packing: PackOptions) -> str:
     """12 hex digits: the image, the options, our way of packing, and the compressor, whose bytes change with it."""
-    inputs = json.dumps([image.id, settings_of(packing)])
+    # a configuration whose diff_ids are not checked names no contents: then the blobs are what was read
+    blobs = () if packing.verify_diff_ids else tuple(layer.digest for layer in image.layers)
+    inputs = json.dumps([image.id, settings_of(packing), *blobs])
     return hashlib.sha256(inputs.encode()).hexdigest()[:12]
 
 
