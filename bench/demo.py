@@ -103,7 +103,7 @@ def report(run: str) -> None:
         ("loss, first -> last", f"{summary['first_loss']:.3f} -> {summary['last_loss']:.3f}"),
         ("tokens/s", f"{summary['tokens_per_second']:,.0f}"),
         ("image", image.get("digest", "none")),
-        ("squashfs", image.get("reference", "none")),
+        ("squashfs", image.get("reference") or "none"),
         ("run folder", str(folder)),
         ("loss picture", str(folder / "loss.png")),
     ]

@@ -82,6 +82,22 @@ def batch_conflict(path: Path, config: Mapping[str, Any], expected: Mapping[str,
             )
 
 
+def leave_out_what_is_not_built() -> None:
+    """Keep DeepSpeed from compiling its all-reduce for CPUs at the first start; torch's own serves as well.
+
+    It would need a compiler and minutes; and where it is killed meanwhile, torch leaves a lock behind, on which every
+    later start of this user waits for good. Images have it built. Source: DeepSpeed 0.19.8, comm/torch.py.
+    """
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.git_version_info import installed_ops
+
+    from deepspeed import ops
+
+    name = "deepspeed_shm_comm"
+    if get_accelerator().device_name() == "cpu" and not installed_ops.get(name):
+        ops.__compatible_ops__[name] = False
+
+
 def _read_by_this_version(keys: list[str]) -> frozenset[str]:
     """Return those keys that the installed DeepSpeed, newer or older than our list, has as a word in quotes."""
     import importlib.util

@@ -64,6 +64,7 @@ def _training_config(settings: Settings) -> Any:
         if settings["deepspeed"]:
             from deepspeed.comm import init_distributed
 
+            deepspeed_config.leave_out_what_is_not_built()
             # On the CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
             init_distributed(auto_mpi_discovery=False, verbose=False)
         return config

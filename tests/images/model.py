@@ -54,6 +54,8 @@ def own_tree(operations: Sequence, below: dict[str, Node]) -> tuple[dict[str, No
             continue
         node = Node(kind, attributes, text)
         if kind == "h":
+            if under(path, text):
+                raise Unsure  # it takes the place of the directory that its target lies in
             target = own.get(text)
             node = target if target is not None else Node("pending")
             if node.kind == "d":

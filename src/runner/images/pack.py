@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from runner.errors import RunnerError
 from runner.images.flatten import Flattener
 from runner.images.layer_index import LayerIndex, LayerLog, LayerRecord, entries_of, needed_hash, places_of, write_index
 from runner.images.oci.decode import decoded
 from runner.images.oci.entry import Entry
 from runner.images.oci.layer import Layer, LayeredImage
+from runner.images.oci.reader import Reader
 from runner.images.oci.tar import entries
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.data import DataWriter, FileData
@@ -140,32 +142,42 @@ class _Packer:
         log, needed, contents = LayerLog(), array("I"), list[FileData]()
         self._flattener.begin_layer()
         run = self._writer.begin_run()
+        number = 0
         with decoded(layer, advance=advance) as stream:
-            number = 0
             for number, (entry, content) in enumerate(entries(stream), 1):
                 log.add(entry)
-                leaf = self._offer(entry)
-                if leaf:
-                    leaf.data = self._writer.add(entry.size, content)
+                if self._add(self._offer(entry), entry.size, content, contents):
                     needed.append(number - 1)
-                    contents.append(leaf.data)
+        if self._flattener.end_layer():  # rare: a hard link wants a file that went by, since its own name is hidden
+            with decoded(layer, advance=_ignore) as stream:
+                for ordinal, (entry, content) in enumerate(entries(stream)):
+                    if self._add(self._offer(entry, again=True), entry.size, content, contents):
+                        needed.append(ordinal)
         self._writer.end_run()
-        self._flattener.end_layer()
         self._packed.entries += number
         self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
+
+    def _add(self, leaf: Leaf | None, size: int, content: Reader, contents: list[FileData]) -> bool:
+        """Pack the content that the leaf of an entry wants; whether one does."""
+        if leaf:
+            leaf.data = self._writer.add(size, content)
+            contents.append(leaf.data)
+        return leaf is not None
 
     def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
         """Take a layer over from the previous squashfs; where other files of it show than there, pack it anew."""
         frame = previous.frame(record)
         self._flattener.begin_layer()
-        needed, leaves, number = array("I"), list[Leaf](), 0
-        for number, entry in enumerate(entries_of(frame), 1):
-            leaf = self._offer(entry)
-            if leaf:
-                needed.append(number - 1)
-                leaves.append(leaf)
-        self._flattener.end_layer()
-        self._packed.entries += number
+        needed, leaves = array("I"), list[Leaf]()
+        for again in (False, True):
+            for number, entry in enumerate(entries_of(frame)):
+                leaf = self._offer(entry, again=again)
+                if leaf:
+                    needed.append(number)
+                    leaves.append(leaf)
+                self._packed.entries += not again
+            if again or not self._flattener.end_layer():
+                break
         if needed_hash(needed) != record.needed:
             self._read_again(layer, needed, leaves, advance)
             return
@@ -177,16 +189,25 @@ class _Packer:
         advance(layer.size_bytes)
 
     def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
-        """Pack the contents of a layer whose entries are in the tree already."""
-        log, contents, position = LayerLog(), list[FileData](), 0
+        """Pack the contents of a layer whose entries are in the tree already, in the order of `needed`."""
+        log, contents, position, passes = LayerLog(), list[FileData](), 0, 0
         run = self._writer.begin_run()
-        with decoded(layer, advance=advance) as stream:
-            for number, (entry, content) in enumerate(entries(stream)):
-                log.add(entry)
-                if position < len(needed) and needed[position] == number:
-                    leaves[position].data = self._writer.add(entry.size, content)
-                    contents.append(leaves[position].data)  # type: ignore[arg-type]
-                    position += 1
+        while passes < 1 or (passes < 2 and position < len(needed)):  # two: see `read`
+            with decoded(layer, advance=_ignore if passes else advance) as stream:
+                for number, (entry, content) in enumerate(entries(stream)):
+                    if not passes:
+                        log.add(entry)
+                    if position < len(needed) and needed[position] == number:
+                        data = leaves[position].data = self._writer.add(entry.size, content)
+                        contents.append(data)
+                        position += 1
+            passes += 1
+        if position < len(needed):
+            raise RunnerError(
+                "the index of the earlier squashfs does not fit this image",
+                f"it knows entries that layer {layer.diff_id} has not",
+                "import without it: --no-cache",
+            )
         self._writer.end_run()
         self._keep(layer, run.offset, run.length, run.fragments, needed, log.end(contents))
 
@@ -194,10 +215,14 @@ class _Packer:
         record = LayerRecord(layer.diff_id, needed_hash(needed), offset, length, fragments.decode("latin-1"), 0, 0)
         self._packed.index.append((record, frame))
 
-    def _offer(self, entry: Entry) -> Leaf | None:
+    def _offer(self, entry: Entry, *, again: bool = False) -> Leaf | None:
         """The leaf that wants the entry's content, if any."""
         if not self._options.devices and (entry.path.startswith(b"dev/") or entry.path == b".dockerenv"):
             return None
         if self._options.epoch is not None and entry.mtime > self._options.epoch:
             entry.mtime = self._options.epoch
-        return self._flattener.offer(entry)
+        return self._flattener.again(entry) if again else self._flattener.offer(entry)
+
+
+def _ignore(count: int) -> None:
+    """Bytes that were counted before."""

@@ -55,7 +55,7 @@ def unused(uses: Sequence[ImageUse], *, ended: bool) -> tuple[ImageUse, ...]:
 
 def chosen(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) -> tuple[ImageUse, ...]:
     """The files that a user named. Raises RunnerError for an unknown one, and for one that a job waits for or uses."""
-    found = []
+    found: list[ImageUse] = []
     for word in words:
         path = Path(word).expanduser()
         path = path if path.is_absolute() or path.exists() else folder / word
@@ -69,8 +69,9 @@ def chosen(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) -> tupl
                 f"queued or running: {', '.join(match.active)}",
                 f"wait for it, or end it: runner cancel {match.active[0]}",
             )
-        found.append(match)
-    return tuple(dict.fromkeys(found))
+        if match not in found:
+            found.append(match)
+    return tuple(found)
 
 
 def remove(use: ImageUse) -> None:

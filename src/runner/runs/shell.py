@@ -141,6 +141,8 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
         report.say(f"{run.name} runs on {status.nodes}: a new container of the same image, inside its allocation")
     elif run.scheduler == "slurm":
         report.say(f"{run.name} is {status.state}: a new container of the same image, in an allocation of its own")
+    elif run.engine == "host":
+        report.say(f"in the code snapshot of {run.name}, on this machine as it is")
     else:
         report.say(f"a new container of the image of {run.name}, in its code snapshot")
     return _Place(load_site(run.site), environment, run.folder, run.job_id if inside else "", run)

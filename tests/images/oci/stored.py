@@ -72,11 +72,12 @@ def report(podman: Podman, name: str) -> dict[str, Any]:
     """What reading an image gives, and what podman says about it."""
     told = json.loads(podman.run("image", "inspect", name).stdout)[0]
     with opened(podman, name) as image:
+        listed = podman.run("ps", "--all", "--quiet", check=False)
         return {
             "id": image.id, "podman's id": told["Id"], "digest": image.digest, "podman's digest": told["Digest"],
             "entrypoint": image.config.get("Entrypoint"), "notes": image.notes,
             "diff_ids": diff_ids(image), "read": plain_digests(image), "podman's layers": told["RootFS"]["Layers"],
-            "size": image.size_bytes, "left": podman.run("ps", "--all", "--quiet").stdout,
+            "size": image.size_bytes, "left": listed.stdout + listed.stderr,
         }  # fmt: skip
 
 

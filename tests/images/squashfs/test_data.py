@@ -22,7 +22,7 @@ from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.data import DataWriter, FileData, Run
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Directory, Leaf
-from tests.images.squashfs import trees
+from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Zeros, file
 
 SMALL = Compression("zstd", 1, block_size=4096)
@@ -93,7 +93,7 @@ def test_a_copied_run_reads_as_the_first(by_kernel: bool, tmp_path: Path, monkey
     old_bytes, new_bytes = (tmp_path / "old").read_bytes(), (tmp_path / "new").read_bytes()
     assert old_bytes[run.offset : run.offset + run.length] == new_bytes[copy.offset : copy.offset + copy.length] != b""
     assert copy.first_fragment > run.first_fragment > 0
-    found = trees.read_back("unsquashfs", tmp_path / "new", tmp_path / "out")
+    found = readers.read_back("unsquashfs", tmp_path / "new", tmp_path / "out")
     for number, item in enumerate([*above, *below, *above]):
         assert found[b"%06d" % number].what == f"{len(item)} {hashlib.sha256(item).hexdigest()}"
 

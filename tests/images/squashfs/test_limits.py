@@ -17,12 +17,12 @@ from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.data import DataWriter
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Directory, Leaf
-from tests.images.squashfs import trees
+from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Link, Zeros, directory, file, special, symlink
 
 SMALL = Compression("zstd", 1, block_size=4096)
 EVERY_READER = pytest.mark.parametrize(
-    "reader", [pytest.param(name, marks=pytest.mark.uses(*trees.PARTS[name])) for name in trees.usable_readers()]
+    "reader", [pytest.param(name, marks=pytest.mark.uses(*readers.PARTS[name])) for name in readers.usable_readers()]
 )
 UNSQUASHFS = pytest.mark.uses("unsquashfs")
 
@@ -42,10 +42,10 @@ def test_directories_of_every_size_are_read_whole(reader: str, metadata: bool, t
         tree |= {folder + b"/" + name: node for name, node in numbered(count, length).items()}
     image = tmp_path / "a.sqsh"
     trees.make(tree, image, Compression("zstd", 1, 4096, metadata))
-    trees.compare(reader, tree, image, tmp_path / "read")
+    readers.compare(reader, tree, image, tmp_path / "read")
 
 
-@pytest.mark.skipif(not trees.can_mount(), reason="mounting takes root")
+@pytest.mark.skipif(not readers.can_mount(), reason="mounting takes root")
 @pytest.mark.parametrize("metadata", [True, False], ids=["compressed", "plain"])
 def test_the_kernel_finds_every_name_of_an_indexed_directory(metadata: bool, tmp_path: Path) -> None:
     """A lookup goes through the index of the directory, in which a wrong place means "no such file"."""
@@ -53,7 +53,7 @@ def test_the_kernel_finds_every_name_of_an_indexed_directory(metadata: bool, tmp
     image = tmp_path / "a.sqsh"
     trees.make(tree, image, Compression("zstd", 1, metadata=metadata))
     (tmp_path / "at").mkdir()
-    with trees.mounted("kernel", image, tmp_path / "at") as top:
+    with readers.mounted("kernel", image, tmp_path / "at") as top:
         for number, name in enumerate(tree):
             if number % 7 == 0:
                 assert (top / os.fsdecode(name)).stat().st_size == len(b"%d" % number)
@@ -61,7 +61,7 @@ def test_the_kernel_finds_every_name_of_an_indexed_directory(metadata: bool, tmp
 
 
 @pytest.mark.uses("tar2sqfs")
-@pytest.mark.parametrize("reader", [name for name in trees.usable_readers() if name in ("sqfs2tar", "kernel")])
+@pytest.mark.parametrize("reader", [name for name in readers.usable_readers() if name in ("sqfs2tar", "kernel")])
 def test_hard_links_reach_across_more_than_32768_inodes(reader: str, tmp_path: Path) -> None:
     """An entry's inode number counts from that of its header in 16 bits."""
     many = {b"b/%05d" % number: special(stat.S_IFIFO) for number in range(33_000)}
@@ -74,7 +74,7 @@ def test_hard_links_reach_across_more_than_32768_inodes(reader: str, tmp_path: P
     }
     image = tmp_path / "a.sqsh"
     trees.make(tree, image)
-    trees.compare(reader, tree, image, tmp_path / "read")
+    readers.compare(reader, tree, image, tmp_path / "read")
 
 
 def handle_of(path: Path) -> ctypes.Array[ctypes.c_char]:
@@ -87,7 +87,7 @@ def handle_of(path: Path) -> ctypes.Array[ctypes.c_char]:
     return handle
 
 
-@pytest.mark.skipif(not trees.can_mount(), reason="mounting takes root")
+@pytest.mark.skipif(not readers.can_mount(), reason="mounting takes root")
 def test_the_export_table_leads_from_an_inode_number_to_its_file(tmp_path: Path) -> None:
     """An NFS server opens files by number after a restart: here the image is mounted again in between."""
     tree = {b"%d/%05d" % (number % 9, number): file(b"%d" % number) for number in range(3000)}
@@ -96,9 +96,9 @@ def test_the_export_table_leads_from_an_inode_number_to_its_file(tmp_path: Path)
     trees.make(tree, image)
     (tmp_path / "at").mkdir()
     chosen = [*map(os.fsdecode, list(tree)[::37]), "8/link"]
-    with trees.mounted("kernel", image, tmp_path / "at") as top:
+    with readers.mounted("kernel", image, tmp_path / "at") as top:
         handles = {path: (handle_of(top / path), (top / path).read_bytes()) for path in chosen}
-    with trees.mounted("kernel", image, tmp_path / "at") as top:
+    with readers.mounted("kernel", image, tmp_path / "at") as top:
         place = os.open(top, os.O_RDONLY)
         for path, (handle, content) in handles.items():
             opened = ctypes.CDLL(None, use_errno=True).open_by_handle_at(place, handle, os.O_RDONLY)
@@ -112,10 +112,10 @@ def test_the_export_table_leads_from_an_inode_number_to_its_file(tmp_path: Path)
 def test_an_empty_image_is_a_root_alone(reader: str, tmp_path: Path) -> None:
     image = tmp_path / "a.sqsh"
     trees.make({b"": directory(0o700)}, image)
-    trees.compare(reader, {b"": directory(0o700)}, image, tmp_path / "read")
+    readers.compare(reader, {b"": directory(0o700)}, image, tmp_path / "read")
 
 
-@pytest.mark.skipif(not trees.can_mount(), reason="mounting takes root")
+@pytest.mark.skipif(not readers.can_mount(), reason="mounting takes root")
 def test_ten_thousand_levels_need_no_recursion(tmp_path: Path) -> None:
     """Far beyond PATH_MAX: the kernel goes down step by step and finds the file at the end."""
     root = here = Directory(0o40755, 0, 0, 0, ())
@@ -126,7 +126,7 @@ def test_ten_thousand_levels_need_no_recursion(tmp_path: Path) -> None:
         here.children[b"end"] = Leaf(stat.S_IFLNK | 0o777, 0, 0, 0, (), b"reached", 0)
         write_tables(out, data, root, time=0, compression=SMALL)
     (tmp_path / "at").mkdir()
-    with trees.mounted("kernel", image, tmp_path / "at") as top:
+    with readers.mounted("kernel", image, tmp_path / "at") as top:
         step = os.open(top, os.O_RDONLY)
         for _ in range(10_000):
             below = os.open(b"d", os.O_RDONLY, dir_fd=step)
@@ -137,7 +137,7 @@ def test_ten_thousand_levels_need_no_recursion(tmp_path: Path) -> None:
 
 
 @UNSQUASHFS
-@pytest.mark.skipif(not trees.can_mount(), reason="mounting takes root")
+@pytest.mark.skipif(not readers.can_mount(), reason="mounting takes root")
 def test_a_file_over_4_gib_has_holes_and_an_end(tmp_path: Path) -> None:
     """Its logical size takes 64 bits; the zeros take no room."""
     image = tmp_path / "a.sqsh"
@@ -150,9 +150,9 @@ def test_a_file_over_4_gib_has_holes_and_an_end(tmp_path: Path) -> None:
         root = Directory(0o40755, 0, 0, 0, (), {b"large": Leaf(0o100644, 0, 0, 0, (), held, 0)})
         write_tables(out, data, root, time=0, compression=large)
     assert image.stat().st_size <= 4 * (size >> 20) + 8192  # a word for each block, and the tables
-    assert b" %d " % size in trees.run("unsquashfs", "-lln", image)
+    assert b" %d " % size in readers.run("unsquashfs", "-lln", image)
     (tmp_path / "at").mkdir()
-    with trees.mounted("kernel", image, tmp_path / "at") as top, (top / "large").open("rb") as found:
+    with readers.mounted("kernel", image, tmp_path / "at") as top, (top / "large").open("rb") as found:
         assert os.fstat(found.fileno()).st_size == size
         assert os.fstat(found.fileno()).st_blocks <= 8
         found.seek(-7, os.SEEK_END)
@@ -160,7 +160,7 @@ def test_a_file_over_4_gib_has_holes_and_an_end(tmp_path: Path) -> None:
 
 
 @UNSQUASHFS
-@pytest.mark.skipif(not trees.can_mount(), reason="mounting takes root")
+@pytest.mark.skipif(not readers.can_mount(), reason="mounting takes root")
 def test_a_file_that_begins_beyond_4_gib_is_found(tmp_path: Path) -> None:
     """Where its blocks begin takes 64 bits; a seek stands in for the four GiB before it."""
     image = tmp_path / "a.sqsh"
@@ -176,7 +176,7 @@ def test_a_file_that_begins_beyond_4_gib_is_found(tmp_path: Path) -> None:
         root = Directory(0o40755, 0, 0, 0, (), {**leaves, b"small": Leaf(0o100644, 0, 0, 0, (), small, 0)})
         write_tables(out, data, root, time=0, compression=SMALL)
     for reader in ("unsquashfs", "kernel"):
-        found = trees.read_back(reader, image, tmp_path / reader)
+        found = readers.read_back(reader, image, tmp_path / reader)
         digest = hashlib.sha256(content).hexdigest()
         assert [found[name].what for name in (b"a", b"b")] == [f"10000 {digest}"] * 2
         assert found[b"small"].what == f"5 {hashlib.sha256(b'small').hexdigest()}"
@@ -188,9 +188,9 @@ def test_owners_and_times_at_their_ends(tmp_path: Path) -> None:
     tree = {b"most": file(uid=2**32 - 1, gid=2**32 - 2), b"past": file(mtime=-5), b"future": file(mtime=2**33)}
     image = tmp_path / "a.sqsh"
     trees.make(tree, image)
-    listing = trees.run("unsquashfs", "-lln", "-UTC", image).decode()
+    listing = readers.run("unsquashfs", "-lln", "-UTC", image).decode()
     assert "4294967295/4294967294" in listing
-    found = trees.seen_in_tar(trees.run("sqfs2tar", image))
+    found = readers.seen_in_tar(readers.run("sqfs2tar", image))
     assert (found[b"past"].mtime, found[b"future"].mtime) == (0, 2**32 - 1)
 
 
@@ -203,7 +203,7 @@ def test_65535_owners_are_held_and_one_more_is_refused(tmp_path: Path) -> None:
     """The superblock counts them in 16 bits."""
     image = tmp_path / "a.sqsh"
     trees.make(owned_by(65_535), image)
-    listing = trees.run("unsquashfs", "-lln", image).decode()
+    listing = readers.run("unsquashfs", "-lln", image).decode()
     assert sum(line.startswith("prw------- ") for line in listing.splitlines()) == 65_535
     assert "prw------- 65534/7 " in listing
     with pytest.raises(RunnerError, match="more than 65535 different owners"):
@@ -216,7 +216,7 @@ def test_names_and_targets_at_their_ends(reader: str, tmp_path: Path) -> None:
     tree = {b"n" * 255: file(b"x"), b"link": symlink(b"t" * 4095), b"short": symlink(b"t")}
     image = tmp_path / "a.sqsh"
     trees.make(tree, image)
-    trees.compare(reader, tree, image, tmp_path / "read")
+    readers.compare(reader, tree, image, tmp_path / "read")
 
 
 @pytest.mark.parametrize("name", [b"n" * 257, b"", b".", b"..", b"a\0b"])
@@ -237,7 +237,7 @@ def test_a_target_of_65535_bytes_is_held(tmp_path: Path) -> None:
     """What unsquashfs reads, though Linux follows no more than 4095."""
     image = tmp_path / "a.sqsh"
     trees.make({b"a": symlink(b"t" * 65_535), b"b": file(b"x")}, image)
-    assert b"-> " + b"t" * 65_535 in trees.run("unsquashfs", "-ll", image)
+    assert b"-> " + b"t" * 65_535 in readers.run("unsquashfs", "-ll", image)
 
 
 @UNSQUASHFS
@@ -245,7 +245,7 @@ def test_a_name_of_256_bytes_is_held(tmp_path: Path) -> None:
     """One more than Linux takes; squashfs has the room."""
     image = tmp_path / "a.sqsh"
     trees.make({b"n" * 256: file(b"x")}, image)
-    assert b"n" * 256 in trees.run("unsquashfs", "-ll", image)
+    assert b"n" * 256 in readers.run("unsquashfs", "-ll", image)
 
 
 @pytest.mark.parametrize(

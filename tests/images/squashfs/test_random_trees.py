@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.images.squashfs.compression import Compression
-from tests.images.squashfs import trees
+from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Link, Node
 
 BLOCK = 4096
@@ -83,8 +83,8 @@ def test_any_tree_is_read_back_as_it_was_given(tree: dict[bytes, Node | Link], r
     try:
         image = place / "a.sqsh"
         trees.make(tree, image, Compression("zstd", 1, BLOCK, metadata), runs=runs)
-        for reader in ("kernel",) if trees.can_mount() else ("sqfs2tar",) if os.geteuid() else ("unsquashfs",):
-            trees.compare(reader, tree, image, place / reader)
-        trees.compare("sqfs2tar", tree, image, place / "tar")
+        for reader in ("kernel",) if readers.can_mount() else ("sqfs2tar",) if os.geteuid() else ("unsquashfs",):
+            readers.compare(reader, tree, image, place / reader)
+        readers.compare("sqfs2tar", tree, image, place / "tar")
     finally:
         shutil.rmtree(place)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.images.squashfs.compression import Compression
-from tests.images.squashfs import trees
+from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Link, directory, file, special, symlink
 
 BLOCK = 131072
@@ -58,7 +58,7 @@ ALL_KINDS: trees.Tree = {
 
 
 @pytest.mark.parametrize(
-    "reader", [pytest.param(name, marks=pytest.mark.uses(*trees.PARTS[name])) for name in trees.usable_readers()]
+    "reader", [pytest.param(name, marks=pytest.mark.uses(*readers.PARTS[name])) for name in readers.usable_readers()]
 )
 @pytest.mark.parametrize("compression", ["zstd:1", "gzip:1", "xz:0", "none"])
 def test_every_reader_finds_every_kind_of_entry(reader: str, compression: str, tmp_path: Path) -> None:
@@ -66,4 +66,4 @@ def test_every_reader_finds_every_kind_of_entry(reader: str, compression: str, t
     image = tmp_path / "a.sqsh"
     trees.make(ALL_KINDS, image, Compression.parse(compression), runs=3)
     assert image.stat().st_size % 4096 == 0
-    trees.compare(reader, ALL_KINDS, image, tmp_path / "read")
+    readers.compare(reader, ALL_KINDS, image, tmp_path / "read")

@@ -101,18 +101,20 @@ def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Frames:
-    """What zstandard reads from: the layer's bytes, then the sentinel's."""
+    """What zstandard reads from: the layer's bytes, then the sentinel's.
+
+    Of the sentinel one byte comes first: libzstd 1.5 decodes a whole frame that stands at the beginning of its input
+    even where that input should be the rest of a header that was cut off.
+    """
 
     def __init__(self, head: bytes, pull: Pull) -> None:
-        self._head, self._pull, self._ended = head, pull, False
+        self._head, self._pull = head, pull
+        self._behind = [_SENTINEL_FRAME[1:], _SENTINEL_FRAME[:1]]
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes; at most `size` of them unless they came in one piece."""
-        data, self._head = self._head or (b"" if self._ended else self._pull()), b""
-        if not data and not self._ended:
-            self._ended = True
-            return _SENTINEL_FRAME
-        return data
+        """The next bytes, as many as came in one piece."""
+        data, self._head = self._head or self._pull(), b""
+        return data or (self._behind.pop() if self._behind else b"")
 
 
 def _unzstd(head: bytes, pull: Pull) -> Iterator[bytes]:

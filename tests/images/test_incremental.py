@@ -1,0 +1,168 @@
+"""What an earlier import packed is copied, never read again; and the bytes are those of an import from nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from runner.images.import_plan import ImportOptions
+from runner.images.importer import Imported, import_image
+from runner.machine.report import Quiet
+from runner.project import Project
+from tests.images.handmade import Member, file, folder, hard_link, layout, opaque, symlink, tar, whiteout
+
+
+def noise(seed: int, size: int) -> bytes:
+    """Bytes that do not compress."""
+    return random.Random(seed).randbytes(size)
+
+
+BASE = [
+    folder("lib"),
+    file("lib/large", noise(1, 700_000)),
+    file("lib/small", b"small\n"),
+    file("lib/holes", noise(2, 1000) + bytes(400_000) + noise(3, 1000)),
+    hard_link("lib/again", "lib/small"),
+    symlink("lib/link", "large"),
+]
+MIDDLE = [file(f"share/{number:03}", noise(number, 3000)) for number in range(200)]
+TOP = [file("app", noise(5, 200_000))]
+
+
+class Shop:
+    """Imports layouts of three layers into one image folder, under one name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def bring(self, *layers: Sequence[Member], images: str = "images", **options: object) -> Imported:
+        self.count += 1
+        place = self.folder / f"{self.count}" / "image"
+        place.parent.mkdir()
+        layout(place, [tar(layer) for layer in layers])
+        project = Project(self.folder, self.folder, self.folder)
+        settings = ImportOptions(**options)  # type: ignore[arg-type]
+        return import_image(f"oci:{place}", self.folder / images, project, {}, Quiet(), settings)
+
+    def anew(self, *layers: Sequence[Member], **options: object) -> bytes:
+        """The bytes of an import from nothing, elsewhere."""
+        made = self.bring(*layers, images=f"elsewhere-{self.count}", **options)
+        assert made.packed.layers_reused == 0
+        return made.squashfs.path.read_bytes()
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+CHANGES = {
+    "another last layer": (BASE, MIDDLE, [file("app", noise(6, 210_000))]),
+    "one layer more": (BASE, MIDDLE, TOP, [file("more", b"more\n")]),
+    "the last layer gone": (BASE, MIDDLE),
+    "another first layer": ([file("lib/other", b"other\n")], MIDDLE, TOP),
+    "the same layer twice": (BASE, MIDDLE, MIDDLE, TOP),
+    "layers in another order": (MIDDLE, BASE, TOP),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_unchanged_layers_are_copied(change: str, shop: Shop) -> None:
+    shop.bring(BASE, MIDDLE, TOP)
+    layers = CHANGES[change]
+    made = shop.bring(*layers)
+    assert made.packed.layers_reused >= len({id(layer) for layer in layers} & {id(BASE), id(MIDDLE), id(TOP)})
+    assert made.squashfs.path.read_bytes() == shop.anew(*layers)
+
+
+HIDING = {
+    "replaced": [file("lib/small", b"another\n")],
+    "deleted": [whiteout("lib/large")],
+    "emptied": [opaque("lib"), file("lib/new", b"new\n")],
+    "a folder turned into a file": [file("lib", b"no folder\n")],
+    "linked": [hard_link("kept", "lib/large"), whiteout("lib/large")],
+}
+
+
+@pytest.mark.parametrize("hiding", HIDING)
+def test_a_layer_of_which_other_files_show_is_packed_anew(hiding: str, shop: Shop) -> None:
+    shop.bring(BASE, MIDDLE, TOP)
+    layers = (BASE, MIDDLE, HIDING[hiding])
+    made = shop.bring(*layers)
+    assert made.packed.layers_reused == 1 + (hiding == "linked")
+    assert made.squashfs.path.read_bytes() == shop.anew(*layers)
+    back = shop.bring(BASE, MIDDLE, TOP, again=True)
+    assert back.squashfs.path.read_bytes() == shop.anew(BASE, MIDDLE, TOP)
+
+
+def test_the_layers_that_are_copied_are_not_read(shop: Shop) -> None:
+    shop.bring(BASE, MIDDLE, TOP)
+    place = shop.folder / "gone/image"
+    place.parent.mkdir()
+    layout(place, [tar(layer) for layer in (BASE, MIDDLE, [file("app", b"new\n")])])
+    sizes = {path: path.stat().st_size for path in (place / "blobs/sha256").iterdir()}
+    largest = max(sizes, key=lambda path: sizes[path])
+    largest.write_bytes(bytes(sizes[largest]))  # of the right size, and nothing but zeros
+    project = Project(shop.folder, shop.folder, shop.folder)
+    made = import_image(f"oci:{place}", shop.folder / "images", project, {}, Quiet(), ImportOptions())
+    assert made.packed.layers_reused == 2
+
+
+@pytest.mark.parametrize("options", [{"compression": "zstd:3"}, {"compression": "gzip"}])
+def test_another_compression_copies_nothing(options: dict[str, str], shop: Shop) -> None:
+    shop.bring(BASE, MIDDLE, TOP)
+    assert shop.bring(BASE, MIDDLE, TOP, **options).packed.layers_reused == 0
+
+
+def test_owners_and_attributes_may_change_over_copied_contents(shop: Shop) -> None:
+    layers = ([file("a", b"text\n", uid=7, gid=8)], MIDDLE)
+    shop.bring(*layers)
+    made = shop.bring(*layers, owners="keep")
+    assert made.packed.layers_reused == 2
+    assert made.squashfs.path.read_bytes() == shop.anew(*layers, owners="keep")
+
+
+@pytest.mark.parametrize("harm", ["cut", "empty", "noise", "of another file", "gone"])
+def test_a_spoilt_index_counts_as_none(harm: str, shop: Shop) -> None:
+    first = shop.bring(BASE, MIDDLE, TOP).squashfs.path
+    index = first.with_suffix(".layers")
+    data = index.read_bytes()
+    if harm == "cut":
+        index.write_bytes(data[:-5])
+    elif harm == "empty":
+        index.write_bytes(b"")
+    elif harm == "noise":
+        index.write_bytes(noise(9, len(data) - 16) + data[-16:])
+    elif harm == "of another file":
+        first.write_bytes(b"hsqs" + bytes(8) + first.read_bytes()[12:])
+    else:
+        index.unlink()
+    layers = (BASE, MIDDLE, [file("app", b"new\n")])
+    made = shop.bring(*layers)
+    assert made.packed.layers_reused == 0
+    assert made.squashfs.path.read_bytes() == shop.anew(*layers)
+
+
+def test_threads_and_time_decide_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, many = (shop.anew(BASE, MIDDLE, TOP, threads=count) for count in (1, 7))
+    assert one == many
+    monkeypatch.setenv(
+        "SOURCE_DATE_EPOCH", "1000000000"
+    )  # read from the environment given to the import, not from ours
+    assert shop.anew(BASE, MIDDLE, TOP) == one
+
+
+def test_source_date_epoch_limits_times(shop: Shop) -> None:
+    place = shop.folder / "dated/image"
+    place.parent.mkdir()
+    layout(place, [tar([file("old", mtime=5), file("young", mtime=2_000_000_000)])])
+    project = Project(shop.folder, shop.folder, shop.folder)
+    environ = {"SOURCE_DATE_EPOCH": "1000000000"}
+    made = import_image(f"oci:{place}", shop.folder / "dated", project, environ, Quiet(), ImportOptions())
+    data = made.squashfs.path.read_bytes()
+    assert int.from_bytes(data[8:12], "little") == 1_000_000_000
+    assert (2_000_000_000).to_bytes(4, "little") not in data[-8192:]
+    assert (1_000_000_000).to_bytes(4, "little") in data[-8192:]
