@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -48,10 +49,17 @@ def image(target: Path, seed: int) -> Path:
     return layout(target, tars)
 
 
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Both images; to be copied."""
+    folder = tmp_path_factory.mktemp("layouts")
+    return image(folder / "one", 2), image(folder / "two", 3)
+
+
 @pytest.fixture
-def images(bench: Bench) -> Images:
+def images(bench: Bench, layouts: tuple[Path, Path]) -> Images:
     """Both images, each imported once into a folder that is then not used again."""
-    one, two = image(bench.folder / "one", 2), image(bench.folder / "two", 3)
+    one, two = (Path(shutil.copytree(source, bench.folder / source.name)) for source in layouts)
     whole, started = bench.folder / "whole", time.monotonic()
     sha256 = tuple(run(bench, source, whole / "image.sqsh", "--force") for source in (one, two))
     seconds = (time.monotonic() - started) / 2
