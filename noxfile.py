@@ -141,5 +141,5 @@ def bench(session: nox.Session) -> None:
     session.install("-q", "torchx")
     session.install(
         "-q", "-e", "."
-    )  # by itself: torchx asks for an older urllib3 than ours, and its dry run needs none
+    )  # apart: torchx asks for an older urllib3 than ours
     session.run("python", "bench/startup.py", *session.posargs)
