@@ -78,7 +78,7 @@ def without_defaults(
 
 # Variables that must not be set on the host for the container's sake: they steer bash, srun or the dynamic loader, or
 # the engine does not hand them in. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
-_HOST_ONLY = re.compile(
+_HOST_ONLY = (
     r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC|SPANK|PMI|PMIX|PYXIS|ENROOT|LD|BASH|APPTAINER|APPTAINERENV|SINGULARITY"
     r"|SINGULARITYENV|DOCKER|CONTAINER|CONTAINERS|PODMAN|RUNNER)_.*|LD_.*|BASH.*|PATH|HOME|IFS|ENV|CDPATH|SHELLOPTS"
     r"|UID|EUID|PPID|GROUPS|PS[0-9]|TMPDIR|XDG_.*|PWD|OLDPWD|SHELL|USER|LOGNAME|LC_.*|LANG|LANGUAGE|POSIXLY_CORRECT"
@@ -96,7 +96,7 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     exports: dict[str, str] = {}
     inside: dict[str, str] = {}
     for name, value in environment.env.items():
-        outside = value and not has_variables(value) and _NAME.fullmatch(name) and not _HOST_ONLY.fullmatch(name)
+        outside = value and not has_variables(value) and _NAME.fullmatch(name) and not re.fullmatch(_HOST_ONLY, name)
         (exports if outside else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
     return {name: literal(value) for name, value in plain.items()}, inside_words(inside)
