@@ -107,7 +107,9 @@ def ours(image: Path, target: Path, *words: str) -> Path:
     """`runner import` of an OCI layout into a file of its own."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(target.parent / "cache"), "RUNNER_SITE": "local"}
     argv = (sys.executable, "-m", "runner", "import", f"oci:{image}", "-o", str(target), *words)
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environ)
+    done = subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
     return target
 
 
