@@ -1,4 +1,4 @@
-"""On Lustre the squashfs is striped. No Lustre can be had from Debian: a program of its name answers here as lfs does."""
+"""On Lustre the squashfs is striped. Debian has no Lustre: a program of its name answers here as `lfs` does."""
 
 from __future__ import annotations
 
