@@ -72,7 +72,7 @@ def explain_import(
     with _planned(source, images, project, environ, report, options) as plan, previous_index(plan, options) as previous:
         image = plan.image
         known = previous.records if previous else {}
-        size = sum(layer.size_bytes for layer in image.layers)
+        size = image.size_bytes
         reads = f"reads:  {image.reference} ({len(image.layers)} layers, {size / 1e6:,.0f} MB, {image.architecture})"
         if plan.reuse:
             return (reads, f"reuses: {plan.target} (the same content)", "writes: nothing")
@@ -137,7 +137,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         index = stack.enter_context(files.partial(index_path(plan.target)))
         for line in striping.stripe(unfinished):
             report.say(line)
-        total = sum(layer.size_bytes for layer in image.layers) or None
+        total = image.size_bytes or None
         with unfinished.open("w+b") as file, report.bar(f"packing {image.reference}", total) as advance:
             own = metadata.metadata_files(image.config)
             packed = pack_image(image, file, own, plan.packing, previous, advance)

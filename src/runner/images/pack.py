@@ -89,6 +89,7 @@ def pack_image(
     with DataWriter(file, options.compression, options.threads) as writer:
         packer = _Packer(flattener, writer, options, packed)
         packer.add_own(own_files)
+        image.expect([layer for layer in reversed(image.layers) if not (previous and previous.find(layer))])
         for layer in reversed(image.layers):
             record = previous.find(layer) if previous else None
             if previous and record:

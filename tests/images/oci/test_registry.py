@@ -19,7 +19,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.oci.address import is_loopback, proxy_for
 from runner.images.oci.reference import Reference, parse_reference
-from runner.images.oci.registry import RegistryImage, open_registry_image
+from runner.images.oci.registry import LayeredImage, open_registry_image
 from runner.images.oci.tokens import parse_challenges
 from runner.images.oci.web import Patience
 from runner.machine import probe
@@ -138,7 +138,7 @@ def add_login(environ: dict[str, str], machine: str, user: str = USER, password:
     path.write_text(json.dumps({"auths": auths}))
 
 
-def image_of(reference: str, environ: dict[str, str], **options: Any) -> tuple[RegistryImage, list[bytes]]:
+def image_of(reference: str, environ: dict[str, str], **options: Any) -> tuple[LayeredImage, list[bytes]]:
     """The image and its layers' bytes, the uppermost first, as the import reads them."""
     options = {"architecture": "amd64", "patience": QUICK, **options}
     with open_registry_image(reference, options.pop("user", ""), environ=environ, **options) as image:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,8 @@ class LayeredImage:
 
     estimate_bytes: int = 0
     """about what the layers have, where they do not know their sizes themselves"""
+    expect: Callable[[Sequence[Layer]], None] = lambda layers: None
+    """fetch these layers ahead, in the order in which they will be opened; a help, never a duty"""
 
     @property
     def size_bytes(self) -> int:

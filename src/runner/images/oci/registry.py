@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import replace
 
 from runner.errors import RunnerError
 from runner.images.oci.credentials import Search, find_login
@@ -17,14 +17,6 @@ from runner.images.oci.transfer import Downloads
 from runner.images.oci.web import Patience, Web
 
 
-@dataclass(frozen=True)
-class RegistryImage(LayeredImage):
-    """An image in a registry."""
-
-    expect: Callable[[Sequence[Layer]], None] = lambda layers: None
-    """fetch these layers ahead, in the order in which they will be opened; a help, never a duty"""
-
-
 @contextmanager
 def open_registry_image(
     reference: str,
@@ -35,7 +27,7 @@ def open_registry_image(
     allow_http: bool = False,
     connections: int = 8,
     patience: Patience | None = None,
-) -> Iterator[RegistryImage]:
+) -> Iterator[LayeredImage]:
     """The image `REGISTRY/NAME[:TAG][@DIGEST]`, its layers readable inside `with`; `user` is whose login is taken.
 
     `connections` requests at once. Plain http is spoken with this machine's own addresses, with others where
@@ -58,7 +50,7 @@ def open_registry_image(
         web.close()
 
 
-def read(name: Reference, repository: Repository, downloads: Downloads, *, architecture: str) -> RegistryImage:
+def read(name: Reference, repository: Repository, downloads: Downloads, *, architecture: str) -> LayeredImage:
     """The image of `name`: its manifest found by tag or digest, its layers opened through `downloads`."""
     document = repository.manifest(name.version, (*INDEX_TYPES, *MANIFEST_TYPES), MANIFEST_BYTES)
     if document.media_type.startswith("application/vnd.docker.distribution.manifest.v1+"):
@@ -74,7 +66,7 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
     def expect(layers: Sequence[Layer]) -> None:
         downloads.expect([(layer.digest, layer.size_bytes) for layer in layers])
 
-    return RegistryImage(**{each.name: getattr(image, each.name) for each in fields(image)}, expect=expect)
+    return replace(image, expect=expect)
 
 
 class RegistryBlobs:

@@ -58,7 +58,6 @@ def open_image(
             allow_http=options.allow_http,
             connections=options.connections,
         ) as image:
-            image.expect(tuple(reversed(image.layers)))
             yield image
     elif source.scheme == "podman":
         with _open_podman(source.reference, reference, architecture, options) as image:
