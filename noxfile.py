@@ -139,7 +139,5 @@ def bench(session: nox.Session) -> None:
         session.run("python", "-m", "bench.importing", *session.posargs[1:])
         return
     session.install("-q", "torchx")
-    session.install(
-        "-q", "-e", "."
-    )  # apart: torchx asks for an older urllib3 than ours
+    session.install("-q", "-e", ".")  # apart: torchx asks for an older urllib3 than ours
     session.run("python", "bench/startup.py", *session.posargs)
