@@ -12,8 +12,8 @@ from pathlib import Path
 
 from runner.images.build import BuildOptions, build
 from runner.images.image import Image
-from runner.images.import_plan import ImportOptions
 from runner.images.importer import import_image
+from runner.images.importing.plan import ImportOptions
 from runner.images.recipe import Recipe, load_recipe
 from runner.images.squashfs_file import Squashfs
 from runner.machine.report import Quiet

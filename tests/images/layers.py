@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from runner.images.flatten import Flattener
+from runner.images.flattening.flatten import Flattener
 from runner.images.oci.tar import entries
 from runner.images.squashfs.tree import Directory, Leaf
 

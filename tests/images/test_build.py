@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.base import debian_reference
+from runner.images.building.base import debian_reference
 from runner.images.recipe import Base
 from tests.images.bench import TINY, Bench, content
 from tests.lab.registry import Registry

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.images.metadata import environment, fstab, metadata_files, rc, unsayable
+from runner.images.importing.metadata import environment, fstab, metadata_files, rc, unsayable
 
 SHELLS = [shell for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix")) if shutil.which(shell[0])]
 HOSTILE = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.base import debian_steps
+from runner.images.building.base import debian_steps
 from runner.images.engine import Engine
 from runner.images.oci.build_pump import run_logged, run_quietly
 from runner.images.recipe import Base

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.striping import LAYOUT, stripe
+from runner.images.importing.striping import LAYOUT, stripe
 
 
 def lfs(folder: Path, setstripe: str, getstripe: str = "exit 0") -> None:

@@ -61,7 +61,7 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
 
 def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     """`runner gc`: prints the paths that were removed."""
-    from runner.images.leftovers import clear_leftovers
+    from runner.images.importing.leftovers import clear_leftovers
     from runner.runs.image_use import chosen, remove, unused
 
     folder, uses = _uses(args, console)

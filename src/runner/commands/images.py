@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.images.build import BuildOptions
-    from runner.images.import_plan import ImportOptions
+    from runner.images.importing.plan import ImportOptions
     from runner.images.squashfs_file import Squashfs
     from runner.site import Site
 
@@ -192,7 +192,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     """The options of `import`; `build --import` has the defaults."""
     from pathlib import Path
 
-    from runner.images.import_plan import ImportOptions
+    from runner.images.importing.plan import ImportOptions
 
     output = getattr(args, "output", None)
     names = ("compression", "owners", "xattrs", "threads", "verify", "connections", "allow_http")

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from runner import __version__
 from runner.errors import RunnerError
-from runner.images import apt_settings, content, host_settings
-from runner.images import base as bases
-from runner.images.base import ResolvedBase
-from runner.images.build_progress import BuildProgress
-from runner.images.containerfile import declares_base, with_additions
+from runner.images.building import apt_settings, content, host_settings
+from runner.images.building import base as bases
+from runner.images.building.base import ResolvedBase
+from runner.images.building.build_progress import BuildProgress
+from runner.images.building.containerfile import declares_base, with_additions
+from runner.images.building.host_settings import HostSettings
+from runner.images.building.workplace import Workplace
 from runner.images.engine import Engine, choose_engine, open_store
-from runner.images.host_settings import HostSettings
 from runner.images.image import Image
 from runner.images.oci.build_pump import run_logged, run_quietly, start_log
 from runner.images.recipe import Recipe, check_platform
-from runner.images.workplace import Workplace
 from runner.machine import files, folders, process
 from runner.machine.folders import cache_folder
 from runner.machine.plan import Plan, Step, bash

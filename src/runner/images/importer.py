@@ -10,12 +10,12 @@ from pathlib import Path
 
 from runner import __version__
 from runner.errors import RunnerError
-from runner.images import metadata, striping
-from runner.images.import_plan import ImportOptions, ImportPlan, plan_import, previous_index
-from runner.images.leftovers import clear_leftovers
-from runner.images.locate import Target, opened
+from runner.images.importing import metadata, striping
+from runner.images.importing.leftovers import clear_leftovers
+from runner.images.importing.locate import Target, opened
+from runner.images.importing.pack import Packed, index_of, pack_image
+from runner.images.importing.plan import ImportOptions, ImportPlan, plan_import, previous_index
 from runner.images.oci.digest import sha256_of
-from runner.images.pack import Packed, index_of, pack_image
 from runner.images.source import parse_source
 from runner.images.squashfs_file import (
     Squashfs,

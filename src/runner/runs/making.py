@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.images.build import BuildOptions, build
-from runner.images.import_plan import ImportOptions
 from runner.images.importer import import_image
+from runner.images.importing.plan import ImportOptions
 from runner.images.recipe import load_recipe
 from runner.machine.report import Report
 from runner.project import Project

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import zstandard
 
 from runner.errors import RunnerError
-from runner.images.flatten import Flattener
+from runner.images.flattening.flatten import Flattener
 from runner.images.oci.decode import decoded
 from runner.images.oci.entry import Entry
 from runner.images.oci.layer import Layer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.oci.credentials import Login, Search, auth_files, auth_keys, enroot_file, find_login
+from runner.images.oci.remote.credentials import Login, Search, auth_files, auth_keys, enroot_file, find_login
 
 
 def auth(user: str, password: str) -> dict[str, str]:

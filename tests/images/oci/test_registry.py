@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.oci.address import is_loopback, proxy_for
-from runner.images.oci.reference import Reference, parse_reference
-from runner.images.oci.registry import LayeredImage, open_registry_image
-from runner.images.oci.tokens import parse_challenges
-from runner.images.oci.web import Patience
+from runner.images.oci.remote.address import is_loopback, proxy_for
+from runner.images.oci.remote.reference import Reference, parse_reference
+from runner.images.oci.remote.registry import LayeredImage, open_registry_image
+from runner.images.oci.remote.tokens import parse_challenges
+from runner.images.oci.remote.web import Patience
 from runner.machine import probe
 from tests.conftest import need
 from tests.images.oci.hostile import Hostile, Request

@@ -14,11 +14,11 @@ from itertools import count
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.oci.credentials import Search
-from runner.images.oci.reference import parse_reference
-from runner.images.oci.repository import Repository
-from runner.images.oci.transfer import PART, WINDOW, Downloads
-from runner.images.oci.web import Patience, Web
+from runner.images.oci.remote.credentials import Search
+from runner.images.oci.remote.reference import parse_reference
+from runner.images.oci.remote.repository import Repository
+from runner.images.oci.remote.transfer import PART, WINDOW, Downloads
+from runner.images.oci.remote.web import Patience, Web
 from tests.images.oci.hostile import Hostile, Request
 
 MIB = 1 << 20

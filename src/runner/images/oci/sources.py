@@ -48,7 +48,7 @@ def open_image(
         with archive.open_archive(path) as files:
             yield read(files, source.tag, architecture=architecture, reference=reference)
     elif source.scheme == "docker":
-        from runner.images.oci.registry import open_registry_image
+        from runner.images.oci.remote.registry import open_registry_image
 
         with open_registry_image(
             source.reference,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urljoin, urlsplit
 
 from runner.errors import RunnerError
-from runner.images.oci import web_errors
-from runner.images.oci.address import host_of, is_loopback, origin, proxy_for
-from runner.images.oci.web_errors import Transient
+from runner.images.oci.remote import web_errors
+from runner.images.oci.remote.address import host_of, is_loopback, origin, proxy_for
+from runner.images.oci.remote.web_errors import Transient
 
 if TYPE_CHECKING:
     import ssl

@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from runner.errors import RunnerError
-from runner.images.oci.address import host_of, is_loopback, origin
-from runner.images.oci.credentials import DOCKER_HUB, Search
-from runner.images.oci.reference import Reference
-from runner.images.oci.tokens import Tokens, describe, said_in
-from runner.images.oci.tries import Tries, check_passing
-from runner.images.oci.web import Answer, Web
-from runner.images.oci.web_errors import Transient
+from runner.images.oci.remote.address import host_of, is_loopback, origin
+from runner.images.oci.remote.credentials import DOCKER_HUB, Search
+from runner.images.oci.remote.reference import Reference
+from runner.images.oci.remote.tokens import Tokens, describe, said_in
+from runner.images.oci.remote.tries import Tries, check_passing
+from runner.images.oci.remote.web import Answer, Web
+from runner.images.oci.remote.web_errors import Transient
 
 ERROR_LIMIT = 1 << 20
 TAGS_LIMIT = 4 << 20

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from runner.errors import RunnerError
-from runner.images.oci.credentials import DOCKER_HUB, HUB_NAMES
+from runner.images.oci.remote.credentials import DOCKER_HUB, HUB_NAMES
 
 NAME = re.compile(r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*")
 TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")

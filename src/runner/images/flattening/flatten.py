@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import stat
 
-from runner.images.flatten_links import Awaited, Passed, Wanted, Work
-from runner.images.flatten_view import IMPLICIT, PHANTOM, WHITEOUT, View, close, refused
+from runner.images.flattening.links import Awaited, Passed, Wanted, Work
+from runner.images.flattening.view import IMPLICIT, PHANTOM, WHITEOUT, View, close, refused
 from runner.images.oci.entry import Entry
 from runner.images.squashfs.tree import Directory, Leaf, device_number
 

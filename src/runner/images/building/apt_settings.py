@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from runner.images.host_settings import INSIDE, HostSettings
+from runner.images.building.host_settings import INSIDE, HostSettings
 from runner.machine import process
 
 # where the distributions' own packages come from when nobody set up a mirror

@@ -12,9 +12,9 @@ from pathlib import Path
 import zstandard
 
 from runner.errors import RunnerError
-from runner.images.layer_index import LayerIndex, open_index
+from runner.images.importing.layer_index import LayerIndex, open_index
+from runner.images.importing.pack import PACKING, PackOptions
 from runner.images.oci.layer import LayeredImage
-from runner.images.pack import PACKING, PackOptions
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
 from runner.machine import probe

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError
-from runner.images.oci.web_errors import Transient
+from runner.images.oci.remote.web_errors import Transient
 
 if TYPE_CHECKING:
-    from runner.images.oci.web import Web
+    from runner.images.oci.remote.web import Web
 
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 

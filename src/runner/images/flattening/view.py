@@ -6,7 +6,7 @@ import stat
 from typing import Literal
 
 from runner.errors import RunnerError
-from runner.images.flatten_links import Work
+from runner.images.flattening.links import Work
 from runner.images.squashfs.tree import Directory, Leaf
 
 IMPLICIT, PHANTOM = -1, -2  # a directory's layer: no entry named it; nothing but whiteouts lies in it

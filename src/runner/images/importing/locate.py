@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
-from runner.images.content import files_hash
+from runner.images.building.content import files_hash
 from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.image import Image
-from runner.images.import_plan import ImportOptions
-from runner.images.leftovers import clear_containers, container_of
+from runner.images.importing.leftovers import clear_containers, container_of
+from runner.images.importing.plan import ImportOptions
 from runner.images.oci.layer import LayeredImage
 from runner.images.oci.sources import SourceOptions, open_image
 from runner.images.oci.store import Store

@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from runner.errors import RunnerError
-from runner.images.oci.credentials import Search, find_login
 from runner.images.oci.layer import Layer, LayeredImage
 from runner.images.oci.manifest import CONFIG_BYTES, INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
 from runner.images.oci.reader import Reader
-from runner.images.oci.reference import Reference, parse_reference
-from runner.images.oci.repository import Repository
-from runner.images.oci.transfer import Downloads
-from runner.images.oci.web import Patience, Web
+from runner.images.oci.remote.credentials import Search, find_login
+from runner.images.oci.remote.reference import Reference, parse_reference
+from runner.images.oci.remote.repository import Repository
+from runner.images.oci.remote.transfer import Downloads
+from runner.images.oci.remote.web import Patience, Web
 
 
 @contextmanager

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from runner.errors import RunnerError
-from runner.images.oci.address import host_of
-from runner.images.oci.credentials import Login, Search, how_to_add
-from runner.images.oci.tries import Tries, check_passing
-from runner.images.oci.web import Answer, Web
-from runner.images.oci.web_errors import Transient
+from runner.images.oci.remote.address import host_of
+from runner.images.oci.remote.credentials import Login, Search, how_to_add
+from runner.images.oci.remote.tries import Tries, check_passing
+from runner.images.oci.remote.web import Answer, Web
+from runner.images.oci.remote.web_errors import Transient
 
 LIMIT = 1 << 20
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.images.apt_settings import release
+from runner.images.building.apt_settings import release
+from runner.images.building.workplace import Workplace
 from runner.images.engine import Engine
 from runner.images.image import Image, split_reference
 from runner.images.oci.build_pump import run_logged
 from runner.images.recipe import Base, Recipe
-from runner.images.workplace import Workplace
 from runner.machine import folders, process
 from runner.machine.plan import Step
 

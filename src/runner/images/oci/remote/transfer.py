@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from runner.errors import RunnerError
-from runner.images.oci.blob import Blob, BlobReader, Part
-from runner.images.oci.tries import Tries
-from runner.images.oci.web import Answer, Web
-from runner.images.oci.web_errors import Transient
+from runner.images.oci.remote.blob import Blob, BlobReader, Part
+from runner.images.oci.remote.tries import Tries
+from runner.images.oci.remote.web import Answer, Web
+from runner.images.oci.remote.web_errors import Transient
 
 PART = 4 << 20
 WINDOW = 32 << 20

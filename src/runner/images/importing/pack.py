@@ -11,8 +11,16 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from runner.errors import RunnerError
-from runner.images.flatten import Flattener
-from runner.images.layer_index import LayerIndex, LayerLog, LayerRecord, entries_of, needed_hash, places_of, write_index
+from runner.images.flattening.flatten import Flattener
+from runner.images.importing.layer_index import (
+    LayerIndex,
+    LayerLog,
+    LayerRecord,
+    entries_of,
+    needed_hash,
+    places_of,
+    write_index,
+)
 from runner.images.oci.decode import decoded
 from runner.images.oci.entry import Entry
 from runner.images.oci.layer import Layer, LayeredImage

@@ -1,0 +1,1 @@
+"""What `runner build` is made of: base, Containerfile, content hash, what the host offers."""

@@ -1,0 +1,1 @@
+"""From layers, top layer first, to one tree."""

@@ -1,0 +1,1 @@
+"""What `runner import` is made of: where the image is, the plan, the one pass, the index, what lies beside the file."""

@@ -1,0 +1,1 @@
+"""Images in registries: logins, requests, tokens, and blobs fetched ahead."""
