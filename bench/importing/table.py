@@ -22,6 +22,9 @@ def _parts(results: Mapping[str, Any]) -> Iterator[list[str]]:
         f"{told['processor']}, {told['cores']} cores, {told['memory']}, Linux {told['kernel']}, {told['disk']};"
         f" gzip layers of {', '.join(map(str, results['image']['gzip_mb']))} MB"
     ]
+    if "check" in results:
+        wrong = results["check"]["differences"]
+        yield [f"{results['check']['entries']:,} entries beside what umoci unpacks: {len(wrong)} differences"]
     if "ways" in results:
         yield _ways(results["ways"])
         if "floor" in results:
