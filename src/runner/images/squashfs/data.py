@@ -24,6 +24,7 @@ _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
 # a small file: its fragment, offset and size in one int; a large one: size, start, size words
 Place = int | tuple[int, int, bytes]
+_AHEAD = 32  # blocks under way for each thread: while the reader parses small files, all threads have work
 _MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
 
 
@@ -130,7 +131,7 @@ class DataWriter:
         self._file = file
         self._block_size = compression.block_size
         self._zeros = bytes(compression.block_size)
-        self._most = max(threads + 2, min(4 * threads + 4, _MEMORY // compression.block_size))
+        self._most = max(threads + 2, min(_AHEAD * threads, _MEMORY // compression.block_size))
         # in the order of writing: a block (None: a hole), and its file (None: it is a fragment)
         self._pending: deque[tuple[Block | None, _Unfinished | None]] = deque()
         self._run: Run | None = None
