@@ -121,8 +121,9 @@ class _Unfinished:
 class DataWriter:
     """Writes runs of file contents to `file`, compressing with `threads` threads; close it, or use it as a context.
 
-    Blocks are written in the order of the contents. Of those under way, AHEAD for each thread are kept in memory, at most
-    64 MiB. Files smaller than a block share fragments; the tail of a larger one is a block of its own, as mksquashfs does.
+    Blocks are written in the order of the contents. Of those under way, AHEAD for each thread are kept in memory, and
+    64 MiB at most. Files smaller than a block share fragments; the tail of a larger one is a block of its own, as
+    mksquashfs does.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, threads: int) -> None:
