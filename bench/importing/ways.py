@@ -117,6 +117,10 @@ def _ours(setting: Setting) -> Path:
     return ours(setting.image, setting.output("ours"))
 
 
+def _ours_digest(setting: Setting) -> Path:
+    return ours(setting.image, setting.output("ours-digest"), "--verify", "digest")
+
+
 def _previous(setting: Setting) -> None:
     """Our file of the image, and what lies beside it, where the import of the twin will look for them."""
     if not setting.previous.exists():
@@ -151,6 +155,7 @@ WAYS = {
     "umoci": Way("umoci unpack, then mksquashfs zstd 1", _umoci),
     "tar2sqfs": Way("layers merged to one tar, piped into tar2sqfs zstd 1", _tar2sqfs),
     "ours": Way("**`runner import`**", _ours),
+    "ours-digest": Way("**`runner import --verify digest`**, which checks what enroot checks", _ours_digest),
     "ours-twin": Way("**`runner import`, only the last layer changed**", _ours_twin, _previous),
     "copy": Way("`cp --reflink=never` of our file, and fsync", _copy, _ensure_previous),
 }

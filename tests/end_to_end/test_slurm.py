@@ -92,7 +92,7 @@ def test_sbatch_by_hand_is_the_whole_submission(cluster: Runner, boxed: str, slu
 
 def test_exit_codes_pass_through(cluster: Runner, boxed: str) -> None:
     folder, _ = cluster.finished("--env", "box", "--", "sh", "-c", "exit 43", code=43)
-    status = cluster.status(folder.name)
+    status = cluster.wait(folder.name, lambda status: status["state"] != "COMPLETING")  # Slurm is still cleaning up
     assert (status["state"], status["exit_code"]) == ("FAILED", 43)
 
 

@@ -72,7 +72,7 @@ def report(podman: Podman, name: str) -> dict[str, Any]:
     """What reading an image gives, and what podman says about it."""
     told = json.loads(podman.run("image", "inspect", name).stdout)[0]
     with opened(podman, name) as image:
-        listed = podman.run("ps", "--all", "--quiet", check=False)
+        listed = podman.run("ps", "--all", "--quiet", "--filter=name=runner-import", check=False)
         return {
             "id": image.id, "podman's id": told["Id"], "digest": image.digest, "podman's digest": told["Digest"],
             "entrypoint": image.config.get("Entrypoint"), "notes": image.notes,

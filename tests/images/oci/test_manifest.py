@@ -176,7 +176,7 @@ TOO_MANY = to_json({"schemaVersion": 2, "config": {}, "layers": [describe(b"", L
         (MANIFEST.replace(b"image.config", b"empty"), (), "of the kind application/vnd.oci.empty"),
         (MANIFEST.replace(b"layer.v1", b"layer.nondistributable.v1"), (), "kept elsewhere"),
         (MANIFEST.replace(b"layer.v1.tar", b"layer.v1.tar+encrypted"), (), "encrypted"),
-        (changed(config={**describe(CONFIG, CONFIG_TYPE), "size": 1 << 40}), (), "more than 167"),
+        (changed(config={**describe(CONFIG, CONFIG_TYPE), "size": 1 << 40}), (), "more than 4194304"),
         (make_index({**describe(MANIFEST, MANIFEST_TYPE), "size": 1 << 40}), (MANIFEST,), "more than 4194304"),
         (make_index(*[describe(b"%d" % n, MANIFEST_TYPE) for n in range(2)]), (), "2 images that name no platform"),
         (*with_config(rootfs=None), "names 0 layers"),

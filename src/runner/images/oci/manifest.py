@@ -21,7 +21,7 @@ from runner.images.oci.reader import Reader
 from runner.machine import probe
 
 MANIFEST_BYTES = 4 << 20
-CONFIG_BYTES = 16 << 20
+CONFIG_BYTES = 4 << 20
 LAYERS = 10_000
 DEPTH = 4
 INDEX_TYPES = (

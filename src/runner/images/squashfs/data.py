@@ -24,6 +24,7 @@ _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
 # a small file: its fragment, offset and size in one int; a large one: size, start, size words
 Place = int | tuple[int, int, bytes]
+AHEAD = 32  # blocks under way for each thread: while the reader parses small files, all threads have work
 _MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
 
 
@@ -120,8 +121,9 @@ class _Unfinished:
 class DataWriter:
     """Writes runs of file contents to `file`, compressing with `threads` threads; close it, or use it as a context.
 
-    Blocks are written in the order of the contents. Of those under way, about four for each thread are kept in memory.
-    Files smaller than a block share fragments; the tail of a larger one is a block of its own, as mksquashfs does.
+    Blocks are written in the order of the contents. Of those under way, AHEAD for each thread are kept in memory, and
+    64 MiB at most. Files smaller than a block share fragments; the tail of a larger one is a block of its own, as
+    mksquashfs does.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, threads: int) -> None:
@@ -130,7 +132,7 @@ class DataWriter:
         self._file = file
         self._block_size = compression.block_size
         self._zeros = bytes(compression.block_size)
-        self._most = max(threads + 2, min(4 * threads + 4, _MEMORY // compression.block_size))
+        self._most = max(threads + 2, min(AHEAD * threads, _MEMORY // compression.block_size))
         # in the order of writing: a block (None: a hole), and its file (None: it is a fragment)
         self._pending: deque[tuple[Block | None, _Unfinished | None]] = deque()
         self._run: Run | None = None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from runner.errors import RunnerError
 from runner.images.oci.layer import Layer, LayeredImage
-from runner.images.oci.manifest import CONFIG_BYTES, INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
+from runner.images.oci.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
 from runner.images.oci.reader import Reader
 from runner.images.oci.remote.credentials import Search, find_login
 from runner.images.oci.remote.reference import Reference, parse_reference
@@ -77,10 +77,11 @@ class RegistryBlobs:
         self._downloads = downloads
 
     def read(self, descriptor: Descriptor, limit: int) -> bytes:
-        """A manifest of an index, or a configuration: the one kind of document that is a blob, and may be so long."""
-        if limit == CONFIG_BYTES:
+        """A manifest of an index, or a configuration, which registries keep among the blobs."""
+        documents = (*INDEX_TYPES, *MANIFEST_TYPES)
+        if descriptor.media_type and descriptor.media_type not in documents:
             return self._repository.config(descriptor.digest, limit)
-        accept = (descriptor.media_type,) if descriptor.media_type else (*INDEX_TYPES, *MANIFEST_TYPES)
+        accept = (descriptor.media_type,) if descriptor.media_type else documents
         return self._repository.manifest(descriptor.digest, accept, limit).body
 
     def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
