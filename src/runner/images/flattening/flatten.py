@@ -25,6 +25,7 @@ from runner.images.oci.entry import Entry
 from runner.images.squashfs.tree import Directory, Leaf, device_number
 
 _GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that no lower layer shows
+_TIMES = 4096  # shared between files
 _LATEST = (1 << 32) - 1  # what squashfs holds: unsigned seconds, ids of 32 bits
 _OPAQUE, _AUFS = b".wh..wh..opq", b".wh..wh."
 _TYPE, _DIRECTORY, _FILE = 0o170000, stat.S_IFDIR, stat.S_IFREG
@@ -41,6 +42,8 @@ class Flattener:
     def __init__(self, *, owners: str = "root", xattrs: str = "keep", devices: bool = True) -> None:
         assert owners in ("root", "keep") and xattrs in ("keep", "drop"), (owners, xattrs)
         self._keep_owners, self._keep_xattrs, self._devices = owners == "keep", xattrs == "keep", devices
+        self._modes: dict[int, int] = {}
+        self._times: dict[int, int] = {}
         work = Work()
         self._view = View(work)
         self._wanted = Wanted(work)
@@ -189,6 +192,9 @@ class Flattener:
         if not 0 <= mtime <= _LATEST:
             mtime = min(max(mtime, 0), _LATEST)
         uid, gid = self._owner(entry) if self._keep_owners else (0, 0)
+        # an int of its own for each file would take 28 bytes, twice
+        mode = self._modes.setdefault(mode, mode)
+        mtime = self._times.setdefault(mtime, mtime) if len(self._times) < _TIMES else self._times.get(mtime, mtime)
         return Leaf(mode, uid, gid, mtime, self._xattrs(entry) if entry.xattrs else (), data, self._layer)
 
     def _owner(self, entry: Entry) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The index beside a squashfs: for each layer its entries and where its run lies, so that a layer that has not changed
 is neither read nor packed again.
 
-The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then one line
+The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then lines
 of places. The last frame is the table of contents; the last 16 bytes are its length and a mark. Bytes stand as Latin-1.
 An index that does not fit its squashfs (another superblock) or its reader (another form) counts as none.
 """
@@ -25,7 +25,7 @@ from runner.images.squashfs.data import FileData, Place, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
 from runner.images.squashfs_file import is_whole
 
-FORM = 2
+FORM = 3
 _TAIL = struct.Struct("<Q8s")
 _MARK = b"rnnrindx"
 _CHUNK = 1024  # entries in a line
@@ -71,7 +71,8 @@ class LayerLog:
     def end(self, contents: Sequence[FileData]) -> bytes:
         """The layer's frame; `contents` are those that are needed, in the order of their entries."""
         self._flush()
-        self._line({"places": [_as_json(data.place) for data in contents]})
+        for start in range(0, len(contents), _CHUNK):
+            self._line({"places": [_as_json(data.place) for data in contents[start : start + _CHUNK]]})
         return b"".join([*self._packed, self._stream.flush()])
 
     def _flush(self) -> None:
@@ -120,10 +121,8 @@ def entries_of(frame: bytes) -> Iterator[Entry]:
 
 def places_of(frame: bytes) -> list[Place]:
     """Where the needed contents lie, in the order of their entries."""
-    for value in _lines(frame):
-        if isinstance(value, dict):
-            return [_place(item) for item in value["places"]]
-    return []
+    lines = (value["places"] for value in _lines(frame) if isinstance(value, dict))
+    return [_place(item) for places in lines for item in places]
 
 
 def needed_hash(numbers: array[int]) -> str:
