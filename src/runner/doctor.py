@@ -66,7 +66,7 @@ def examine(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
 
 def machine() -> Diagnosis:
     """Processors, system and Python."""
-    cores = len(os.sched_getaffinity(0))
+    cores = probe.cpus()
     system = os.uname()
     python = ".".join(map(str, sys.version_info[:3]))
     text = f"{probe.architecture()}, {cores} cores, {system.sysname} {system.release}, Python {python}"

@@ -224,7 +224,7 @@ def _measured() -> dict[str, Any]:
     gpus = Path("/proc/driver/nvidia/gpus")
     return {
         "architecture": probe.architecture(),
-        "cpus_per_node": len(os.sched_getaffinity(0)),
+        "cpus_per_node": probe.cpus(),
         "gpus_per_node": len(list(gpus.iterdir())) if gpus.is_dir() else 0,
     }
 

@@ -247,11 +247,9 @@ def test_of_xattrs_only_those_that_mean_something_elsewhere_are_kept() -> None:
     assert taken(entry, xattrs="drop").xattrs == ()
 
 
-def test_devices_have_linux_s_number_and_can_be_left_out() -> None:
+def test_devices_have_linux_s_number() -> None:
     entry = Entry(b"a", stat.S_IFBLK | 0o600, 0, 0, 0, 0, device=(259, 70000))
     assert taken(entry).data == (70000 & 0xFF) | 259 << 8 | (70000 & ~0xFF) << 12
-    assert taken(entry, devices=False) is None
-    assert taken(Entry(b"a", stat.S_IFIFO | 0o600, 0, 0, 0, 0), devices=False) is not None
 
 
 def test_times_that_squashfs_cannot_hold_are_clamped() -> None:

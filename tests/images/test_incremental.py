@@ -186,3 +186,12 @@ def test_a_diff_id_that_is_only_claimed_brings_no_other_images_contents(shop: Sh
     assert made.squashfs.path.read_bytes() == shop.anew([file("a", b"true\n")])
     again = import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions(verify="digest", owners="keep"))
     assert again.packed.layers_reused == 1
+
+
+def test_another_version_of_the_compressor_copies_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an older library has packed would not be the bytes that this one makes."""
+    shop.bring(BASE, MIDDLE)
+    monkeypatch.setattr("zstandard.ZSTD_VERSION", (1, 4, 0))
+    assert shop.bring(BASE, MIDDLE, TOP).packed.layers_reused == 0
+    monkeypatch.undo()
+    assert shop.bring(BASE, MIDDLE, again=False).made is False

@@ -68,8 +68,7 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     console.say(f"folder: {folder}")
     going = chosen(args.files, uses, folder) if args.files else unused(uses, ended=args.ended)
     if not args.dry_run:
-        if folder.is_dir():
-            clear_leftovers(folder / "gc", console)
+        clear_leftovers(folder, console)
         for use in going:
             remove(use)
     freed = sum(use.squashfs.size_bytes for use in going)

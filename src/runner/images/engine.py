@@ -53,13 +53,9 @@ def choose_engine(asked: str | None, environ: Mapping[str, str]) -> Engine:
 
 def open_store(engine: Engine) -> Store:
     """The storage of an engine."""
-    from runner.images.oci.store import DockerStore, PodmanStore
+    from runner.images.oci.store import PodmanStore, connect_docker
 
-    if engine.name == "podman":
-        return PodmanStore(engine.env)
-    import docker
-
-    return DockerStore(docker.from_env(timeout=600))
+    return PodmanStore(engine.env) if engine.name == "podman" else connect_docker(os.environ)
 
 
 def _podman(asked: str | None, environ: Mapping[str, str]) -> Engine:

@@ -109,7 +109,7 @@ def _planned(
 
 def _import_locked(plan: ImportPlan, environ: Mapping[str, str], report: Report, options: ImportOptions) -> Imported:
     """The import itself, under the lock of its target."""
-    clear_leftovers(plan.target, report)
+    clear_leftovers(plan.target.parent, report, held=plan.target)
     found = read_squashfs(plan.target)  # another import may have made it while we waited
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
@@ -169,10 +169,10 @@ def _described(plan: ImportPlan, made: Path, packed: Packed) -> Squashfs:
         source=plan.source,
         created=time.time(),
         version=__version__,
-        compression=plan.compression,
+        compression=str(plan.packing.compression),
         content=plan.content,
         labels=recorded_labels(plan.image.config.get("Labels") or {}),
-        settings=plan.settings,
+        settings=plan.packing.settings,
         digest=plan.image.digest,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 # what OCI, Debian and Slurm sites call the same processors
 _OCI_ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
@@ -42,7 +43,7 @@ def cpus() -> int:
 def has_sha_instructions() -> bool:
     """Whether the processor computes sha256 by itself, some five times faster than a program for it."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123  pathlib is slow to load
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
             flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
     except OSError:
         return False

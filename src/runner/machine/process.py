@@ -20,7 +20,6 @@ PACKAGES = {
     "skopeo": "skopeo",
     "mksquashfs": "squashfs-tools",
     "unsquashfs": "squashfs-tools",
-    "tar2sqfs": "squashfs-tools-ng",
     "squashfuse": "squashfuse",
     "bwrap": "bubblewrap",
     "mmdebstrap": "mmdebstrap",

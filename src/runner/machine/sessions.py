@@ -41,8 +41,8 @@ def end(session: int, grace_seconds: float) -> bool:
     Told twice, a program that saves on SIGTERM would be cut short. Only processes of that session are touched.
     """
     deadline = time.monotonic() + grace_seconds
-    _kill((session,) if identity(session) else members(session), signal.SIGTERM)
     led = bool(identity(session))
+    _kill((session,) if led else members(session), signal.SIGTERM)
     while (left := members(session)) and time.monotonic() < deadline:
         if led and not identity(session):
             led = False

@@ -15,8 +15,8 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.images.oci.layout import read_layout
-from runner.images.oci.reader import Reader
 from runner.images.oci.sources import open_image
+from runner.images.reader import Reader
 from runner.images.source import Source
 from tests.images.oci import mutations
 

@@ -16,8 +16,8 @@ from runner.images.flattening.flatten import Flattener
 from runner.images.oci.decode import decoded
 from runner.images.oci.entry import Entry
 from runner.images.oci.layer import Layer
-from runner.images.oci.reader import Reader
 from runner.images.oci.tar import entries
+from runner.images.reader import Reader
 
 BLOCK = 512
 # a damaged size is no reason to read gigabytes of holes

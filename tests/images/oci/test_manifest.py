@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.images.oci import manifest
 from runner.images.oci.layer import LayeredImage
 from runner.images.oci.manifest import Descriptor, choose, read_image
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 from tests.images.oci.handmade import (
     CONFIG_TYPE,
     INDEX_TYPE,

@@ -36,12 +36,11 @@ class Flattener:
 
     owners: "root" gives everything to root, as enroot does, "keep" leaves the numbers. xattrs: "keep" takes user.*
     and security.capability (trusted.*, security.selinux and ACLs mean nothing elsewhere), "drop" none.
-    devices: whether device nodes show.
     """
 
-    def __init__(self, *, owners: str = "root", xattrs: str = "keep", devices: bool = True) -> None:
+    def __init__(self, *, owners: str = "root", xattrs: str = "keep") -> None:
         assert owners in ("root", "keep") and xattrs in ("keep", "drop"), (owners, xattrs)
-        self._keep_owners, self._keep_xattrs, self._devices = owners == "keep", xattrs == "keep", devices
+        self._keep_owners, self._keep_xattrs = owners == "keep", xattrs == "keep"
         self._modes: dict[int, int] = {}
         self._times: dict[int, int] = {}
         work = Work()
@@ -151,7 +150,7 @@ class Flattener:
                         directories.append((place + b"/" + name, node))
                 elif isinstance(node, Awaited):
                     raise refused(f"{place + b'/' + name!r} is a hard link to what is no file there", node.target)
-                elif node is _GONE or (not self._devices and (stat.S_ISCHR(node.mode) or stat.S_ISBLK(node.mode))):
+                elif node is _GONE:
                     dropped.append(name)
             for name in dropped:
                 del directory.children[name]

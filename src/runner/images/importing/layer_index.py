@@ -106,23 +106,28 @@ class LayerIndex:
         return None
 
     def frame(self, record: LayerRecord) -> bytes:
-        """The layer's frame, to be read with `entries_of` or taken over into another index."""
+        """The bytes of the layer's frame, to be read with LayerFrame or taken over into another index."""
         self._index.seek(record.frame)
         return self._index.read(record.frame_length)
 
 
-def entries_of(frame: bytes) -> Iterator[Entry]:
-    """The entries of a layer's frame, in their order."""
-    for value in _lines(frame):
-        if isinstance(value, list):
-            for row in value:
-                yield _entry(row)
+class LayerFrame:
+    """What the index keeps of a layer, read in one go: its entries, and behind them the places of contents."""
 
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.places: list[Place] = []
+        """of the needed contents, in the order of their entries; known when `entries` has ended"""
 
-def places_of(frame: bytes) -> list[Place]:
-    """Where the needed contents lie, in the order of their entries."""
-    lines = (value["places"] for value in _lines(frame) if isinstance(value, dict))
-    return [_place(item) for places in lines for item in places]
+    def entries(self) -> Iterator[Entry]:
+        """The entries of the layer, in their order."""
+        self.places = []
+        for value in _lines(self.data):
+            if isinstance(value, list):
+                for row in value:
+                    yield _entry(row)
+            else:
+                self.places += [_place(item) for item in value["places"]]
 
 
 def needed_hash(numbers: array[int]) -> str:

@@ -17,17 +17,18 @@ _PARTIAL = re.compile(r"\.(?P<target>.+)\.(?P<pid>\d+)\.partial")
 _ENDS = (".sqsh", ".json", ".layers")
 
 
-def clear_leftovers(target: Path, report: Report) -> None:
-    """Remove unfinished files beside `target` whose makers are gone.
+def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> None:
+    """Remove unfinished files in an image folder whose makers are gone.
 
-    Only what carries our mark is looked at. The caller holds the lock of `target`; a left-over of another target
+    Only what carries our mark is looked at. The caller may hold the lock of `held`; a left-over of another target
     counts as such when that one's lock is free.
     """
-    for path in sorted(target.parent.glob(".*.partial")):
+    own = (held.name,) if held else ()
+    for path in sorted(folder.glob(".*.partial")):
         found = _PARTIAL.fullmatch(path.name)
-        if found and found["target"].endswith((*_ENDS, target.name)):
-            owner = target.parent / found["target"]
-            if is_stale(owner.with_suffix(".sqsh") if owner.suffix in _ENDS else owner, target):
+        if found and found["target"].endswith((*_ENDS, *own)):
+            owner = folder / found["target"]
+            if is_stale(owner.with_suffix(".sqsh") if owner.suffix in _ENDS else owner, held):
                 report.say(f"removing {path.name}, left by an import that was killed")
                 path.unlink(missing_ok=True)
 
@@ -52,7 +53,7 @@ def container_of(target: Path) -> tuple[str, Mapping[str, str]]:
     return f"runner-import-{hashlib.sha256(str(target).encode()).hexdigest()[:12]}", {LABEL: str(target)}
 
 
-def is_stale(owner: Path, held: Path) -> bool:
+def is_stale(owner: Path, held: Path | None) -> bool:
     """Whether the import that works on `owner` is gone: its lock is ours, free, or lies in a folder that is gone."""
     if owner == held:
         return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
@@ -13,8 +12,9 @@ from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.image import Image
 from runner.images.importing.leftovers import clear_containers, container_of
 from runner.images.importing.plan import ImportOptions
+from runner.images.oci.docker_export import find
 from runner.images.oci.layer import LayeredImage
-from runner.images.oci.sources import SourceOptions, open_image
+from runner.images.oci.sources import SourceOptions, open_found, open_image
 from runner.images.oci.store import Store
 from runner.images.recipe import load_recipe, recipe_names
 from runner.images.source import Source
@@ -49,8 +49,8 @@ def opened(
     for note in engine.notes:
         report.detail(note)
     store = open_store(engine)
-    stored = _stored(source, engine, store) if source.scheme else _bare(source, engine, store, project, report)
-    inside = Source("dockerd" if engine.name == "docker" else "podman", stored.id)
+    asked = source.reference
+    stored = find(store, asked, engine.name) if source.scheme else _bare(source, engine, store, project, report)
 
     def name_container() -> tuple[str, Mapping[str, str]]:
         assert target.path is not None, "the target is known before a layer is read"
@@ -58,10 +58,11 @@ def opened(
         return container_of(target.path)
 
     reading = SourceOptions(engine_env=engine.env, name_container=name_container)
-    with open_image(inside, architecture=stored.architecture, environ=environ, options=reading) as image:
+    known = stored.architecture
+    with open_found(stored, store, architecture=known, reference=stored.reference, options=reading) as image:
         for note in image.notes:
             report.say(note)
-        yield replace(image, reference=stored.reference)
+        yield image
 
 
 def _bare(source: Source, engine: Engine, store: Store, project: Project, report: Report) -> Image:
@@ -82,15 +83,4 @@ def _bare(source: Source, engine: Engine, store: Store, project: Project, report
     image = store.find(name) or store.find(f"localhost/runner/{name}")
     if image is None:
         raise unknown("recipe or image", name, recipe_names(project), "docker://REGISTRY#IMAGE:TAG fetches one")
-    return image
-
-
-def _stored(source: Source, engine: Engine, store: Store) -> Image:
-    image = store.find(source.reference)
-    if image is None:
-        raise RunnerError(
-            f"{engine.name} has no image {source.reference!r}",
-            "its storage was asked, nothing was pulled",
-            f"{engine.name} images   (lists them); docker://REGISTRY#IMAGE:TAG fetches one",
-        )
     return image

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import stat
 import time
 from array import array
@@ -13,19 +14,18 @@ from typing import BinaryIO
 from runner.errors import RunnerError
 from runner.images.flattening.flatten import Flattener
 from runner.images.importing.layer_index import (
+    LayerFrame,
     LayerIndex,
     LayerLog,
     LayerRecord,
-    entries_of,
     needed_hash,
-    places_of,
     write_index,
 )
 from runner.images.oci.decode import decoded
 from runner.images.oci.entry import Entry
 from runner.images.oci.layer import Layer, LayeredImage
-from runner.images.oci.reader import Reader
 from runner.images.oci.tar import entries
+from runner.images.reader import Reader
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.data import DataWriter, FileData, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
@@ -54,10 +54,15 @@ class PackOptions:
     """besides the digests of blobs, which always are"""
 
     @property
+    def run_settings(self) -> str:
+        """What the bytes of a run depend on, besides its layer and which of its files show."""
+        return f"packing {PACKING}, {self.compression.identity}"
+
+    @property
     def settings(self) -> str:
-        """What the bytes of a run depend on, besides its layer."""
-        level = self.compression.effective_level
-        return f"{PACKING} {self.compression.name}:{level} {self.compression.block_size} {self.devices}"
+        """What the bytes of the squashfs depend on, besides its image."""
+        epoch = "" if self.epoch is None else f", times to {self.epoch}"
+        return f"{self.run_settings}, owners {self.owners}, xattrs {self.xattrs}{epoch}"
 
 
 @dataclass
@@ -91,7 +96,7 @@ def pack_image(
     OSError for the disk.
     """
     packed = Packed(layers=len(image.layers))
-    if previous and previous.settings != options.settings:
+    if previous and previous.settings != options.run_settings:
         previous = None
     flattener = Flattener(owners=options.owners, xattrs=options.xattrs)
     with DataWriter(file, options.compression, options.threads) as writer:
@@ -115,19 +120,7 @@ def pack_image(
 def index_of(packed: Packed, file: BinaryIO, options: PackOptions, target: BinaryIO) -> None:
     """Write the index that goes beside the squashfs in `file`."""
     file.seek(0)
-    write_index(target, file.read(SUPERBLOCK_SIZE), options.settings, packed.index)
-
-
-class _Text:
-    """A text as what is read from."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def read(self, size: int = -1, /) -> bytes:
-        data = self._data if size < 0 else self._data[:size]
-        self._data = self._data[len(data) :]
-        return data
+    write_index(target, file.read(SUPERBLOCK_SIZE), options.run_settings, packed.index)
 
 
 class _Packer:
@@ -144,7 +137,7 @@ class _Packer:
             data = text.encode("utf-8", "surrogateescape")
             leaf = self._offer(Entry(path.encode(), stat.S_IFREG | mode, 0, 0, 0, len(data)))
             if leaf:
-                leaf.data = self._writer.add(len(data), _Text(data))
+                leaf.data = self._writer.add(len(data), io.BytesIO(data))
         self._writer.end_run()
         self._flattener.end_layer()
 
@@ -177,11 +170,11 @@ class _Packer:
 
     def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
         """Take a layer over from the previous squashfs; where other files of it show than there, pack it anew."""
-        frame = previous.frame(record)
+        frame = LayerFrame(previous.frame(record))
         self._flattener.begin_layer()
         needed, leaves = array("I"), list[Leaf]()
         for again in (False, True):
-            for number, entry in enumerate(entries_of(frame)):
+            for number, entry in enumerate(frame.entries()):
                 leaf = self._offer(entry, again=again)
                 if leaf:
                     needed.append(number)
@@ -193,11 +186,11 @@ class _Packer:
             self._read_again(layer, needed, leaves, advance)
             return
         run = self._writer.copy_run(previous.squashfs, record.run())
-        for leaf, place in zip(leaves, places_of(frame), strict=True):
+        for leaf, place in zip(leaves, frame.places, strict=True):
             leaf.data = FileData.at(run, place)
         self._packed.layers_reused += 1
         moved = replace(record, offset=run.offset)
-        self._packed.index.append((moved, frame))
+        self._packed.index.append((moved, frame.data))
         advance(layer.size_bytes)
 
     def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:

@@ -9,11 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import zstandard
-
 from runner.errors import RunnerError
 from runner.images.importing.layer_index import LayerIndex, open_index
-from runner.images.importing.pack import PACKING, PackOptions
+from runner.images.importing.pack import PackOptions
 from runner.images.oci.layer import LayeredImage
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
@@ -70,14 +68,8 @@ class ImportPlan:
     link: Path
     content: str
     packing: PackOptions
-    compression: str
     reuse: Squashfs | None
     """the file that is there already, of the same content"""
-
-    @property
-    def settings(self) -> str:
-        """The options, as the sidecar tells them."""
-        return settings_of(self.packing)
 
 
 def plan_import(
@@ -97,27 +89,15 @@ def plan_import(
     link = target if options.output else images / f"{name}.sqsh"
     found = read_squashfs(target)
     reuse = found if found and found.content == content and not options.again else None
-    return ImportPlan(image, source, target, link, content, packing, options.compression, reuse)
+    return ImportPlan(image, source, target, link, content, packing, reuse)
 
 
 def content_of(image: LayeredImage, packing: PackOptions) -> str:
     """12 hex digits: the image, the options, our way of packing, and the compressor, whose bytes change with it."""
     # a configuration whose diff_ids are not checked names no contents: then the blobs are what was read
     blobs = () if packing.verify_diff_ids else tuple(layer.digest for layer in image.layers)
-    inputs = json.dumps([image.id, settings_of(packing), *blobs])
+    inputs = json.dumps([image.id, packing.settings, *blobs])
     return hashlib.sha256(inputs.encode()).hexdigest()[:12]
-
-
-def settings_of(packing: PackOptions) -> str:
-    """What decides the bytes, besides the image."""
-    compression = packing.compression
-    library = f"zstd {'.'.join(map(str, zstandard.ZSTD_VERSION))}" if compression.name == "zstd" else compression.name
-    level = f" level {compression.effective_level}" if compression.effective_level is not None else ""
-    epoch = "" if packing.epoch is None else f", times to {packing.epoch}"
-    return (
-        f"packing {PACKING}, {library}{level}, blocks of {compression.block_size}, owners {packing.owners}, "
-        f"xattrs {packing.xattrs}{epoch}"
-    )
 
 
 @contextmanager
@@ -132,7 +112,7 @@ def previous_index(plan: ImportPlan, options: ImportOptions) -> Iterator[LayerIn
         index = open_index(index_path(path), path)
         if index is None:
             continue
-        fits = index.settings == plan.packing.settings
+        fits = index.settings == plan.packing.run_settings
         shared = sum(record.length for key, record in index.records.items() if key in wanted) if fits else 0
         if shared <= (best[0] if best else 0):
             index.close()

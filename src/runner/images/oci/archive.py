@@ -29,8 +29,8 @@ from runner.images.oci.manifest import (
     refuse_layers,
     runtime_config,
 )
-from runner.images.oci.reader import Reader
 from runner.images.oci.section import open_regular, opened, unreadable
+from runner.images.reader import Reader
 from runner.machine import probe
 
 _MEMBERS = 100_000

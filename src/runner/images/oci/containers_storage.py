@@ -34,8 +34,8 @@ from runner.images.oci.manifest import (
     runtime_config,
     verified,
 )
-from runner.images.oci.reader import Reader
 from runner.images.oci.rebuilder import Rebuilder, rebuilder
+from runner.images.reader import Reader
 from runner.machine import probe, process
 
 _LIST_BYTES = 1 << 30

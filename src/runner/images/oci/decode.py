@@ -15,7 +15,7 @@ from runner.errors import RunnerError
 from runner.images.oci.inflate import READ, inflated
 from runner.images.oci.layer import Layer
 from runner.images.oci.pipe import Abandoned, Pipe
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 
 # a layer that is larger and inflates by more than this is made to fill a disk
 LARGEST_PLAIN = 64 << 30

@@ -15,8 +15,8 @@ from runner.errors import RunnerError
 from runner.images.image import Image
 from runner.images.oci.layer import Layer, LayeredImage
 from runner.images.oci.manifest import refuse_architecture
-from runner.images.oci.reader import Reader
 from runner.images.oci.store import Store
+from runner.images.reader import Reader
 
 
 def unnamed() -> tuple[str, Mapping[str, str]]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 
 
 @dataclass(frozen=True)

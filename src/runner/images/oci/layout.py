@@ -26,8 +26,8 @@ from runner.images.oci.manifest import (
     may_be_image,
     read_image,
 )
-from runner.images.oci.reader import Reader
 from runner.images.oci.section import Section, open_regular, unreadable
+from runner.images.reader import Reader
 
 
 class Files(Protocol):

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from runner.errors import RunnerError
 from runner.images.oci.fields import Fields, damaged, parse_object
 from runner.images.oci.layer import Layer, LayeredImage
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 from runner.machine import probe
 
 MANIFEST_BYTES = 4 << 20

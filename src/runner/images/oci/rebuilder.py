@@ -16,7 +16,7 @@ from typing import IO
 
 from runner.errors import RunnerError
 from runner.images.oci import tar_split
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 from runner.machine import process
 
 # 1 MiB is what a user may have by default (fs.pipe-max-size)

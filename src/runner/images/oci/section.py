@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 
 
 class Section:

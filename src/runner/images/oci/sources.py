@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.images.image import Image
 from runner.images.oci import archive, layout
 from runner.images.oci.containers_storage import NotRebuildable, open_stored
 from runner.images.oci.docker_export import exported, find, unnamed
 from runner.images.oci.layer import LayeredImage
-from runner.images.oci.store import DockerStore, PodmanStore
+from runner.images.oci.store import PodmanStore, Store, connect_docker
 from runner.images.source import Source
 
 
@@ -59,41 +60,31 @@ def open_image(
             connections=options.connections,
         ) as image:
             yield image
-    elif source.scheme == "podman":
-        with _open_podman(source.reference, reference, architecture, options) as image:
+    elif source.scheme in ("podman", "dockerd"):
+        store = PodmanStore(options.engine_env) if source.scheme == "podman" else connect_docker(environ)
+        found = find(store, source.reference, source.scheme.removesuffix("d"))
+        with open_found(found, store, architecture=architecture, reference=reference, options=options) as image:
             yield image
-    elif source.scheme == "dockerd":
-        store = _docker_store(environ)
-        found = find(store, source.reference, "docker")
-        yield exported(found, store, options.name_container, architecture=architecture, reference=reference)
     else:
         raise RunnerError(f"cannot read {reference}", "this kind of source is not known here", "runner import --help")
 
 
-def _docker_store(environ: Mapping[str, str]) -> DockerStore:
-    import docker
-    import docker.errors
-
-    try:
-        return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
-    except docker.errors.DockerException as error:
-        raise RunnerError(
-            "docker's daemon cannot be reached", str(error), "docker info   (DOCKER_HOST names another socket)"
-        ) from error
-
-
 @contextmanager
-def _open_podman(name: str, reference: str, architecture: str, options: SourceOptions) -> Iterator[LayeredImage]:
-    """Layer by layer; where the storage cannot give that, all in one as podman exports it."""
-    store = PodmanStore(options.engine_env)
-    found = find(store, name, "podman")
+def open_found(
+    found: Image, store: Store, *, architecture: str, reference: str, options: SourceOptions
+) -> Iterator[LayeredImage]:
+    """An image that was found in an engine's storage: podman's layer by layer, docker's, and podman's where that cannot
+    be had, all in one as the engine exports it."""
+    whole = exported(found, store, options.name_container, architecture=architecture, reference=reference)
+    if found.engine != "podman":
+        yield whole
+        return
     with ExitStack() as stack:
         try:
             opened = open_stored(found, options.engine_env, architecture=architecture, reference=reference)
             image = stack.enter_context(opened)
         except NotRebuildable as reason:
-            image = exported(found, store, options.name_container, architecture=architecture, reference=reference)
-            image = replace(image, notes=(f"{reference} is read as one layer, by podman export: {reason}",))
+            image = replace(whole, notes=(f"{reference} is read as one layer, by podman export: {reason}",))
         yield image
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runner.images.oci.reader import Reader
 from runner.images.oci.tar_header import BLOCK, LARGEST_PAX, cut_off, damaged, decimal, number
+from runner.images.reader import Reader
 
 # holes cost nothing in a layer, and time and disk here: more than this in one layer is refused
 LARGEST_HOLES = 64 << 30

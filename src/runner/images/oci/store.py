@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from runner.errors import RunnerError
 from runner.images.image import Image, from_inspect
-from runner.images.oci.reader import Reader
+from runner.images.reader import Reader
 from runner.machine import process
 
 # a created container needs a command even where the image has none; it is never started
@@ -165,6 +165,19 @@ class DockerStore:
             return question(self.client.api)
         except (docker.errors.DockerException, OSError) as error:
             raise _docker_error(what, error) from error
+
+
+def connect_docker(environ: Mapping[str, str]) -> DockerStore:
+    """The storage of docker's daemon. Raises RunnerError where it cannot be reached."""
+    import docker
+    import docker.errors
+
+    try:
+        return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
+    except docker.errors.DockerException as error:
+        raise RunnerError(
+            "docker's daemon cannot be reached", str(error), "docker info   (DOCKER_HOST names another socket)"
+        ) from error
 
 
 class _Chunks(io.RawIOBase):

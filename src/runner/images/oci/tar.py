@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from runner.images.oci import sparse
 from runner.images.oci.entry import Entry
-from runner.images.oci.reader import Reader
 from runner.images.oci.tar_header import (
     BLOCK,
     LARGEST_LONG_NAME,
@@ -27,6 +26,7 @@ from runner.images.oci.tar_header import (
     symlink_target,
     xattrs,
 )
+from runner.images.reader import Reader
 
 _SKIP = 1 << 20  # bytes dropped at a time
 _NUMBERS = 4096  # remembered texts of numbers

@@ -45,7 +45,7 @@ class Compression:
     def __post_init__(self) -> None:
         kind = _KINDS.get(self.name)
         if kind is None or (self.level is not None and self.level not in kind.levels):
-            text = self.name if self.level is None else f"{self.name}:{self.level}"
+            text = str(self)
             known = "; ".join(
                 f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
                 for name, kind in _KINDS.items()
@@ -72,6 +72,17 @@ class Compression:
     @property
     def effective_level(self) -> int | None:
         return _KINDS[self.name].default if self.level is None else self.level
+
+    def __str__(self) -> str:
+        return self.name if self.level is None else f"{self.name}:{self.level}"
+
+    @property
+    def identity(self) -> str:
+        """What the bytes of a packed block depend on, besides its content: the same text, the same bytes."""
+        versions = {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "gzip": zlib.ZLIB_RUNTIME_VERSION}
+        level = "" if self.effective_level is None else f"level {self.effective_level}"
+        words = (self.name, versions.get(self.name, ""), level)
+        return f"{' '.join(word for word in words if word)}, blocks of {self.block_size}"
 
     def options(self) -> bytes:
         """What stands behind the superblock about the compressor; readers can do without, it tells people the level.

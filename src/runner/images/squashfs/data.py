@@ -11,9 +11,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from runner.errors import RunnerError
+from runner.images.reader import Reader
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.copying import copy_range, write_all
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
@@ -26,12 +27,6 @@ _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the large
 Place = int | tuple[int, int, bytes]
 AHEAD = 32  # blocks under way for each thread: while the reader parses small files, all threads have work
 _MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
-
-
-class Reader(Protocol):
-    """A content to read: as many bytes as asked for, fewer only at its end."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 @dataclass(slots=True)

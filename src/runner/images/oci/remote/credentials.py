@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.machine import process
+from runner.machine.folders import home
 
 DOCKER_HUB = "docker.io"
 HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
@@ -83,12 +84,8 @@ def _candidates(
         yield from _from_auth_file(path, registry, repository, environ)
 
 
-def _home(environ: Mapping[str, str]) -> Path:
-    return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
-
-
 def _config_home(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or _home(environ) / ".config")
+    return Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config")
 
 
 def enroot_file(environ: Mapping[str, str]) -> Path:
@@ -98,7 +95,7 @@ def enroot_file(environ: Mapping[str, str]) -> Path:
 
 def auth_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
     """The JSON files of podman and docker, in order. Source: containers-auth.json(5); docker's DOCKER_CONFIG."""
-    docker = Path(environ.get("DOCKER_CONFIG") or _home(environ) / ".docker") / "config.json"
+    docker = Path(environ.get("DOCKER_CONFIG") or home(environ) / ".docker") / "config.json"
     if environ.get("REGISTRY_AUTH_FILE"):
         return Path(environ["REGISTRY_AUTH_FILE"]), docker
     runtime = environ.get("XDG_RUNTIME_DIR")

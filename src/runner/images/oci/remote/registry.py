@@ -9,12 +9,12 @@ from dataclasses import replace
 from runner.errors import RunnerError
 from runner.images.oci.layer import Layer, LayeredImage
 from runner.images.oci.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
-from runner.images.oci.reader import Reader
 from runner.images.oci.remote.credentials import Search, find_login
 from runner.images.oci.remote.reference import Reference, parse_reference
 from runner.images.oci.remote.repository import Repository
 from runner.images.oci.remote.transfer import Downloads
 from runner.images.oci.remote.web import Patience, Web
+from runner.images.reader import Reader
 
 
 @contextmanager
