@@ -128,6 +128,7 @@ def test_a_run_is_copied_to_another_file_system(tmp_path: Path) -> None:
             copy = data.copy_run(source, Run(1000, 2 << 20))
             assert (copy.offset, copy.length, data.position) == (begin, 2 << 20, begin + (2 << 20))
             out.write(b"behind")
+            data.settle()
             out.seek(begin)
             assert out.read() == content[1000 : 1000 + (2 << 20)] + b"behind"
 
@@ -142,6 +143,7 @@ def test_a_run_that_its_file_does_not_hold_is_refused(tmp_path: Path) -> None:
         DataWriter(out, SMALL, 1) as data,
     ):
         data.copy_run(old, Run(0, 100))
+        data.settle()
 
 
 @pytest.mark.parametrize("size", [100, 4096, 100_000])

@@ -21,24 +21,24 @@ def write_all(file: BinaryIO, data: bytes) -> None:
         written += file.write(data[written:])
 
 
-def copy_range(source: BinaryIO, source_offset: int, target: BinaryIO, target_offset: int, length: int) -> None:
-    """Copy bytes between files; `target` then stands behind them.
+def copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
+    """Copy bytes between open files, given by their descriptors, whose positions stay.
 
     Raises RunnerError where `source` ends too early, OSError for the disk.
     """
-    target.flush()
-    done = _by_kernel(source.fileno(), source_offset, target.fileno(), target_offset, length)
-    target.seek(target_offset + done)
+    done = _by_kernel(source, source_offset, target, target_offset, length)
     while done < length:
-        data = os.pread(source.fileno(), min(_BUFFER, length - done), source_offset + done)
+        data = os.pread(source, min(_BUFFER, length - done), source_offset + done)
         if not data:
             raise RunnerError(
                 "the earlier squashfs of this image is damaged",
                 f"it ends {length - done} bytes before it should",
                 "import without the cache: --no-cache",
             )
-        write_all(target, data)
-        done += len(data)
+        while data:
+            written = os.pwrite(target, data, target_offset + done)
+            done += written
+            data = data[written:]
 
 
 def _by_kernel(source: int, source_offset: int, target: int, target_offset: int, length: int) -> int:

@@ -16,7 +16,8 @@ from typing import BinaryIO
 from runner.errors import RunnerError
 from runner.images.reader import Reader
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.copying import copy_range, write_all
+from runner.images.squashfs.copying import write_all
+from runner.images.squashfs.disk import Disk
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
 from runner.images.squashfs.workers import Block, Workers
 
@@ -139,6 +140,7 @@ class DataWriter:
         write_all(file, header)
         self._position = len(header)
         self._workers = Workers(compression, threads)
+        self._disk = Disk(file.fileno())
 
     def __enter__(self) -> DataWriter:
         return self
@@ -151,6 +153,7 @@ class DataWriter:
     def close(self) -> None:
         """End the threads. What has not been written by `end_run` is lost."""
         self._workers.close()
+        self._disk.close()
         self._pending.clear()
 
     @property
@@ -203,14 +206,19 @@ class DataWriter:
     def copy_run(self, source: BinaryIO, run: Run) -> Run:
         """Copy a run of another squashfs of the same compression; where its contents lie: `FileData.at`.
 
-        Raises RunnerError where `source` is shorter than it should be, OSError for the disk.
+        The bytes come over while the caller goes on; `settle` waits for them. `source` may be closed before.
         """
         assert self._run is None, "a run is ended before the next begins"
         copy = Run(self._position, run.length, run.fragments, self.fragment_count)
-        copy_range(source, run.offset, self._file, self._position, run.length)
+        self._disk.copy(source.fileno(), run.offset, self._position, run.length)
         self._position += run.length
+        self._file.seek(self._position)
         self._keep(copy)
         return copy
+
+    def settle(self) -> None:
+        """Wait until copied runs are whole. Raises RunnerError where a source was too short, OSError for the disk."""
+        self._disk.settle()
 
     def fragments(self) -> Iterator[bytes]:
         """The entries of the fragment table, 16 bytes each."""
@@ -266,6 +274,7 @@ class DataWriter:
         if packed:
             write_all(self._file, packed)
             self._position += len(packed)
+            self._disk.written(self._position)
         if unfinished is None:
             self._fragments += FRAGMENT.pack(start, word)
             return

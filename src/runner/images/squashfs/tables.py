@@ -58,6 +58,7 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
         fragment_table=fragment_table,
         export_table=export_table,
     )
+    data.settle()  # with its superblock the file is a squashfs: nothing may be missing
     file.seek(0)
     write_all(file, superblock.pack(compression))
     file.flush()
