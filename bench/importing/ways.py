@@ -129,6 +129,8 @@ def _previous(setting: Setting) -> None:
     for path in setting.previous.parent.iterdir():
         if path.is_file():
             subprocess.run(("cp", "--reflink=never", "-p", str(path), str(setting.scratch)), check=True)
+    # as in the image folder, the older file stays: freeing 2 GB is no part of an import, nor of the copy beside it
+    os.link(setting.scratch / setting.previous.name, setting.scratch / "older.sqsh")
 
 
 def _ours_twin(setting: Setting) -> Path:
