@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from runner.detection import find_site
 from runner.errors import RunnerError
 from runner.expansion import names
 from runner.project import Project
-from runner.site import SHIPPED, VALUES, Site, find_site, load_site, site_names
+from runner.site import VALUES, Site
+from runner.site_files import SHIPPED, load_site, site_names
 
 SITES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
 KINDS = {"scheduler": {"slurm", "local"}, "gpu_request": {"gpus-per-node", "gres", "none"}}
@@ -59,7 +61,7 @@ def test_every_shipped_site_loads_with_the_origin_of_each_value(name, environ):
 def test_a_shipped_value_without_a_source_would_be_refused(tmp_path, monkeypatch, environ):
     for path in SHIPPED.glob("*.toml"):
         shutil.copy(path, tmp_path)
-    monkeypatch.setattr("runner.site.SHIPPED", tmp_path)
+    monkeypatch.setattr("runner.site_files.SHIPPED", tmp_path)
     (tmp_path / "bad.toml").write_text('name = "bad"\nsummary = "x"\n[values]\nengine = "ce"\n')
     with pytest.raises(RunnerError, match=r"bad.toml:4: engine names no source"):
         load_site("bad", environ)
@@ -158,9 +160,7 @@ def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):
 
 def detected_on(slurm, home: Path) -> tuple[str, str]:
     """What a new process that belongs to the lab's cluster detects."""
-    script = (
-        "import os; from runner.site import find_site; site, why = find_site(None, os.environ); print(site.name, why)"
-    )
+    script = "import os; from runner.detection import find_site as find; s, why = find(None, os.environ); print(s.name, why)"
     name, _, why = slurm.run((sys.executable, "-c", script), extra_environ={"HOME": str(home)}).stdout.partition(" ")
     return name, why.strip()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from runner.environments.lint.rules import lint
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.environments.inside import environment_of
 
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
+from runner.detection import slurm_plugins
 from runner.environments.attachment import Attachment
 from runner.environments.engines.shared import without_defaults
 from runner.environments.environment import Environment
 from runner.environments.mount import parse_mount
 from runner.errors import unknown
 from runner.machine import probe, process
-from runner.site import Site, slurm_plugins
+from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 """each a module here, of that name, with the one function `attach(environment, site) -> Attachment`"""
