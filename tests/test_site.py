@@ -160,7 +160,7 @@ def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):
 
 def detected_on(slurm, home: Path) -> tuple[str, str]:
     """What a new process that belongs to the lab's cluster detects."""
-    script = "import os; from runner.detection import find_site as find; s, why = find(None, os.environ); print(s.name, why)"
+    script = "import os; from runner.detection import find_site as f; s, why = f(None, os.environ); print(s.name, why)"
     name, _, why = slurm.run((sys.executable, "-c", script), extra_environ={"HOME": str(home)}).stdout.partition(" ")
     return name, why.strip()
 
