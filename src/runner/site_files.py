@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -116,6 +117,7 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     origin = _origin(document, whole)
     if kind is tuple:
         items = strings(document, keys)
+        _check_names(document, key, items)
         return items, {key: origin, **{f"{key}.{index}": origin for index in range(len(items))}}
     if kind is dict:
         table = string_table(document, keys)
@@ -124,6 +126,17 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     if key in _WORDS and value not in _WORDS[key]:
         raise wrong_type(document, keys, " or ".join(repr(word) for word in _WORDS[key]))
     return value, {key: origin}
+
+
+def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
+    """Raise RunnerError for what no variable's name can begin with: bash is to list the names that do."""
+    bad = [item for item in items if not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)] if key == "inside" else []
+    if bad:
+        raise RunnerError(
+            f"{document.place('values', key)}: {key} has {bad[0]!r}",
+            "each of its words is the beginning of a name of a variable",
+            'inside = ["NCCL_"]',
+        )
 
 
 def _table(document: Document, key: str) -> tuple[dict[str, str], dict[str, Origin]]:

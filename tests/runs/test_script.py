@@ -29,6 +29,9 @@ PLACES = {
     "alps-clariden": ("alps-clariden", "ce", "ngc-ds-alps"),
     "generic-pyxis": ("generic-pyxis", "pyxis", "ngc-ds"),
     "aws-parallelcluster": ("aws-parallelcluster", "pyxis", "ngc-ds-efa"),
+    "gcp-a3-high": ("gcp-a3-high", "pyxis", "ngc-ds"),
+    "gcp-a3-mega": ("gcp-a3-mega", "pyxis", "ngc-ds"),
+    "twcc": ("twcc", "host", "bare"),
 }
 ENVIRON = {"HOME": "/home/me", "SCRATCH": "/scratch/me", "RUNNER_IMAGES": "/images"}
 

@@ -48,12 +48,13 @@ def attach(
 
 
 def with_site(environment: Environment, site: Site) -> Environment:
-    """The environment with the site's variables and mounts under its own."""
+    """The environment with the site's variables, mounts and annotations under its own."""
     mounts = tuple(parse_mount(text, f"site {site.name}") for text in site.mounts)
     targets = {mount.target for mount in environment.mounts}
     return replace(
         environment,
         env={**site.env, **environment.env},
+        annotations={**site.annotations, **environment.annotations},
         # behind the environment's own, whose numbers stand in the messages
         mounts=(*environment.mounts, *(mount for mount in mounts if mount.target not in targets)),
     )
