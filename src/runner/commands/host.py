@@ -164,27 +164,33 @@ def examine_machine(args: argparse.Namespace, console: Console) -> int:
     import os
 
     from runner.detection import find_site
-    from runner.doctor import Diagnosis, examine
+    from runner.doctor.diagnosis import Diagnosis
+    from runner.doctor.examination import examine
     from runner.environments.engines import choose
 
     site, why = find_site(args.site, os.environ)
     engine, chosen = choose(site, os.environ)
+    none = engine == "host" and site.engine != "host"
     found = [
         Diagnosis("site", "ok", f"{site.name} ({why})"),
-        Diagnosis("engine", "wrong" if engine == "host" else "ok", f"{engine}: {chosen}",
-                  "apt-get install bubblewrap squashfuse squashfs-tools" if engine == "host" else ""),
+        Diagnosis("engine", "wrong" if none else "ok", f"{engine}: {chosen}",
+                  "apt-get install bubblewrap squashfuse squashfs-tools" if none else ""),
         *examine(site, os.environ),
     ]  # fmt: skip
     wrong = sum(item.verdict == "wrong" for item in found)
     if args.json:
         console.answer_json([vars(item) for item in found])
         return 1 if wrong else 0
-    console.table(("", "WHAT", "HOW IT STANDS"), [(item.verdict, item.name, item.text) for item in found])
+    console.table(
+        ("", "WHAT", "VERSION", "HOW IT STANDS"),
+        [
+            (item.verdict, item.name, item.version, f"{item.text} -> {item.fix}" if item.fix else item.text)
+            for item in found
+        ],
+    )
     for item in found:
         if item.fix and item.verdict == "wrong":
             console.say(f"{item.name}: {item.fix}")
-        elif item.fix:
-            console.detail(f"{item.name}: {item.fix}")
     console.say(f"{wrong} things to mend" if wrong else "nothing to mend")
     return 1 if wrong else 0
 
