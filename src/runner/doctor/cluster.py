@@ -29,8 +29,8 @@ def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     try:
         shown = process.run(("sbatch", "--version"), check=False, timeout_seconds=_SECONDS).stdout
         ping = process.run(("scontrol", "ping"), check=False, timeout_seconds=_SECONDS)
-    except RunnerError as error:
-        return Diagnosis("slurm", "wrong" if wanted else "missing", f"{error.what}: {error.why}", error.fix)
+    except RunnerError as error:  # busy, perhaps: no reason to call it broken
+        return Diagnosis("slurm", "missing", f"{error.what}: {error.why}", error.fix)
     version = re.search(r"\d+\.\d+[\w.-]*", shown)
     found = version[0] if version else ""
     if ping.exit_code != 0:
