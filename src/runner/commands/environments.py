@@ -66,7 +66,7 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
     environment, site, engine = _load(args, console)
     full = with_site(environment, site)
     if not args.json:
-        console.table(("FIELD", "VALUE", "FROM"), [(field, value, from_) for field, value, from_ in _rows(full, site)])
+        console.table(("FIELD", "VALUE", "FROM"), list(_rows(full, site)))
         return 0
     console.answer_json(
         {
@@ -83,6 +83,7 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
             "annotations": dict(full.annotations),
             "devices": list(full.devices),
             "origins": {field: from_ for field, _, from_ in _rows(full, site)},
+            "replaced": {field: [str(origin) for origin in origins] for field, origins in full.replaced.items()},
         }
     )
     return 0
@@ -94,7 +95,11 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
 
     def origin(field: str) -> str:
         found = environment.origins.get(field)
-        return str(found) if found else f"site {site.name}"
+        if found:
+            before = ", ".join(str(origin) for origin in environment.replaced.get(field, ()))
+            return f"{found}, in place of {before}" if before else str(found)
+        given = site.origins.get(field.partition(".")[0])
+        return f"site {site.name}: {given}" if given else f"site {site.name}"
 
     yield "image", environment.image or "(none: no container is entered)", origin("image")
     yield "workdir", environment.workdir or "(the image's own)", origin("workdir")
