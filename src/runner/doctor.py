@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from runner.detection import cluster_name, slurm_plugins
 from runner.errors import RunnerError
 from runner.machine import probe, process
-from runner.site import Site, cluster_name, slurm_plugins
+from runner.site import Site
 
 
 @dataclass(frozen=True)

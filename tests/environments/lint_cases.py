@@ -62,6 +62,12 @@ FILE = [
         line=4,
     ),
     Case("key-twice", 'workdir = "/a"\nworkdir = "/b"\n', 'workdir = "/b"\n', line=3),
+    Case(
+        "key-twice",
+        '[annotations]\ncom.hooks.cxi.enabled = "true"\n"com.hooks.cxi.enabled" = "true"\n',
+        '[annotations]\n"com.hooks.cxi.enabled" = "true"\n',
+        line=4,
+    ),
     Case("key-after-table", '[env]\nA = "1"\nworkdir = "/w"\n', 'workdir = "/w"\n[env]\nA = "1"\n', line=4),
     Case("key-after-table", '[env]\nA = "1"\nmounts = ["/tmp:/a"]\n', 'mounts = ["/tmp:/a"]\n[env]\nA = "1"\n', line=4),
     Case("key-after-table", "[annotations]\nwritable = false\n", "writable = false\n", line=3),

@@ -34,8 +34,8 @@ SCRIPTS = [
         engine="pyxis",
     ),
     error("sbatch-late", "cd /tmp\n#SBATCH --time=1\n", "#SBATCH --time=1\ncd /tmp\n", line=4),
-    error("sbatch-memory", "#SBATCH --mem=0\n", "#SBATCH --mem=450G\n", site={"engine": "ce", "memory": "450G"}),
-    error("sbatch-memory", "srun --mem=0 true\n", "srun --mem=450G true\n", site={"engine": "ce", "memory": "450G"}),
+    error("sbatch-refused", "#SBATCH --mem=0\n", "#SBATCH --mem=450G\n", site={"refused": {"--mem=0": "no"}}),
+    error("sbatch-refused", "srun --exclusive true\n", "srun --exact true\n", site={"refused": {"--exclusive": "no"}}),
     advice("account-missing", "true\n", "#SBATCH -A g1\ntrue\n", site={"account_required": True}, line=2),
     error(
         "node-rank-too-early",

@@ -38,7 +38,7 @@ def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(p
     assert done.returncode == 1
     assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
         "edf/wrong.toml:2: error: workdir has $X without braces: it stays the text $X [variable-without-braces]",
-        "job.sh:3: error: alps-clariden refuses --mem=0 [sbatch-memory]",
+        "job.sh:3: error: --mem=0: Clariden's Slurm does not allow it; --mem=450G is most of a node [sbatch-refused]",
         "edf/risky.toml:3: warning: NCCL_PROTO overrides what the network hook sets for its libraries [stale-tuning]",
     ]
     assert "this machine is not of alps-clariden" in done.stderr

@@ -5,7 +5,7 @@ import pytest
 from runner.environments.lint.check import Linter
 from runner.environments.lint.subject import Setting
 from runner.project import Project
-from runner.site import load_site
+from runner.site_files import load_site
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from runner.environments.lint.codes import CODES, SEVERITIES
 from runner.environments.lint.subject import Setting
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.project import Project
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.environments.lint_cases import CASES
 from tests.environments.lint_scripts import SCRIPTS
 

@@ -37,9 +37,9 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     """`runner env check`: the findings; exit code 1 when one of them is an error."""
     import os
 
+    from runner.detection import find_site
     from runner.environments.lint.check import Linter
     from runner.project import find_project
-    from runner.site import find_site
 
     project = find_project()
     site, why = find_site(args.site, os.environ)
@@ -74,7 +74,9 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
     here = _is_here(site, environ)
     if not here:
         console.say(f"this machine is not of {site.name}: its files, variables and logins are not looked at")
-    text = args.enroot or (_enroot_version() if here and engine in {"ce", "pyxis", "enroot"} else "")
+    text = args.enroot or site.versions.get("enroot", "")
+    if not text and here and engine in {"ce", "pyxis", "enroot"}:
+        text = _enroot_version()
     match = re.search(r"\d+(?:\.\d+)*", text)
     if args.enroot and not match:
         raise RunnerError(f"{args.enroot!r} is no version", "versions are numbers and dots", "--enroot 4.1.2")
@@ -83,7 +85,7 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
 
 def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     """Whether this machine looks like one of the site: what is on it then tells something."""
-    from runner.site import find_site
+    from runner.detection import find_site
 
     detected, _ = find_site(None, {name: value for name, value in environ.items() if name != "RUNNER_SITE"})
     if detected.scheduler != site.scheduler:

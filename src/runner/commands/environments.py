@@ -38,10 +38,10 @@ def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site
     """The environment, the site and the engine that the options mean; says which, and why."""
     import os
 
+    from runner.detection import find_site
     from runner.environments.engines import choose
     from runner.environments.environment import load_environment
     from runner.project import find_project
-    from runner.site import find_site
 
     project = find_project()
     site, why = find_site(args.site, os.environ)

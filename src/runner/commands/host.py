@@ -85,7 +85,7 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
     from runner.commands.site_file import site_file
     from runner.errors import RunnerError
     from runner.machine import files
-    from runner.site import user_folder
+    from runner.site_files import user_folder
 
     path = user_folder(os.environ) / f"{args.site}.toml"
     if path.exists():
@@ -108,7 +108,8 @@ def list_sites(args: argparse.Namespace, console: Console) -> int:
     """`runner site list`."""
     import os
 
-    from runner.site import find_site, load_site, site_names
+    from runner.detection import find_site
+    from runner.site_files import load_site, site_names
 
     used, why = find_site(args.site, os.environ)
     sites = [load_site(name, os.environ) for name in site_names(os.environ)]
@@ -128,7 +129,8 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     """`runner site show`: every value with its source and date."""
     import os
 
-    from runner.site import VALUES, find_site
+    from runner.detection import find_site
+    from runner.site import VALUES
 
     site, why = find_site(args.name or args.site, os.environ)
     console.say(f"site {site.name} ({'as asked' if args.name else why}): {site.summary}")
@@ -161,9 +163,9 @@ def examine_machine(args: argparse.Namespace, console: Console) -> int:
     """`runner doctor`: one line each; exit code 1 when something is wrong."""
     import os
 
+    from runner.detection import find_site
     from runner.doctor import Diagnosis, examine
     from runner.environments.engines import choose
-    from runner.site import find_site
 
     site, why = find_site(args.site, os.environ)
     engine, chosen = choose(site, os.environ)

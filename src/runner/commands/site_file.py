@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from runner.detection import cluster_name, find_site
 from runner.environments.environment import quoted
 from runner.machine import process
-from runner.site import cluster_name, find_site, load_site, site_names
+from runner.site_files import load_site, site_names
 
 
 def site_file(

@@ -76,9 +76,18 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
 
 
 def _notes(chooser: _Chooser, site: Site) -> tuple[str, ...]:
-    if site.scheduler == "slurm" and chooser.origins["gpus_per_node"].source == "default":
-        return (f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)",)
-    return ()
+    if site.scheduler != "slurm":
+        return ()
+    gpus = f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)"
+    cpus = (
+        f"one CPU is asked for per process: nobody says how many a node of {site.name} has"
+        f" (--cpus-per-task N, or once: runner init --site {site.name})"
+    )
+    default = {key for key in ("gpus_per_node", "cpus_per_task") if chooser.origins[key].source == "default"}
+    return (
+        *((gpus,) if "gpus_per_node" in default else ()),
+        *((cpus,) if "cpus_per_task" in default and not (site.cpus_per_node or site.cpus_per_gpu) else ()),
+    )
 
 
 def _program(job_file: JobFile | None, overrides: Overrides, chooser: _Chooser) -> tuple[str | None, tuple[str, ...]]:
@@ -122,6 +131,22 @@ def _launcher(job_file: JobFile | None, overrides: Overrides, site: Site, script
     return launcher
 
 
+def _cpus(site: Site, gpus: int) -> int:
+    """The CPUs of a node that a job with that many GPUs may have; 0: not known."""
+    if site.cpus_per_gpu and gpus:
+        return min(site.cpus_per_gpu * gpus, site.cpus_per_node or site.cpus_per_gpu * gpus)
+    return site.cpus_per_node or 0
+
+
+def _memory(site: Site, gpus: int, chooser: _Chooser) -> str | None:
+    """The memory to ask for where the site ties it to the GPUs."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")
+    if not found or not gpus:
+        return None
+    chooser.origins["memory"] = site.origins.get("memory_per_gpu", Origin(f"site {site.name}"))
+    return f"{int(found[1]) * gpus}{found[2]}"
+
+
 def _resources(
     job_file: JobFile | None, overrides: Overrides, site: Site, launcher: str, chooser: _Chooser
 ) -> Resources:
@@ -147,7 +172,7 @@ def _resources(
         1 if launcher == "none" else max(1, gpus),
         place="cpu_tasks_per_node" if without_gpus else "",
     )
-    cpus = (site.cpus_per_node or 0) // max(1, tasks)
+    cpus = _cpus(site, gpus) // max(1, tasks)
     limit = overrides.time and time_limit.minutes(overrides.time, "--time")
     minutes = written.get("time_minutes")
     return Resources(
@@ -155,7 +180,7 @@ def _resources(
         gpus_per_node=gpus,
         tasks_per_node=tasks,
         cpus_per_task=number("cpus_per_task", max(1, cpus)),
-        memory=word("memory"),
+        memory=word("memory") or _memory(site, gpus, chooser),
         time_minutes=chooser.choose(
             "time_minutes", limit or None, int(minutes) if minutes else None, "resources", "time",
             site=site, default=None,

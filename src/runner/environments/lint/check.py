@@ -17,6 +17,7 @@ from runner.environments.lint.script_text import Line, Script, is_script, option
 from runner.environments.lint.subject import Rule, Setting, Subject
 from runner.environments.lint.syntax import read_all
 from runner.errors import RunnerError
+from runner.expansion import expand
 from runner.located_toml import Document, Place
 from runner.project import Project
 
@@ -88,13 +89,14 @@ class Linter:
         yield from found
         value = document.data.get("base_environment") if document is not None else None
         bases = [value] if isinstance(value, str) else value if isinstance(value, list) else []
-        for base in bases:
+        for index, base in enumerate(bases):
             assert document is not None
             if not isinstance(base, str) or not base:
                 continue
-            place = document.place("base_environment")
+            place = document.place("base_environment", str(index))
             try:
-                found_base = find_edf(base, self.project, self.setting.environ)
+                name = expand(base, self.setting.environ, "base_environment")
+                found_base = find_edf(name, self.project, self.setting.environ)
             except RunnerError as error:
                 yield finding("base-missing", "base_environment", place, f"{error.what}; {error.why}", error.fix)
                 continue

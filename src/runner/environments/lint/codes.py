@@ -176,7 +176,7 @@ _SCRIPT = {
     ),
     "sbatch-hash": Code(_ERROR, "an `#` in an `#SBATCH` line begins a comment", r"write \#"),
     "sbatch-late": Code(_ERROR, "an `#SBATCH` line after the first command counts for nothing", "move it up"),
-    "sbatch-memory": Code(_ERROR, "`--mem=0` is refused on this site", "name the memory"),
+    "sbatch-refused": Code(_ERROR, "a flag that the site's Slurm refuses", "see the reason"),
     "account-missing": Code(_WARNING, "the site wants an account, and the script names none", "#SBATCH --account=…"),
     "node-rank-too-early": Code(
         _ERROR,

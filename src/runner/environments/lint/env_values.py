@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
+from runner.environments.rewriting import Set, Unset
 from runner.expansion import names
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
@@ -38,7 +39,7 @@ def path_replaced(subject: Subject) -> Iterator[Finding]:
         if name == "LD_LIBRARY_PATH" and (not value or not subject.image.nvidia):
             continue
         reason = f"env.{name} replaces the image's, and programs of the image are not found any more"
-        changes = ((("env", name), f"{value}:${{{name}}}"),) if value else ()
+        changes = (Set(("env", name), f"{value}:${{{name}}}"),) if value else ()
         yield subject.say("path-replaced", f"env.{name}", reason, f'{name} = "{value}:${{{name}}}"', changes=changes)
 
 
@@ -79,7 +80,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
     for names_there in by_file.values():
         verb = "overrides" if len(names_there) == 1 else "override"
         reason = f"{', '.join(names_there)} {verb} what the network hook sets for its libraries"
-        changes = tuple((("env", name), None) for name in names_there)
+        changes = tuple(Unset(("env", name)) for name in names_there)
         yield subject.say("stale-tuning", f"env.{names_there[0]}", reason, changes=changes)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from runner.environments.edf import KEYS
-from runner.environments.lint.finding import Changes, Finding, finding
+from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.syntax import repaired
+from runner.environments.rewriting import Change, Rename, Set, Unset
 from runner.errors import RunnerError
 from runner.expansion import parts
 from runner.located_toml import Document
@@ -48,7 +49,7 @@ def check_file(document: Document) -> Iterator[Finding]:
         else:
             yield from _typed(document, key, value)
     yield from _env(document)
-    yield from _annotations(document, ("annotations",))
+    yield from _annotations(document, ("annotations",), {})
     yield from _texts(document)
 
 
@@ -59,7 +60,7 @@ def _unknown_key(document: Document, key: str, value: Any) -> Finding:
     if near is None:
         return finding("unknown-key", key, place, f"an EDF has no key {key!r}; {known}")
     fits = near not in document.data and near in _TYPES and isinstance(value, _TYPES[near][0])
-    changes: Changes = (((key,), None), ((near,), value)) if fits and near != "writable" else ()
+    changes: tuple[Change, ...] = (Rename((key,), near),) if fits else ()
     return finding(
         "unknown-key", key, place, f"an EDF has no key {key!r}; {known}", f"did you mean {near!r}?", changes=changes
     )
@@ -79,11 +80,11 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
     kind, expected = _TYPES[key]
     if type(value) is not kind:
         reason = f"{key} must be {expected.partition(':')[0].partition(',')[0]}, and is {value!r}"
-        changes: Changes = ()
+        changes: tuple[Change, ...] = ()
         if kind is bool and isinstance(value, str) and value.lower() in {"true", "false"}:
-            changes = (((key,), value.lower() == "true"),)
+            changes = (Set((key,), value.lower() == "true"),)
         if kind is list and isinstance(value, str):
-            changes = (((key,), [value]),)
+            changes = (Set((key,), (value,)),)
         yield finding("wrong-type", key, document.place(key), reason, f"write {expected}", changes=changes)
     elif isinstance(value, list):
         for index, element in enumerate(value):
@@ -118,8 +119,9 @@ def _after_table(document: Document, table: str, name: str) -> Finding:
     value = document.get(table, name)
     place = document.place(table, name)
     alone = name not in document.data
+    movable = isinstance(value, str | bool) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
     reason = f"{name} stands below [{table}], so it is {table}.{name}, and no key of the EDF"
-    changes: Changes = (((table, name), None), ((name,), value)) if alone else ()
+    changes: tuple[Change, ...] = (Unset((table, name)), Set((name,), value)) if alone and movable else ()
     return finding(
         "key-after-table", f"{table}.{name}", place, reason, severity="error" if alone else "warning", changes=changes
     )
@@ -130,11 +132,12 @@ def _not_text(document: Document, code: str, keys: tuple[str, ...], value: Any) 
     if isinstance(value, bool | int | float):
         text = str(value).lower() if isinstance(value, bool) else str(value)
         reason, fix = f"{field} is {text}, and must be text", f'write "{text}"'
-        return finding(code, field, document.place(*keys), reason, fix, changes=((keys, text),))
+        return finding(code, field, document.place(*keys), reason, fix, changes=(Set(keys, text),))
     return finding(code, field, document.place(*keys), f"{field} is {value!r}, and must be text")
 
 
-def _annotations(document: Document, keys: tuple[str, ...]) -> Iterator[Finding]:
+def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tuple[str, ...]]) -> Iterator[Finding]:
+    """`seen` holds the keys of each dotted name: a.b.c may be nested, dotted and quoted."""
     table = document.get(*keys)
     if not isinstance(table, Mapping):
         return
@@ -142,9 +145,15 @@ def _annotations(document: Document, keys: tuple[str, ...]) -> Iterator[Finding]
         if keys == ("annotations",) and name in KEYS:
             yield _after_table(document, "annotations", name)
         elif isinstance(value, Mapping):
-            yield from _annotations(document, (*keys, name))
+            yield from _annotations(document, (*keys, name), seen)
+            continue
         elif not isinstance(value, str):
             yield _not_text(document, "annotation-not-text", (*keys, name), value)
+        dotted = ".".join((*keys[1:], name))
+        first = seen.setdefault(dotted, (*keys, name))
+        if first != (*keys, name) and not isinstance(value, Mapping):
+            reason = f"the annotation {dotted} is set in {document.place(*first)} already, in other words"
+            yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
 
 
 def texts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.environments.lint.codes import CODES, SEVERITIES
+from runner.environments.rewriting import Change
 from runner.located_toml import Place
-
-Changes = tuple[tuple[tuple[str, ...], Any], ...]
-"""key paths, and the new value of each; None takes the key out"""
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Finding:
     """None: the value stands in no file of the user's"""
     reason: str
     fix: str
-    changes: Changes = dataclasses.field(default=(), compare=False)
+    changes: tuple[Change, ...] = dataclasses.field(default=(), compare=False)
     """what mends it in the file of `place`"""
 
     def __str__(self) -> str:
@@ -48,7 +46,7 @@ def finding(
     reason: str,
     fix: str = "",
     severity: str = "",
-    changes: Changes = (),
+    changes: tuple[Change, ...] = (),
 ) -> Finding:
     """A finding, its severity and advice those of its code where none are given."""
     known = CODES[code]

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runner.environments.lint.finding import Changes, Finding
+from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
+from runner.environments.rewriting import Set
 from runner.expansion import names
 
 VARIANTS = ("cuda12", "cuda13", "cuda-dl", "rocm5", "rocm6")
@@ -43,7 +44,7 @@ def names_and_values(subject: Subject) -> Iterator[Finding]:
         elif KNOWN[name] and value not in KNOWN[name] and "${" not in value:
             reason = f"{name} is {value!r}, and the hook knows {', '.join(KNOWN[name])}"
             lower = value.lower()
-            changes = ((("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
+            changes = (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
             yield subject.say("annotation-value", field, reason, _near_value(lower, KNOWN[name]), changes=changes)
 
 
@@ -76,7 +77,7 @@ def variant(subject: Subject) -> Iterator[Finding]:
     if fits and value not in fits:
         what = "is for ROCm" if image.rocm else f"has CUDA {image.cuda}"
         release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
-        changes = ((("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
+        changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
         reason = f"the variant is {value}, and the image {what}{release}"
         yield subject.say("hook-variant", field, reason, f'variant = "{fits[0]}"', changes=changes)
 
@@ -107,7 +108,7 @@ def needs_writable(subject: Subject) -> Iterator[Finding]:
     for hook in ("ssh", "nvidia_cuda_mps"):
         if subject.annotation(f"{hook}.enabled") == "true" and not subject.own.writable:
             reason = f"the {hook} hook writes into the container, which is read-only"
-            yield subject.say("hook-needs-writable", "writable", reason, changes=((("writable",), True),))
+            yield subject.say("hook-needs-writable", "writable", reason, changes=(Set(("writable",), True),))
 
 
 def ssh_key(subject: Subject) -> Iterator[Finding]:
@@ -138,21 +139,20 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
     if subject.setting.engine != "ce" or not subject.image.extended:
         return
     hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
-    changes: Changes
     if subject.annotation("aws_ofi_nccl.enabled") == "true":
         reason = "the image is an Alps extended one, with its own plugin for NCCL; the hook puts another in front"
-        changes = ((("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
+        changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
         reason = "the image's /opt/alps/env is read by its entrypoint, which does not run"
-        yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=((("entrypoint",), True),))
+        yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
     if subject.annotation("cxi.enabled") != "false":
         reason = "the cxi hook, on by default, puts the host's libraries over those of the image"
-        changes = ((("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
+        changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
         yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
     if subject.own.env.get("PMIX_MCA_psec") != "native":
         reason = 'the image wants PMIX_MCA_psec = "native", or MPI does not start'
-        changes = ((("env", "PMIX_MCA_psec"), "native"),)
+        changes = (Set(("env", "PMIX_MCA_psec"), "native"),)
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from runner.environments.engines.shared import bare_squashfs
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
+from runner.environments.rewriting import Set
 from runner.expansion import names
 from runner.images.squashfs_file import is_whole
 
@@ -59,7 +60,7 @@ def relative_squashfs(subject: Subject) -> Iterator[Finding]:
     if bare_squashfs(subject.own):
         image = subject.own.image
         reason = f"{image!r} is taken for an image in a registry, and pulled"
-        fix, changes = f"write an absolute path, or ./{image}", ((("image",), f"./{image}"),)
+        fix, changes = f"write an absolute path, or ./{image}", (Set(("image",), f"./{image}"),)
         yield subject.say("relative-squashfs", "image", reason, fix, changes=changes)
 
 
@@ -98,12 +99,14 @@ def separator(subject: Subject) -> Iterator[Finding]:
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
         image = subject.own.image.replace(f"{found.registry}/", f"{found.registry}#", 1)
         reason = f"{older} takes {found.registry!r} for a name on Docker Hub"
-        severity, changes = ("error" if enroot else "warning"), ((("image",), image),)
+        severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
         yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
     if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
         image = subject.own.image.replace("#", "/", 1)
         reason = f"{engine} knows no `#` in the name of an image"
-        yield subject.say("hash-after-registry", "image", reason, f"image = {image!r}", changes=((("image",), image),))
+        yield subject.say(
+            "hash-after-registry", "image", reason, f"image = {image!r}", changes=(Set(("image",), image),)
+        )
 
 
 def name(subject: Subject) -> Iterator[Finding]:
@@ -114,7 +117,7 @@ def name(subject: Subject) -> Iterator[Finding]:
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
         reason = "an EDF's image has no scheme, and docker: is taken for a registry"
-        yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=((("image",), plain),))
+        yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),))
     if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
         reason = f"{found.repository!r} is no name of an image"
         yield subject.say("image-name", "image", reason)

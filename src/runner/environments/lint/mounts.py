@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
 from runner.environments.mount import Mount
+from runner.environments.rewriting import Set
 
 # folders of an image in which its own programs lie: a mount there hides them
 _OF_THE_IMAGE = (
@@ -90,7 +91,7 @@ def home_shadows_image(subject: Subject) -> Iterator[Finding]:
         )
         if of_home or (home and source == target and PurePosixPath(home).is_relative_to(source)):
             reason = f"{mount.source} brings the home folder in: packages in ~/.local shadow those of the image"
-            changes = ((("env", "PYTHONNOUSERSITE"), "1"),)
+            changes = (Set(("env", "PYTHONNOUSERSITE"), "1"),)
             yield subject.say("home-shadows-image", f"mounts.{index}", reason, changes=changes)
             return
 

@@ -57,11 +57,13 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
     known = site.account or batch.setting.environ.get("SBATCH_ACCOUNT") or script.option("-A", "--account")
     if site.account_required and not known:
         yield batch.say("account-missing", top, "#SBATCH", f"{site.name} wants to know which account pays")
-    if site.engine == "ce" and site.memory:
+    for flag, why in site.refused.items():
+        name, _, value = flag.partition("=")
         for line in (*script.directives, *script.steps):
-            if option(line.text, "--mem") == "0":
-                reason = f"{site.name} refuses --mem=0"
-                yield batch.say("sbatch-memory", line, "#SBATCH", reason, f"--mem={site.memory}")
+            if (option(line.text, name) == value) if value else option(line.text, name) is not None:
+                yield batch.say(
+                    "sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "take it out, or give another value"
+                )
 
 
 def node_rank(batch: Batch) -> Iterator[Finding]:

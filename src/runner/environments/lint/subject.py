@@ -10,8 +10,9 @@ from pathlib import Path
 
 from runner.environments.engines import with_site
 from runner.environments.environment import Environment
-from runner.environments.lint.finding import Changes, Finding, finding
+from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.image_facts import ImageFacts, facts_of
+from runner.environments.rewriting import Change
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.located_toml import Place
@@ -106,7 +107,7 @@ class Subject:
         reason: str,
         fix: str = "",
         severity: str = "",
-        changes: Changes = (),
+        changes: tuple[Change, ...] = (),
     ) -> Finding:
         """A finding at a field."""
         return finding(code, field, self.place(field), reason, fix, severity, changes)

@@ -46,6 +46,8 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
         for match in re.finditer(r"\$([A-Za-z_][A-Za-z0-9_]*)", plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
             reason = f"{field} has {match[0]} without braces: it stays the text {match[0]}"
+            if subject.setting.engine == "sarus":
+                reason = f"{field} has {match[0]} without braces: a variable to Sarus Suite, text to all others"
             yield subject.say("variable-without-braces", field, reason, f"write ${{{match[1]}}}", severity)
 
 
