@@ -83,6 +83,48 @@ def test_sarif_has_what_its_schema_requires_and_its_indexes_agree(project):
         assert location["physicalLocation"]["region"]["startLine"] >= 1
 
 
+def test_fix_mends_what_says_how_and_keeps_comments_and_order(project):
+    """Renamed, moved, quoted, retyped; the tuning, which only measurement can judge, is left to the user."""
+    (project / "edf/all.toml").write_text("""\
+# ours
+mount = ["/x:/x:ro,private", "/y"]  # data
+writable = "True"  # for triton
+[env]
+A = 1  # one
+NCCL_PROTO = "^LL128"
+image = "docker://nvcr.io/nvidia/cuda:12.4.1"
+[annotations]
+com.hooks.aws_ofi_nccl.enabled = true
+com.hooks.aws_ofi_nccl.variant = "cuda13"
+""")
+    done = check(project, "all", "--fix", "--enroot", "3.5.0")
+    assert (done.returncode, done.stdout.count("[")) == (0, 1) and "[stale-tuning]" in done.stdout
+    assert (
+        (project / "edf/all.toml").read_text()
+        == """\
+# ours
+mounts = ["/x:/x:ro+private", "/y:/y"]  # data
+writable = true  # for triton
+image = "nvcr.io#nvidia/cuda:12.4.1"
+[env]
+A = "1"  # one
+NCCL_PROTO = "^LL128"
+[annotations]
+com.hooks.aws_ofi_nccl.enabled = "true"
+com.hooks.aws_ofi_nccl.variant = "cuda12"
+"""
+    )
+    assert "edf/all.toml: mended" in done.stderr
+
+
+def test_fix_leaves_a_file_alone_that_is_not_toml(project):
+    text = 'image = "/a.sqsh"\nmount = []\n[env]\n[env]\n'
+    (project / "edf/all.toml").write_text(text)
+    done = check(project, "all", "--fix")
+    assert done.returncode == 1 and "[table-twice]" in done.stdout and "[unknown-key]" in done.stdout
+    assert (project / "edf/all.toml").read_text() == text
+
+
 def test_an_unknown_name_and_an_unknown_engine_are_told_the_known_ones(project):
     done = check(project, "cleann")
     assert done.returncode == 1 and "did you mean 'clean'?" in done.stderr

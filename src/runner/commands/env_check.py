@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runner.commands.console import Console
-    from runner.environments.lint.check import Checked
+    from runner.environments.lint.check import Checked, Linter
     from runner.environments.lint.finding import Finding
     from runner.environments.lint.subject import Setting
     from runner.site import Site
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_ROUNDS = 8  # of --fix: two findings of one key are mended one after the other
 
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
@@ -27,6 +29,7 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--enroot", metavar="VERSION", help="the version of enroot there (default: asked of enroot here)"
     )
+    check.add_argument("--fix", action="store_true", help="mend what has one way to be mended, in the files themselves")
     output = check.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0, for code hosts and editors")
@@ -54,9 +57,32 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     setting = _setting(args, site, os.environ, console)
     linter = Linter(project, setting)
     checked = [one for name in names for one in linter.check(name)]
+    if args.fix:
+        checked = _fix(linter, names, checked, console)
     findings = tuple(dict.fromkeys(finding for one in checked for finding in one.findings))
     _print(args, console, setting, checked, findings)
     return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
+    """What is found after all has been mended that says how. Some faults show only when others are gone."""
+    from runner.environments.lint.fixing import by_file, mended
+    from runner.machine import files
+
+    for _ in range(_ROUNDS):
+        changed = False
+        for path, findings in by_file([finding for one in checked for finding in one.findings]).items():
+            text = path.read_bytes().decode()
+            new, done = mended(text, path, findings)
+            if new != text:
+                files.write(path.resolve(), new, mode=path.stat().st_mode & 0o777)
+                console.say(f"{path}: mended {', '.join(dict.fromkeys(finding.code for finding in done))}")
+                changed = True
+        if not changed:
+            break
+        linter.files.clear()
+        checked = [one for name in names for one in linter.check(name)]
+    return checked
 
 
 def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console) -> Setting:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
-from runner.environments.rewriting import Set, Unset
+from runner.environments.rewriting import Set
 from runner.expansion import names
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
@@ -80,8 +80,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
     for names_there in by_file.values():
         verb = "overrides" if len(names_there) == 1 else "override"
         reason = f"{', '.join(names_there)} {verb} what the network hook sets for its libraries"
-        changes = tuple(Unset(("env", name)) for name in names_there)
-        yield subject.say("stale-tuning", f"env.{names_there[0]}", reason, changes=changes)
+        yield subject.say("stale-tuning", f"env.{names_there[0]}", reason)
 
 
 def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.mount import parse_mount, split_fields
+from runner.environments.rewriting import Set
 from runner.errors import RunnerError
 from runner.located_toml import Document
 
@@ -52,7 +53,9 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
                 yield finding("mount-syntax", field, place, reason, f"write {error.fix}")
             continue
         for code, reason, fix, severity in _faults(text, split_fields(text), engine):
-            yield finding(code, field, place, reason, fix, severity)
+            new = re.fullmatch(r".*write '(.*)'", fix, re.DOTALL)
+            changes = (Set(("mounts", str(index)), new[1]),) if new else ()
+            yield finding(code, field, place, reason, fix, severity, changes)
 
 
 def _faults(text: str, fields: tuple[str, ...], engine: str) -> Iterator[tuple[str, str, str, str]]:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject, texts
+from runner.environments.rewriting import Set
 from runner.expansion import Variable, names, parts
 
 # what users of a cluster have; another name is worth a note where the check does not run on that cluster
 _USUAL = {"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SCRATCH", "STORE", "PROJECT", "WORK", "RUNNER_IMAGES"}
+_BARE = re.compile(r"(?<!\$)\$([A-Za-z_][A-Za-z0-9_]*)")
 _LIKELY_IN_IMAGE = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LIBRARY_PATH", "CPATH", "CUDA_HOME"}
 
 
@@ -43,12 +45,15 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
         if "$" not in text:
             continue
         plain = "".join(part for part in parts(text, field) if isinstance(part, str))
-        for match in re.finditer(r"\$([A-Za-z_][A-Za-z0-9_]*)", plain):
+        for match in _BARE.finditer(plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
             reason = f"{field} has {match[0]} without braces: it stays the text {match[0]}"
             if subject.setting.engine == "sarus":
                 reason = f"{field} has {match[0]} without braces: a variable to Sarus Suite, text to all others"
-            yield subject.say("variable-without-braces", field, reason, f"write ${{{match[1]}}}", severity)
+            # in [env] the text itself may be meant, so only the user can mend it there
+            value = getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
+            changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
+            yield subject.say("variable-without-braces", field, reason, f"write ${{{match[1]}}}", severity, changes)
 
 
 def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
