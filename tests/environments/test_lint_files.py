@@ -140,3 +140,19 @@ def test_away_from_the_site_nothing_is_said_about_this_machine(check):
     """An EDF for a cluster is checked on a laptop: image, mounts, logins and the cluster's variables are not there."""
     text = 'image = "nvcr.io#nvidia/cuda:12.4.1"\nmounts = ["${SCRATCH}/x:/x", "/capstor:/capstor"]\n'
     assert [finding.code for finding in check(text)] == ["nccl-over-tcp"]
+
+
+def test_what_the_site_says_for_every_environment_counts(check, tmp_path):
+    """The variant of Alps for extended images switches cxi off and sets PMIX_MCA_psec for all."""
+    image = 'image = "jfrog.svc.cscs.ch#docker-group-csstaff/alps-images/ngc-pytorch:26.02-py3-alps6"\n'
+    path = tmp_path / "it.toml"
+    path.write_text(f"{image}entrypoint = true\n")
+    codes = {}
+    for name in ("alps-clariden", "alps-extended-images"):
+        setting = Setting(load_site(name), "ce", {"HOME": str(tmp_path)}, here=False)
+        (checked,) = Linter(Project(None, tmp_path, tmp_path), setting).check(str(path))
+        codes[name] = [finding.code for finding in checked.findings]
+    assert codes == {
+        "alps-clariden": ["extended-image-cxi", "extended-image-pmix"],
+        "alps-extended-images": [],
+    }

@@ -150,7 +150,7 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         reason = "the cxi hook, on by default, puts the host's libraries over those of the image"
         changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
         yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
-    if subject.own.env.get("PMIX_MCA_psec") != "native":
+    if subject.environment.env.get("PMIX_MCA_psec") != "native":
         reason = 'the image wants PMIX_MCA_psec = "native", or MPI does not start'
         changes = (Set(("env", "PMIX_MCA_psec"), "native"),)
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
