@@ -25,7 +25,8 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
     words = tuple(Word(literal(word), shlex.quote(word)) for word in argv)
     while words and words[0].text in {"sudo", "exec", "time"}:
         words = words[1:]
-    first = words[0].text.rsplit("/", 1)[-1] if words else ""
+    first = words[0].text if words else ""
+    first = first if first.startswith("-") else first.rsplit("/", 1)[-1]
     if first in {"docker", "nvidia-docker", "podman"}:
         words = words[1:]
         while words and words[0].text in {"container", "run", "--remote"}:

@@ -106,6 +106,9 @@ def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
         adopted.lost(given, f"{source!r} is a volume of the engine's storage: name a folder")
         return
     target, _, options = rest.partition(":")
+    if source == target == "/dev/shm":
+        adopted.holds(given, _HOLDS["ipc"])
+        return
     _bind(source, target, options.split(",") if options else [], given, adopted)
 
 
