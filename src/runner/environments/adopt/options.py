@@ -94,8 +94,10 @@ _SLURM_FLAGS = (
     "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log", "container-writable",
     "container-readonly", "no-container-entrypoint-log",
 )  # fmt: skip
-_SLURM_OPTIONAL = ("compress", "exclusive", "get-user-env", "immediate", "kill-on-bad-exit", "no-kill", "nice", "propagate",
-                   "pty", "resv-ports", "send-libs")  # fmt: skip
+_SLURM_OPTIONAL = (
+    *("compress", "exclusive", "get-user-env", "immediate", "kill-on-bad-exit", "nice", "no-kill", "propagate"),
+    *("pty", "resv-ports", "send-libs"),
+)
 _SLURM_SHORT = {
     "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
     "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
