@@ -1,4 +1,4 @@
-"""env show, emit; check stands in env_check.py."""
+"""env show, emit; check lies in env_check.py, adopt in env_adopt.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
-    parser = subparsers.add_parser("env", parents=[common], help="show | emit | check an environment (an EDF file)")
+    from runner.commands import env_adopt
+
+    parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", parents=[common], help="the merged environment, and where each value came from")
     emit = actions.add_parser("emit", parents=[common], help="what plain srun, or the engine, takes without runner")
@@ -32,6 +34,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     emit.add_argument("-o", "--output", metavar="FILE", help="write the file, and print its path")
     show.set_defaults(run=show_environment)
     emit.set_defaults(run=emit_environment)
+    env_adopt.add(actions, common)
 
 
 def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:

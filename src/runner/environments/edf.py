@@ -99,7 +99,11 @@ def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str
 
 def read_layer(path: Path) -> Layer:
     """What one EDF file says. Raises RunnerError that names the line of the first fault."""
-    document = read_toml(path)
+    return layer_of(read_toml(path))
+
+
+def layer_of(document: Document) -> Layer:
+    """What the text of an EDF says. Raises RunnerError that names the line of the first fault."""
     refuse_unknown_keys(document, (), KEYS, "EDF")
     base = document.get("base_environment")
     bases = (typed(document, ("base_environment",), str, ""),) if not isinstance(base, list) else ()
