@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 from runner.expansion import names
 from runner.project import Project
 from runner.site import VALUES, Site
-from runner.site_files import SHIPPED, load_site, site_names
+from runner.site_files import SHIPPED, load_site, signs, site_names
 
 SITES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
 KINDS = {"scheduler": {"slurm", "local"}, "gpu_request": {"gpus-per-node", "gres", "none"}}
@@ -201,6 +201,15 @@ def test_a_cluster_is_known_by_its_name_and_the_users_own_site_comes_first(envir
     assert (site.name, why) == ("alps-clariden", "detected: the cluster is called clariden")
     own_site(environ, "zzz", 'base = "generic-pyxis"\n[detect]\nclusters = ["clariden"]\n')
     assert find_site(None, named)[0].name == "zzz"
+
+
+def test_a_file_over_a_shipped_one_keeps_its_signs_and_a_variant_has_not_those_of_its_base(environ):
+    """`runner init --site alps-clariden` must not make Clariden unknown."""
+    own_site(environ, "alps-clariden", '[values]\naccount = "g123"\n')
+    site, why = find_site(None, {**environ, "CLUSTER_NAME": "clariden"})
+    assert (site.name, site.account) == ("alps-clariden", "g123") and why.startswith("detected: the cluster")
+    assert not [*signs("alps-extended-images", environ)]
+    assert ("clusters", "daint") in signs("alps-daint", environ)
 
 
 def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):

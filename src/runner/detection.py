@@ -28,10 +28,11 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
     """The name of the site that this machine looks like, and the sign of it. Asks the machine, never the network."""
     slurm = _slurm_answers(environ)
     cluster = cluster_name(environ) if slurm or environ.get("CLUSTER_NAME") else None
+    mentioned = ("paths", cluster) if cluster else ("paths",)
     # the user's own sites first; of a site's files, the one that counts most says by what it is known
     own = {path.stem for path in user_folder(environ).glob("*.toml")}
     for name in sorted(site_names(environ), key=lambda name: (name not in own, name)):
-        for kind, word in signs(name, environ):
+        for kind, word in signs(name, environ, mentioned):
             if kind == "clusters" and word == cluster:
                 return name, f"the cluster is called {cluster}"
             if kind == "paths" and Path(word).exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -189,9 +189,22 @@ def _measured() -> dict[str, Any]:
     }
 
 
-def signs(name: str, environ: Mapping[str, str] | None = None) -> Iterator[tuple[str, str]]:
-    """(`clusters`, `paths` or `partitions`; word) by which a site is known: of the file of it that counts most."""
-    document = site_documents(name, environ)[-1]
-    for kind in ("clusters", "paths", "partitions"):
-        for word in strings(document, ("detect", kind)):
-            yield kind, word
+def signs(
+    name: str, environ: Mapping[str, str] | None = None, mentioned: Sequence[str] = ("detect",)
+) -> Iterator[tuple[str, str]]:
+    """(`clusters`, `paths` or `partitions`; word) by which a site is known: the user's file's, else the shipped one's.
+
+    Never those of a base: a variant of a cluster is not that cluster. Files without any of the words `mentioned` are
+    passed over unread: every command looks at every site.
+    """
+    for folder in (user_folder(environ), SHIPPED):
+        path = folder / f"{name}.toml"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if not any(word in text for word in mentioned):
+            continue
+        document = _site_document(path)
+        kinds = ("clusters", "paths", "partitions")
+        found = [(kind, word) for kind in kinds for word in strings(document, ("detect", kind))]
+        if found:
+            yield from found
+            return

@@ -48,6 +48,7 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
     chooser = _Chooser(job_file)
     script, command = _program(job_file, overrides, chooser)
     launcher = _launcher(job_file, overrides, site, script, chooser)
+    resources = _resources(job_file, overrides, site, launcher, chooser)
     written = job_file
     job = Job(
         name=_name(job_file, overrides, script, command),
@@ -56,7 +57,7 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
         command=command,
         arguments=(*(written.arguments if written else ()), *overrides.arguments),
         launcher=launcher,
-        resources=_resources(job_file, overrides, site, launcher, chooser),
+        resources=resources,
         env={**(written.env if written else {}), **overrides.env},
         setup=written.setup if written else "",
         task_prolog=written.task_prolog if written else "",
@@ -69,13 +70,14 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
             "save_seconds", None, written.save_seconds if written else None, "save_seconds", default=SAVE_SECONDS
         ),
         origins=chooser.origins,
-        notes=_notes(chooser, site),
+        notes=_notes(chooser, site, resources),
     )
     check(job, site, overrides)
     return job
 
 
-def _notes(chooser: _Chooser, site: Site) -> tuple[str, ...]:
+def _notes(chooser: _Chooser, site: Site, resources: Resources) -> tuple[str, ...]:
+    """What the job asks for because nobody has said better."""
     if site.scheduler != "slurm":
         return ()
     gpus = f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)"
@@ -83,10 +85,11 @@ def _notes(chooser: _Chooser, site: Site) -> tuple[str, ...]:
         f"one CPU is asked for per process: nobody says how many a node of {site.name} has"
         f" (--cpus-per-task N, or once: runner init --site {site.name})"
     )
+    unknown_cpus = resources.gpus_per_node > 0 and not (site.cpus_per_node or site.cpus_per_gpu)
     default = {key for key in ("gpus_per_node", "cpus_per_task") if chooser.origins[key].source == "default"}
     return (
         *((gpus,) if "gpus_per_node" in default else ()),
-        *((cpus,) if "cpus_per_task" in default and not (site.cpus_per_node or site.cpus_per_gpu) else ()),
+        *((cpus,) if "cpus_per_task" in default and unknown_cpus else ()),
     )
 
 
