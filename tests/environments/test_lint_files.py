@@ -1,11 +1,17 @@
 """All faults of a file are found at once, whether or not it loads; and what is known is said once, in order."""
 
+from pathlib import Path
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from runner.environments.lint.check import Linter
 from runner.environments.lint.subject import Setting
 from runner.project import Project
 from runner.site_files import load_site
+from tests.environments.lint_cases import CASES
+from tests.environments.lint_scripts import SCRIPTS
 
 
 @pytest.fixture
@@ -156,3 +162,31 @@ def test_what_the_site_says_for_every_environment_counts(check, tmp_path):
         "alps-clariden": ["extended-image-cxi", "extended-image-pmix"],
         "alps-extended-images": [],
     }
+
+
+PIECES = st.sampled_from(
+    ['"', "'", "[", "]", "${", "$", "}", "\n", "\\", "=", "#", ":", ",", "<<E\n", "image", "[env]\n", "\0"]
+)
+ENGINES = st.sampled_from(["ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host"])
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.sampled_from([case.broken for case in CASES] + ["#!/bin/sh\n" + case.broken for case in SCRIPTS]),
+    cuts=st.lists(st.tuples(st.integers(2, 300), st.integers(0, 4), PIECES), max_size=4),
+    engine=ENGINES,
+)
+def test_any_text_gives_findings_and_never_a_fault_of_our_own(tmp_path, text, cuts, engine):
+    """Whatever is cut out of a file or put into it: an EDF that does not load has an error, at a place in the file."""
+    for at, length, piece in cuts:
+        text = text[:at] + piece + text[at + length :]
+    path = tmp_path / "it.toml"
+    path.write_text(text)
+    setting = Setting(load_site("generic-pyxis"), engine, {"HOME": str(tmp_path)})
+    linter = Linter(Project(None, tmp_path, tmp_path), setting)
+    checked = linter.check(str(path))
+    places = [finding.place for one in checked for finding in one.findings if finding.place]
+    assert all(isinstance(place.path, Path) and (place.line or 1) <= text.count("\n") + 1 for place in places)
+    if not text.startswith("#!"):
+        loads = linter.environment(path)[1] is not None
+        assert loads or any(finding.severity == "error" for finding in checked[0].findings)

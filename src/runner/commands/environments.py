@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from runner.commands import env_check
-
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
-    from runner.commands import env_adopt
+    from runner.commands import env_adopt, env_check
 
     parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
