@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
+from runner.detection import slurm_plugins
 from runner.environments.attachment import Attachment
 from runner.environments.engines.shared import without_defaults
 from runner.environments.environment import Environment
 from runner.environments.mount import parse_mount
 from runner.errors import unknown
 from runner.machine import probe, process
-from runner.site import Site, slurm_plugins
+from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 """each a module here, of that name, with the one function `attach(environment, site) -> Attachment`"""
@@ -47,12 +48,13 @@ def attach(
 
 
 def with_site(environment: Environment, site: Site) -> Environment:
-    """The environment with the site's variables and mounts under its own."""
+    """The environment with the site's variables, mounts and annotations under its own."""
     mounts = tuple(parse_mount(text, f"site {site.name}") for text in site.mounts)
     targets = {mount.target for mount in environment.mounts}
     return replace(
         environment,
         env={**site.env, **environment.env},
+        annotations={**site.annotations, **environment.annotations},
         # behind the environment's own, whose numbers stand in the messages
         mounts=(*environment.mounts, *(mount for mount in mounts if mount.target not in targets)),
     )
