@@ -29,7 +29,8 @@ def emitted(
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
     if engine == "ce":
         attach(located, site, engine, environ)  # raises for what the engine cannot express
-        return emit_edf(with_site(located, site), f"{origin}\nUse: srun --environment=./FILE.toml COMMAND"), ()
+        use = "Use: srun --environment=./FILE.toml COMMAND"
+        return emit_edf(with_site(located, site), f"{origin}\n{use}", sources=f"site {site.name}"), ()
     attachment = attach(located, site, engine, environ)
     if engine == "sarus":
         body = attachment.files[FILE].partition("\n")[2]
