@@ -156,6 +156,11 @@ def test_a_replaced_list_leaves_no_origin_of_its_old_items(environ):
     assert site.origins["mounts.0"].source == "your site file"
 
 
+def test_every_key_and_every_site_stands_in_the_documentation():
+    text = (SHIPPED.parents[2] / "docs/site.md").read_text()
+    assert [word for word in (*VALUES, *SITES) if f"`{word}`" not in text] == []
+
+
 def test_mounts_of_every_shipped_site_can_be_mounted(environ):
     """What a site mounts is SOURCE:TARGET, and its variables are ones that a job has."""
     for name in SITES:
