@@ -66,6 +66,9 @@ class Scope:
                 self.exported[word.text] = command.raw
             return
         name, value = found[1], found[2]
+        own = () if word.computed else parts(value, "a word")
+        if len(own) == 1 and isinstance(own[0], Variable) and own[0].name == name and name not in self.values:
+            value = own[0].default or value  # A=${A:-x}
         for kind in (self.values, self.computed):
             kind.pop(name, None)
         if word.computed or command.nested:
@@ -104,7 +107,11 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     container = tuple(option for option in directives if pyxis.is_flag(option))
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
     pyxis.read_flags(container, adopted)
-    scope = Scope()
+    # as if it were submitted from here
+    scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
+    adopted.folder = folder
+    if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
+        adopted.changed("$PWD", f"taken as {folder}, as if the script were submitted from there")
     steps, others = _steps(text, scope, adopted)
     adopted.where = ""
     if not steps:
@@ -154,6 +161,9 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
     others: list[tuple[Command, str]] = []
     for command in commands(text):
         if command.array:
+            if command.nested:
+                what = f"line {command.line}: {command.array}=(…)"
+                adopted.changed(what, "it stands in a condition, a loop or a function; taken as if it is carried out")
             scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
                 f"{command.array}+=" in command.raw
             ) else command.words  # fmt: skip
@@ -170,6 +180,8 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
                         word, command, export=first == "export" or (first == "declare" and "-x" in command.raw)
                     )
             continue
+        if first == ":" and _assign_default(words[1:], scope, command):
+            continue
         step = _step(command, before, scope.resolve(words), scope)
         if step is not None:
             steps.append(step)
@@ -178,6 +190,15 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
         elif first not in _STRUCTURE:
             others.append((command, "it runs on the host, outside of the step; setup of the job file runs inside"))
     return steps, others
+
+
+def _assign_default(words: Sequence[Word], scope: Scope, command: Command) -> bool:
+    """Whether the words are `"${NAME:=value}"`, which gives a variable that is not set a value."""
+    found = re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S) if words else None
+    if found and found[1] not in scope.values:
+        [value, *_] = commands(f'{found[1]}="{found[2]}"')
+        scope.assign(value.words[0], replace(command, nested=False), export=found[1] in scope.exported)
+    return found is not None
 
 
 def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Command) -> None:
@@ -191,7 +212,7 @@ def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Comma
 
 def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
     """The step that a command starts; None for any other command."""
-    while words and words[0].text in {"exec", "time", "sudo"}:
+    while words and words[0].text.rsplit("/", 1)[-1] in {"exec", "time", "sudo", "nohup"}:
         words = words[1:]
     first = words[0].text.rsplit("/", 1)[-1] if words else ""
     exported = {name: (raw, scope.values[name]) for name, raw in scope.exported.items() if name in scope.values}
@@ -232,7 +253,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
     if kind != "srun":
         return tuple(words)
     options, rest = split(words, SRUN)
-    while rest and rest[0].splits:
+    while rest and (rest[0].splits or rest[0].array):
         adopted.lost(rest[0].raw, "what it holds is not known here: write its words")
         more, rest = split(rest[1:], SRUN)
         options = (*options, *more)
