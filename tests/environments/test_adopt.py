@@ -312,6 +312,15 @@ def test_idioms_of_batch_scripts_in_the_wild():
         assert word in text, (word, text)
 
 
+def test_variables_that_only_the_script_knows_are_said():
+    _, job, notes = from_script('A=$(date)\nB=1\nC=(x)\nsrun --container-image=i run "$A" "$(id) $B ${C[0]}" "$HOME"\n')
+    assert job["command"][2] == 'exec run "${A}" "$(id) $B ${C[0]}" "${HOME}"'
+    text = "\n".join(notes)
+    for word in ("line 2: A=$(date): the step's words have $A", "$B: the step's words", "$C: the step's words"):
+        assert word in text, (word, text)
+    assert "HOME" not in text
+
+
 def test_a_script_of_another_language_is_refused():
     with pytest.raises(RunnerError, match="it is no shell script") as caught:
         read_script("#!/usr/bin/env python3\n", Adopted(), draft(), Path("/here"), "x.py")
