@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import cast
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines.shared import without_defaults
+from runner.environments.engines.shared import check_names, without_defaults
 from runner.environments.environment import Environment
 from runner.environments.mount import parse_mount
 from runner.errors import unknown
@@ -18,9 +18,13 @@ from runner.site import Site, slurm_plugins
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 """each a module here, of that name, with the one function `attach(environment, site) -> Attachment`"""
-# engines that expand `${VAR:-default}` themselves, where and when the container starts; the value says in which fields
-# the defaults have to be decided before
-_OWN_DEFAULTS = {"ce": "mounts", "sarus": "mounts", "sandbox": None, "podman": None, "docker": None}
+# The fields in which `${VAR:-default}` has to be decided before, since nothing expands it where the container starts.
+_DECIDED: Mapping[str, tuple[str, ...]] = {
+    **{name: ("mounts",) for name in ("ce", "sarus")},
+    **{name: ("image", "mounts") for name in ("pyxis", "enroot", "apptainer")},
+    **{name: () for name in ("sandbox", "podman", "docker")},
+    "host": ("",),
+}
 
 
 def attach(
@@ -38,9 +42,10 @@ def attach(
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     full, notes = with_site(environment, site), cast("tuple[str, ...]", ())
-    narrow = _OWN_DEFAULTS.get(name, "")
-    if narrow is not None:
-        full, notes = without_defaults(full, environ, only=narrow)
+    if name != "host":
+        check_names(full, name)
+    if _DECIDED[name]:
+        full, notes = without_defaults(full, environ, only=_DECIDED[name])
     engine_module = importlib.import_module(f"{__name__}.{name}")  # the one in use, not all of them
     attachment: Attachment = engine_module.attach(full, site)
     return replace(attachment, notes=(*notes, *attachment.notes))
