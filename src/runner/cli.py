@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "gc": ("image_store", "remove squashfs files that nothing uses"),
     },
     "environments": {
-        "env": ("environments", "show | emit | check an environment (an EDF file)"),
+        "env": ("environments", "show | emit | check | adopt an environment (an EDF)"),
     },
     "runs": {
         "launch": ("runs", "start a script or a command in an environment; prints RUN"),

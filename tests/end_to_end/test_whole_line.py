@@ -1,5 +1,6 @@
 """From a Containerfile to a finished run in one command: `launch --build`; and what the run keeps of its image."""
 
+import json
 import shutil
 import tomllib
 from pathlib import Path
@@ -45,6 +46,9 @@ def test_from_a_containerfile_to_runs_on_every_site(line: Runner, tmp_path: Path
     keep = ("--", "sh", "-c", "echo $GREETING from inside; echo kept >$RUNNER_CACHE/note")
     first, log = line.finished("--build", "--env", "tiny", "--engine", "sandbox", *keep)
     assert "hello there from inside\n" in log
+    (known,) = (json.loads(path.read_text()) for path in (tmp_path / "images").glob("*.json"))
+    sidecar = tmp_path / "images" / known["path"].replace(".sqsh", ".json")
+    sidecar.write_text(json.dumps({**known, "sha256": ""}))  # as after a large import on an old processor
     for site, engine in (("generic-slurm", "ce"), ("generic-pyxis", "pyxis")):
         runner = Runner(line.project, line.environ, site)
         folder, log = runner.finished("--env", "tiny", "--engine", engine, *say)
@@ -56,6 +60,8 @@ def test_from_a_containerfile_to_runs_on_every_site(line: Runner, tmp_path: Path
     assert path.parent == tmp_path / "images" and path == (tmp_path / "images/tiny.sqsh").resolve()
     assert len(image["sha256"]) == 64 and image["digest"]
     assert tomllib.loads((folder / "environment.toml").read_text())["image"] == str(path)
+    later = tomllib.loads((folder / "lock.toml").read_text())["image"]
+    assert json.loads(sidecar.read_text()) == known and later["sha256"] == known["sha256"] == image["sha256"]
 
 
 @pytest.mark.uses("podman", "tar2sqfs", "squashfuse", "bubblewrap")

@@ -12,7 +12,7 @@ from runner.environments.engines import attach
 from runner.environments.environment import Environment, load_environment
 from runner.expansion import expand
 from runner.project import Project
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
 
 

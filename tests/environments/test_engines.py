@@ -6,7 +6,8 @@ from runner.environments.engines import ENGINES, attach, choose, with_site
 from runner.environments.environment import Environment, Mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal
-from runner.site import Site, load_site
+from runner.site import Site
+from runner.site_files import load_site
 from tests.environments.inside import environment_of
 
 SITE = load_site("local")

@@ -17,7 +17,7 @@ from runner.commands.emitted import emitted
 from runner.environments.engines import with_site
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.conftest import need
 from tests.environments import look
 from tests.environments.cases import ARGUMENTS, CASES, HOST, NAMES, STDIN, Case

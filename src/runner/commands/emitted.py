@@ -57,7 +57,7 @@ def emitted(
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
     attachment = attach(located, site, engine, environ)  # raises for what the engine cannot express
     if engine == "ce":
-        return emit_edf(with_site(located, site), f"{origin}\nUse: {_USE[engine]}"), ()
+        return emit_edf(with_site(located, site), f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"), ()
     if engine == "sarus":
         body = attachment.files[FILE].partition("\n")[2]
         return f"# {origin}\n# Use: {_USE[engine]}\n{body}", attachment.notes

@@ -6,11 +6,14 @@ import json
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from runner.machine import process
+from runner.errors import RunnerError
+from runner.images.oci.digest import sha256_of
+from runner.machine import files, process
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Squashfs:
     image_digest: str
     """sha256 of the image's configuration, hex: what docker and podman call its id"""
     sha256: str
-    """of the file; empty where it was not computed (large, on a processor without instructions for it)"""
+    """of the file; empty until it is wanted where it takes long (`with_sha256`)"""
     size_bytes: int
     architecture: str
     """in OCI's words"""
@@ -81,6 +84,19 @@ def read_squashfs(path: Path) -> Squashfs | None:
         return found if path.stat().st_size == found.size_bytes else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def with_sha256(squashfs: Squashfs) -> Squashfs:
+    """The same with the sha256 of its file, computed and noted in the sidecar where it is not known yet.
+
+    Raises OSError where the file cannot be read.
+    """
+    if squashfs.sha256:
+        return squashfs
+    known = replace(squashfs, sha256=sha256_of(squashfs.path))
+    with suppress(RunnerError):  # the folder may be somebody else's: then it is computed each time
+        files.write(sidecar(squashfs.path), as_json(known))
+    return known
 
 
 def find_squashfs(link_or_path: Path) -> Squashfs | None:

@@ -9,10 +9,12 @@ from datetime import datetime
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, process, sessions
 from runner.machine.report import Report
 from runner.runs import lock, preflight, snapshot
 from runner.runs.launch import RunPlan
+from runner.runs.preflight import LaunchImage
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.schedulers import local, slurm
 from runner.runs.secrets import hide_words
@@ -23,6 +25,7 @@ _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
     preflight.check_run_folder(runs, plan.site, plan.engine)
+    plan = replace(plan, image=_with_sha256(plan.image, report))
     folder = folders.take_numbered(runs, plan.job.name)
     submitted = False
     try:
@@ -53,6 +56,18 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
         if not submitted:
             folders.remove(folder)
         raise
+
+
+def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
+    """The image with the sha256 of its file, for the lock. Raises RunnerError where the file cannot be read."""
+    squashfs = image.squashfs
+    if squashfs is None or squashfs.sha256:
+        return image
+    report.say(f"computing the sha256 of {squashfs.path.name} ({squashfs.size_bytes / 1e9:.1f} GB) for the lock, once")
+    try:
+        return replace(image, squashfs=with_sha256(squashfs))
+    except OSError as error:
+        raise files.explain(error, f"read {squashfs.path}") from error
 
 
 def _slurm_version() -> dict[str, str]:

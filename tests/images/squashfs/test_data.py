@@ -50,7 +50,7 @@ def tree_of(held: list[FileData]) -> Directory:
     return Directory(0o40755, 0, 0, 0, (), leaves)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("compression", ["zstd:1", "zstd:9", "gzip:3", "xz:1", "none"])
+@pytest.mark.parametrize("compression", ["zstd:1", "zstd:9", "gzip:3", "xz:1", "lz4", "none"])
 def test_the_bytes_do_not_depend_on_the_number_of_threads(compression: str, tmp_path: Path) -> None:
     chosen = Compression.parse(compression, block_size=4096)
     items = contents(1, 400)
@@ -273,7 +273,7 @@ def test_equal_places_take_few_bytes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "zip", "zstd:0", "zstd:23", "zstd:", "zstd:x", "gzip:10", "none:1", "lz4", "zstd:²"]
+    "text", ["", "zip", "zstd:0", "zstd:23", "zstd:", "zstd:x", "gzip:10", "none:1", "lz4:1", "lzo", "zstd:²"]
 )
 def test_a_compression_that_there_is_not_is_refused(text: str) -> None:
     with pytest.raises(RunnerError, match="no compression"):

@@ -60,7 +60,7 @@ ALL_KINDS: trees.Tree = {
 @pytest.mark.parametrize(
     "reader", [pytest.param(name, marks=pytest.mark.uses(*readers.PARTS[name])) for name in readers.usable_readers()]
 )
-@pytest.mark.parametrize("compression", ["zstd:1", "gzip:1", "xz:0", "none"])
+@pytest.mark.parametrize("compression", ["zstd:1", "gzip:1", "xz:0", "lz4", "none"])
 def test_every_reader_finds_every_kind_of_entry(reader: str, compression: str, tmp_path: Path) -> None:
     """Type, mode, owner, size, content, target, device, extended attributes, hard links and time are as given."""
     image = tmp_path / "a.sqsh"

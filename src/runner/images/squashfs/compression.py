@@ -27,6 +27,7 @@ _KINDS = {
     "zstd": _Kind(6, range(1, 23), 3),
     "gzip": _Kind(1, range(1, 10), 6),
     "xz": _Kind(4, range(0, 10), 6),
+    "lz4": _Kind(5, range(0), None),
     "none": _Kind(1, range(0), None),
 }
 
@@ -35,7 +36,7 @@ _KINDS = {
 class Compression:
     """What every block of one squashfs is compressed with. Raises RunnerError for what squashfs cannot hold."""
 
-    name: str  # zstd, gzip, xz or none
+    name: str  # zstd, gzip, xz, lz4 or none
     level: int | None = None  # None: the default of the compressor
     block_size: int = 131072  # a power of two, 4 KiB to 1 MiB
     # whether the tables are compressed too: plain, they take 60 bytes more for a file, and squashfuse_ll finds paths
@@ -79,16 +80,18 @@ class Compression:
     @property
     def identity(self) -> str:
         """What the bytes of a packed block depend on, besides its content: the same text, the same bytes."""
-        versions = {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "gzip": zlib.ZLIB_RUNTIME_VERSION}
         level = "" if self.effective_level is None else f"level {self.effective_level}"
-        words = (self.name, versions.get(self.name, ""), level)
+        words = (self.name, _version(self.name), level)
         return f"{' '.join(word for word in words if word)}, blocks of {self.block_size}"
 
     def options(self) -> bytes:
         """What stands behind the superblock about the compressor; readers can do without, it tells people the level.
 
-        For xz the kernel takes the dictionary's size from here. Source: squashfs-tools 4.5, *_wrapper.h.
+        For xz the kernel takes the dictionary's size from here, for lz4 the form of the blocks: 1, the legacy one.
+        Source: squashfs-tools 4.5, *_wrapper.h.
         """
+        if self.name == "lz4":
+            return struct.pack("<II", 1, 0)
         if self.name == "zstd":
             return struct.pack("<I", self.effective_level)
         if self.name == "gzip":
@@ -98,6 +101,10 @@ class Compression:
     def compressor(self) -> Compress | None:
         """A new function that compresses a block; for one thread alone. None: blocks stay plain."""
         level = self.effective_level
+        if self.name == "lz4":
+            import lz4.block  # only who asks for it waits for it
+
+            return lambda data: lz4.block.compress(data, store_size=False)
         if level is None:
             return None
         if self.name == "zstd":
@@ -106,3 +113,12 @@ class Compression:
             return lambda data: zlib.compress(data, level)
         filters = [{"id": lzma.FILTER_LZMA2, "preset": level, "dict_size": self.block_size}]
         return lambda data: lzma.compress(data, lzma.FORMAT_XZ, lzma.CHECK_CRC32, None, filters)
+
+
+def _version(name: str) -> str:
+    """Of the library that compresses, where other versions of it may give other bytes."""
+    if name == "lz4":
+        import lz4
+
+        return str(lz4.library_version_string())
+    return {"zstd": ".".join(map(str, zstandard.ZSTD_VERSION)), "gzip": zlib.ZLIB_RUNTIME_VERSION}.get(name, "")
