@@ -1,4 +1,4 @@
-"""env show, emit, check; adopt lies in env_adopt.py."""
+"""env show, emit; check lies in env_check.py, adopt in env_adopt.py."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
-    from runner.commands import env_adopt
+    from runner.commands import env_adopt, env_check
 
     parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", parents=[common], help="the merged environment, and where each value came from")
     emit = actions.add_parser("emit", parents=[common], help="what plain srun, or the engine, takes without runner")
-    check = actions.add_parser("check", parents=[common], help="find mistakes before a job waits for them")
-    for action in (show, emit, check):
+    env_check.add(actions, common)
+    for action in (show, emit):
         action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")
-    for action in (show, check):
-        action.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument("--engine", metavar="NAME", help="for this engine, not the site's")
+    show.add_argument("--json", action="store_true", help="print JSON")
     engines = "ce sarus pyxis enroot podman docker apptainer host"
     emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's)")
     emit.add_argument("-o", "--output", metavar="FILE", help="write the file, and print its path")
     show.set_defaults(run=show_environment)
     emit.set_defaults(run=emit_environment)
-    check.set_defaults(run=check_environment)
     env_adopt.add(actions, common)
 
 
@@ -42,10 +39,10 @@ def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site
     """The environment, the site and the engine that the options mean; says which, and why."""
     import os
 
+    from runner.detection import find_site
     from runner.environments.engines import choose
     from runner.environments.environment import load_environment
     from runner.project import find_project
-    from runner.site import find_site
 
     project = find_project()
     site, why = find_site(args.site, os.environ)
@@ -138,33 +135,3 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     else:
         console.answer(text)
     return 0
-
-
-def check_environment(args: argparse.Namespace, console: Console) -> int:
-    """`runner env check`: the findings; exit code 1 when one of them is an error."""
-    import os
-
-    from runner.environments.lint.rules import lint
-
-    environment, site, engine = _load(args, console)
-    found = lint(environment, site, engine, os.environ)
-    errors = sum(finding.severity == "error" for finding in found)
-    if args.json:
-        keys = ("code", "severity", "field", "reason", "fix")
-        rows = [
-            {
-                **{key: getattr(finding, key) for key in keys},
-                "path": str(finding.place.path) if finding.place else None,
-                "line": finding.place.line if finding.place else None,
-            }
-            for finding in found
-        ]
-        console.answer_json(
-            {"environment": environment.name, "site": site.name, "engine": engine, "errors": errors, "findings": rows}
-        )
-    else:
-        for finding in found:
-            console.answer(str(finding))
-        verdict = f"{errors} errors, {len(found) - errors} warnings" if found else "no findings"
-        console.say(f"{environment.name} on {site.name} with {engine}: {verdict}")
-    return 1 if errors else 0

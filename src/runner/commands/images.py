@@ -218,7 +218,7 @@ def _as_dict(squashfs: Squashfs) -> dict[str, object]:
 
 
 def _site(args: argparse.Namespace, console: Console) -> Site:
-    from runner.site import find_site
+    from runner.detection import find_site
 
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")
