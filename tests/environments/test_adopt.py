@@ -23,7 +23,7 @@ from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.runs.job_checks import check_variable
 from runner.runs.schedulers import flags
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.conftest import need
 
 

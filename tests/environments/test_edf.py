@@ -15,7 +15,7 @@ from runner.environments.mount import parse_mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, sarus_text
 from runner.project import Project
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.environments.corpus import CORPUS, texts
 from tests.environments.inside import environment_of
 
