@@ -43,6 +43,7 @@ def run_inside(
     become: tuple[str, ...] = (),
     cwd: Path | None = None,
     timeout: float = 60,
+    stdin: bytes | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """What the command printed, as bytes. `environ` is laid over ours; `slurm` is a cluster to run it on."""
     attachment = prepared(environment, engine, run_folder)
@@ -57,6 +58,7 @@ def run_inside(
         cwd=cwd or run_folder,
         capture_output=True,
         timeout=timeout,
+        input=stdin,
         check=False,
     )
 

@@ -31,7 +31,7 @@ def draft() -> Draft:
     return Draft(lambda word, program: flags.refuse((word,), program), check_variable)
 
 
-def from_words(*argv, folder=Path("/")):
+def from_words(*argv, folder=Path("/here")):
     """(EDF, job file, notes) made from a command line."""
     adopted, job = Adopted(), draft()
     program = read_command_line(argv, adopted, job, folder)
@@ -40,7 +40,7 @@ def from_words(*argv, folder=Path("/")):
 
 def from_script(text):
     adopted, job = Adopted(), draft()
-    program = read_script("#!/bin/bash\n" + text, adopted, job, Path("/"), "job.sbatch")
+    program = read_script("#!/bin/bash\n" + text, adopted, job, Path("/here"), "job.sbatch")
     return data(adopted, job, program)
 
 
@@ -57,7 +57,7 @@ DOCKER = ("docker", "run")
     [
         (("-v", "/a:/b"), {"mounts": ["/a:/b"]}),
         (("-v/a:/b:ro,z",), {"mounts": ["/a:/b:ro"]}),
-        (("--volume=./a:/b:rw,rslave",), {"mounts": ["./a:/b:rslave"]}),
+        (("--volume=./a:/b:rw,rslave",), {"mounts": ["/here/a:/b:rslave"]}),
         (("--mount", "type=bind,src=/a,dst=/b,readonly"), {"mounts": ["/a:/b:ro"]}),
         (("--mount=type=bind,source=/a,target=/b,bind-propagation=private",), {"mounts": ["/a:/b:private"]}),
         (("-w", "/w"), {"workdir": "/w"}),
@@ -195,7 +195,7 @@ A=1 srun $FLAGS --container-image=$IMAGE --container-mounts="$SCRATCH:/scratch,/
 def test_a_batch_script_becomes_an_edf_and_a_job_file():
     edf, job, notes = from_script(SCRIPT)
     assert edf == {
-        "image": "${PWD}/images/ngc.sqsh",
+        "image": "/here/images/ngc.sqsh",
         "mounts": ["${SCRATCH}:/scratch", "/d/${WHEN}:/d"],
         "env": {"HF_HOME": "${SCRATCH}/hf", "NCCL_DEBUG": "INFO"},
     }
@@ -245,6 +245,7 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
         ("srun env A=1 -u B nvidia-smi", {"command": ["nvidia-smi"], "launcher": "none"}),
         ("srun docker run -v /a:/b i:1 python x.py", {"script": "x.py", "launcher": "none"}),
         ("CMD='python x.py 1'; srun $CMD", {"script": "x.py", "arguments": ["1"], "launcher": "none"}),
+        ("/usr/bin/time srun torchrun x.py", {"script": "x.py", "launcher": "torchrun"}),
         ("torchrun x.py", {"script": "x.py", "launcher": "torchrun"}),
         ("echo 1", {"command": ["bash", "job.sbatch"], "launcher": "none"}),
     ],
@@ -276,9 +277,53 @@ def test_what_a_condition_sets_stays_unknown_and_is_said():
     assert "line 3: I=/a.sqsh: the EDF needs ${I}: export it where you launch, or write its value" in notes
 
 
+IDIOMS = r"""
+: "${APPS:=/fsx}"
+: "${IMAGE:=$APPS/$(pwd)/x.sqsh}"
+export SCRIPT=${SCRIPT:=train.py}
+AUTO=""
+if [ -d /opt/x ]; then
+  AUTO="--auto-resume=1"
+  declare -a MORE=(--container-writable)
+fi
+declare -a ARGS=(
+  --container-image $IMAGE   # comment
+  --container-mounts ./data:/data,`pwd`:/here2
+)
+srun $AUTO -l "${ARGS[@]}" "${MORE[@]}" python $SCRIPT "${NOWHERE[@]}"
+"""
+
+
+def test_idioms_of_batch_scripts_in_the_wild():
+    edf, job, notes = from_script(IDIOMS)
+    assert edf == {
+        "image": "/fsx//here/x.sqsh",
+        "writable": True,
+        "mounts": ["/here/data:/data", "/here:/here2"],
+    }
+    assert job["command"] == ["bash", "-c", 'exec python train.py "${NOWHERE[@]}"']
+    assert job["slurm"] == {"srun": ["--label"]}
+    text = "\n".join(notes)
+    for word in (
+        "$PWD: taken as /here, as if the script were submitted from there",
+        "line 9: MORE=(…): it stands in a condition",
+        "line 15: $AUTO: not taken over: what it holds is not known here",
+    ):
+        assert word in text, (word, text)
+
+
+def test_variables_that_only_the_script_knows_are_said():
+    _, job, notes = from_script('A=$(date)\nB=1\nC=(x)\nsrun --container-image=i run "$A" "$(id) $B ${C[0]}" "$HOME"\n')
+    assert job["command"][2] == 'exec run "${A}" "$(id) $B ${C[0]}" "${HOME}"'
+    text = "\n".join(notes)
+    for word in ("line 2: A=$(date): the step's words have $A", "$B: the step's words", "$C: the step's words"):
+        assert word in text, (word, text)
+    assert "HOME" not in text
+
+
 def test_a_script_of_another_language_is_refused():
     with pytest.raises(RunnerError, match="it is no shell script") as caught:
-        read_script("#!/usr/bin/env python3\n", Adopted(), draft(), Path("/"), "x.py")
+        read_script("#!/usr/bin/env python3\n", Adopted(), draft(), Path("/here"), "x.py")
     assert "-- srun" in caught.value.fix
 
 
@@ -358,7 +403,7 @@ def test_what_emit_writes_for_an_engine_is_adopted_again(engine, environment):
         return  # it is entered as a folder: see test_what_is_not_taken_over_is_said
     script, _ = emitted(environment, load_site("generic-slurm"), engine, {"SCRATCH": "/s"})
     adopted = Adopted()
-    read_script(script.replace('"$@"', "true"), adopted, draft(), Path("/"), "x")
+    read_script(script.replace('"$@"', "true"), adopted, draft(), Path("/here"), "x")
     assert adopted.image == environment.image
     assert (adopted.workdir or None) == environment.workdir
     assert (bool(adopted.entrypoint), adopted.writable) == (environment.entrypoint, environment.writable)

@@ -1,18 +1,21 @@
 """An EDF file is read completely or refused with the line, the reason and the way out."""
 
 import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.environments.engines import attach
 from runner.environments.environment import Environment, Mount, emit_edf, load_environment
 from runner.environments.mount import parse_mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, sarus_text
 from runner.project import Project
+from runner.site_files import load_site
 from tests.environments.corpus import CORPUS, texts
 from tests.environments.inside import environment_of
 
@@ -230,6 +233,7 @@ _environments = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(_environments)
 def test_any_environment_that_is_emitted_is_read_again_unchanged(tmp_path_factory, environment):
     again = environment_of(tmp_path_factory.getbasetemp(), emit_edf(environment, "by a test"))
@@ -256,6 +260,7 @@ def test_expansion():
     assert "the variable B in mounts.0 is not defined" in caught.value.what
 
 
+@settings(deadline=None)
 @given(texts)
 def test_literal_text_reaches_sarus_suite_unchanged(text):
     """Its expander: `$$` is a dollar sign, `$NAME` and `${NAME}` are variables, any other `$` stays."""
@@ -270,6 +275,21 @@ def test_variables_reach_sarus_suite_where_it_can_expand_them():
         sarus_text("${A:-${B}}", "it")
 
 
+def test_the_edf_of_sarus_suite_keeps_dollar_signs_from_it(tmp_path):
+    text = 'image = "a#b"\nmounts = ["${S}:/s"]\n[env]\nA = "$HOME $${X} ${Y:-z}"\n'
+    attachment = attach(environment_of(tmp_path, text), load_site("generic-slurm"), "sarus", {"S": "/s"})
+    emitted = tomllib.loads(attachment.files["environment.toml"])
+    assert (emitted["env"]["A"], emitted["mounts"]) == ("$$HOME $${X} ${Y:-z}", ["${S}:/s"])
+    for text, why in (
+        ('image = "a/${B}"\n', "expands no variables in an image"),
+        ('image = "a/b"\nmounts = ["/a$b:/c"]\n', "expands a mount twice"),
+    ):
+        with pytest.raises(RunnerError) as caught:
+            attach(environment_of(tmp_path, text), load_site("generic-slurm"), "sarus", {})
+        assert why in caught.value.why
+
+
+@settings(deadline=None)
 @given(texts)
 def test_literal_text_expands_to_itself(text):
     assert expand(literal(text), {}, "it") == text

@@ -101,7 +101,7 @@ def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise RunnerError(f"cannot read {path}", why, "check the path; a command line stands behind --") from error
-    return path.name, read_script(text, adopted, draft, path.absolute().parent, args.script)
+    return path.name, read_script(text, adopted, draft, Path.cwd(), args.script)
 
 
 def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from runner.environments.adopt.shell import Word
 from runner.environments.mount import Mount, parse_mount
 from runner.environments.rewriting import APPEND, Change, Set
 from runner.errors import RunnerError
-from runner.expansion import expand, names
+from runner.expansion import expand, literal, names
 
 SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(_|$)", re.I)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -33,20 +35,22 @@ class Adopted:
     command: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """what could not be taken over, or holds without being said, in the order of the words"""
+    folder: Path | None = None
+    """the folder from which relative paths are meant; a job has another one when it runs"""
     where: str = ""
     """in front of notes: the line of a script"""
 
     def lost(self, what: str, why: str) -> None:
         """Say what an EDF, or a job file, cannot hold."""
-        self._note(f"{what}: not taken over: {why}")
+        self._note(f"{short(what)}: not taken over: {why}")
 
     def holds(self, what: str, why: str) -> None:
         """Say what needs no words, since it is so anyway."""
-        self._note(f"{what}: not needed: {why}")
+        self._note(f"{short(what)}: not needed: {why}")
 
     def changed(self, what: str, why: str) -> None:
         """Say what was taken over in other words than a reader might expect."""
-        self._note(f"{what}: {why}")
+        self._note(f"{short(what)}: {why}")
 
     def computed(self, what: str) -> None:
         """Say that only a shell can tell what this is."""
@@ -64,8 +68,15 @@ class Adopted:
         except RunnerError as error:
             self.lost(given, error.why)
             return
+        mount = replace(mount, source=self.absolute(mount.source))
         if mount not in self.mounts:
             self.mounts.append(mount)
+
+    def absolute(self, text: str) -> str:
+        """A path of the host; one that begins with a dot is meant from the folder."""
+        if self.folder is None or not text.startswith(("./", "../")):
+            return text
+        return os.path.normpath(os.path.join(literal(str(self.folder)), text))  # noqa: PTH118 (the text may hold variables)
 
     def variable(self, name: str, value: str, given: str) -> None:
         """Add a variable of [env]; what an EDF cannot hold is noted."""
@@ -99,6 +110,12 @@ class Adopted:
         wanted += [Set(("env", name), value) for name, value in self.env.items()]
         wanted += [Set(("annotations", *name.split(".")), value) for name, value in self.annotations.items()]
         return wanted
+
+
+def short(text: str) -> str:
+    """The text on one line, cut where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= 120 else f"{line[:119]}…"
 
 
 def plain(text: str) -> str | None:

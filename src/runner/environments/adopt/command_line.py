@@ -23,6 +23,7 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
     Raises RunnerError for a program that is not known here.
     """
     words = tuple(Word(literal(word), shlex.quote(word)) for word in argv)
+    adopted.folder = folder
     while words and words[0].text in {"sudo", "exec", "time"}:
         words = words[1:]
     first = words[0].text if words else ""
@@ -58,7 +59,7 @@ def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path)
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise RunnerError(f"cannot read {path}", why, "check the path") from error
-        program = read_script(text, adopted, draft, path.parent, rest[0].text)
+        program = read_script(text, adopted, draft, folder, rest[0].text)
     for word in rest[1:]:
         adopted.lost(word.raw, "the script's own arguments are not followed: $1, $2 … stay unknown")
     container = [option for option in options if pyxis.is_flag(option)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from runner.environments.adopt.adopted import SECRET, Adopted, plain
 from runner.environments.adopt.options import Option
 from runner.environments.adopt.program import Program
+from runner.environments.adopt.scope import RENDEZVOUS
 from runner.environments.rewriting import Change, Set
 from runner.errors import RunnerError
 
@@ -24,7 +25,6 @@ _HOLDS = {
     "chdir": "tasks start in the snapshot of the code, or in the EDF's workdir",
     "pty": "`runner shell` gives a prompt", "get-user-env": "the variables enter as they are",
 }  # fmt: skip
-_LAUNCHERS_OWN = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}  # Source: pyxis 0.24.0, what is kept from enroot
 
 
@@ -111,7 +111,7 @@ class Draft:
     def variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
         """Take over a variable that the job exports; its value is EDF text."""
         text = plain(value)
-        if name in _LAUNCHERS_OWN:
+        if name in RENDEZVOUS:
             adopted.holds(given, "runner sets it for each task")
         elif name in _NOT_INTO_CONTAINERS:
             adopted.lost(given, f"the host's {name} does not enter a container; write it into [env] of the EDF")

@@ -29,7 +29,7 @@ def read_flags(options: Sequence[Option], adopted: Adopted) -> None:
 def _take(option: Option, adopted: Adopted) -> None:
     name, value, given = option.name, option.value or "", option.given
     if name in NAMES:
-        adopted.base = value
+        adopted.base = adopted.absolute(value)
     elif name == "container-image":
         _image(value, given, adopted)
     elif name == "container-mounts":
@@ -70,7 +70,7 @@ _LOST = {
 
 def _image(value: str, given: str, adopted: Adopted) -> None:
     if value.startswith(("/", ".", "${")):
-        adopted.image = value
+        adopted.image = adopted.absolute(value)
         return
     adopted.image, reason = image_reference(value)
     if reason:

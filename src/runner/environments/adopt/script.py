@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from runner.environments.adopt import pyxis
@@ -14,66 +14,14 @@ from runner.environments.adopt.containers import read_container_run
 from runner.environments.adopt.job import Draft
 from runner.environments.adopt.options import SBATCH, SRUN, Option, split
 from runner.environments.adopt.program import Program, read_program
+from runner.environments.adopt.scope import ASSIGNMENT, Scope, assign_default, say_unknown
 from runner.environments.adopt.shell import Command, Word, commands
 from runner.errors import RunnerError
-from runner.expansion import Variable, join, literal, names, parts
+from runner.expansion import literal
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 _ENGINES = ("docker", "podman")
 _STARTERS = ("torchrun", "accelerate", "python", "python3", "deepspeed", "mpirun", "mpiexec")
 _STRUCTURE = {"done", "fi", "esac", "}", ")", "for", "case", "[", "[[", "((", "function", "select", ":", "true"}
-
-
-@dataclass
-class Scope:
-    """What the script has assigned so far."""
-
-    values: dict[str, str] = field(default_factory=dict)
-    """EDF text"""
-    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    computed: dict[str, str] = field(default_factory=dict)
-    """name -> the words that only a shell can work out, with their line"""
-    exported: dict[str, str] = field(default_factory=dict)
-    """name -> the words that export it"""
-
-    def resolve(self, words: Sequence[Word]) -> tuple[Word, ...]:
-        """The words with known variables and arrays put in."""
-        found: list[Word] = []
-        for word in words:
-            if word.array in self.arrays:
-                found += self.resolve(self.arrays[word.array])
-            elif word.computed or word.array:
-                found.append(replace(word, computed=True, text=word.raw))
-            elif word.splits and word.text.strip("${}") in self.values:
-                found += [Word(text, text) for text in self.value(word.text).split()]
-            else:
-                found.append(replace(word, text=self.value(word.text)))
-        return tuple(found)
-
-    def value(self, text: str) -> str:
-        """EDF text with known variables put in; the others stay alive."""
-        pieces: list[str | Variable] = []
-        for part in parts(text, "a word"):
-            known = self.values.get(part.name) if isinstance(part, Variable) else None
-            pieces += [part] if known is None else [*parts(known, "a variable")]
-        return join(tuple(pieces))
-
-    def assign(self, word: Word, command: Command, *, export: bool) -> None:
-        """Note one NAME=VALUE."""
-        found = _ASSIGNMENT.fullmatch(word.text)
-        if found is None:
-            if export:
-                self.exported[word.text] = command.raw
-            return
-        name, value = found[1], found[2]
-        for kind in (self.values, self.computed):
-            kind.pop(name, None)
-        if word.computed or command.nested:
-            self.computed[name] = f"line {command.line}: {word.raw}"
-        else:
-            self.values[name] = self.value(value)
-        if export:
-            self.exported[name] = f"export {word.raw}"
 
 
 @dataclass(frozen=True)
@@ -104,7 +52,11 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     container = tuple(option for option in directives if pyxis.is_flag(option))
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
     pyxis.read_flags(container, adopted)
-    scope = Scope()
+    # as if it were submitted from here
+    scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
+    adopted.folder = folder
+    if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
+        adopted.changed("$PWD", f"taken as {folder}, as if the script were submitted from there")
     steps, others = _steps(text, scope, adopted)
     adopted.where = ""
     if not steps:
@@ -121,7 +73,7 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     adopted.where = f"line {main.command.line}: "
     program = _take(main, adopted, draft, folder)
     adopted.where = ""
-    _say_unknown(scope, adopted)
+    say_unknown(scope, adopted, main.words)
     return program
 
 
@@ -154,13 +106,16 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
     others: list[tuple[Command, str]] = []
     for command in commands(text):
         if command.array:
+            if command.nested:
+                what = f"line {command.line}: {command.array}=(…)"
+                adopted.changed(what, "it stands in a condition, a loop or a function; taken as if it is carried out")
             scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
                 f"{command.array}+=" in command.raw
             ) else command.words  # fmt: skip
             continue
         words = list(command.words)
         before: list[Word] = []
-        while words and _ASSIGNMENT.fullmatch(words[0].text) and not words[0].text.startswith("-"):
+        while words and ASSIGNMENT.fullmatch(words[0].text) and not words[0].text.startswith("-"):
             before.append(words.pop(0))
         first = words[0].text if words else ""
         if first in {"export", "declare", "readonly", "local", "typeset"} or not words:
@@ -169,6 +124,8 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
                     scope.assign(
                         word, command, export=first == "export" or (first == "declare" and "-x" in command.raw)
                     )
+            continue
+        if first == ":" and assign_default(words[1:], scope, command):
             continue
         step = _step(command, before, scope.resolve(words), scope)
         if step is not None:
@@ -191,12 +148,12 @@ def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Comma
 
 def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
     """The step that a command starts; None for any other command."""
-    while words and words[0].text in {"exec", "time", "sudo"}:
+    while words and words[0].text.rsplit("/", 1)[-1] in {"exec", "time", "sudo", "nohup"}:
         words = words[1:]
     first = words[0].text.rsplit("/", 1)[-1] if words else ""
     exported = {name: (raw, scope.values[name]) for name, raw in scope.exported.items() if name in scope.values}
     for word in before:
-        if not word.computed and (found := _ASSIGNMENT.fullmatch(word.text)):
+        if not word.computed and (found := ASSIGNMENT.fullmatch(word.text)):
             exported[found[1]] = (word.raw, scope.value(found[2]))
     if first == "srun":
         return Step(command, "srun", words[1:], split(words[1:], SRUN)[0], exported)
@@ -232,7 +189,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
     if kind != "srun":
         return tuple(words)
     options, rest = split(words, SRUN)
-    while rest and rest[0].splits:
+    while rest and (rest[0].splits or rest[0].array):
         adopted.lost(rest[0].raw, "what it holds is not known here: write its words")
         more, rest = split(rest[1:], SRUN)
         options = (*options, *more)
@@ -254,17 +211,3 @@ def _name_variables(listed: str, adopted: Adopted, draft: Draft) -> None:
     for name in listed.split(","):
         if name in draft.env:
             adopted.env[name] = literal(draft.env.pop(name))
-
-
-def _say_unknown(scope: Scope, adopted: Adopted) -> None:
-    """Say which variables of the EDF the script works out by itself, and which exports were not understood."""
-    texts = [adopted.image, adopted.workdir, adopted.base, *adopted.env.values(), *adopted.annotations.values()]
-    texts += [mount.text() for mount in adopted.mounts]
-    used = {name for text in texts for name in names(text)}
-    for name, words in scope.computed.items():
-        if name in used:
-            adopted.changed(words, f"the EDF needs ${{{name}}}: export it where you launch, or write its value")
-        elif name in scope.exported and name not in {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"}:
-            adopted.lost(words, "only a shell can work it out: export it in task_prolog of the job file")
-        elif name in scope.exported:
-            adopted.holds(words, "runner sets it for each task")

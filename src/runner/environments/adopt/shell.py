@@ -15,8 +15,10 @@ from runner.expansion import Variable, join, parts
 _OPERATOR = re.compile(r"\|\||&&|;;&|;;|;&|\|&|[;&|]")
 _REDIRECTION = re.compile(r"\d*(?:&>>|&>|<<<|<<-|<<|>>|>\||<>|<&|>&|<|>)")
 _ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
-_BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^${}\"'`\\]*))?\}")
+_BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-=]([^${}\"'`\\]*))?\}")
+_HERE = re.compile(r"\$\(\s*pwd(?: -[LP])?\s*\)|`pwd`")
 _ARRAY_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
+_DECLARES = re.compile(r"declare|local|typeset|readonly|export|-[a-zA-Z]+")
 _OPENING = ("if", "for", "while", "until", "case", "select", "{", "(", "function")
 _CLOSING = ("fi", "done", "esac", "}", ")")
 _PREFIXES = ("then", "do", "else", "elif", "!", "time", "if", "while", "until", "{", "(")
@@ -98,10 +100,12 @@ class _Reader:
                 if words:
                     raw, ended = self.text[start : self.position], "("
                     break
-            elif not words and (found := _ARRAY_ASSIGNED.match(self.text, self.position)):
+            elif all(_DECLARES.fullmatch(word.raw) for word in words) and (
+                found := _ARRAY_ASSIGNED.match(self.text, self.position)
+            ):
                 self.position = found.end()
                 array = found[1]
-                words += self._elements()
+                words = self._elements()
             else:
                 words.append(self._word())
         return self._finished(words, start, raw, array, tuple(redirections), ended)
@@ -207,6 +211,9 @@ class _Reader:
         """What begins with a dollar sign or a backtick."""
         if found := _BRACED.match(self.text, self.position):
             pieces.append(Variable(found[1], found[2]))
+            self.position = found.end()
+        elif found := _HERE.match(self.text, self.position):
+            pieces.append(Variable("PWD"))
             self.position = found.end()
         elif found := _ARRAY.match(self.text, self.position):
             marks.add("array")

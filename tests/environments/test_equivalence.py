@@ -1,0 +1,211 @@
+"""One EDF means the same on every engine: what is seen inside is what docs/environment.md promises.
+
+Every engine that this machine has runs every environment of the table and some that hypothesis makes; the summary of
+the test run says which engines ran. What the promise does not name is not compared.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from runner.commands.emitted import emitted
+from runner.environments.engines import with_site
+from runner.environments.environment import Environment
+from runner.errors import RunnerError
+from runner.site_files import load_site
+from tests.conftest import need
+from tests.environments import look
+from tests.environments.cases import ARGUMENTS, CASES, HOST, NAMES, STDIN, Case
+from tests.environments.inside import environment_of, run_inside
+from tests.environments.promise import Promise, differences, places, promised
+from tests.lab.parts import BY_MARKER, PLUGINS, SLURM
+from tests.lab.plugins import real_pyxis
+from tests.lab.slurm import SlurmLab
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way into a container."""
+
+    engine: str
+    needs: tuple[str, ...] = ()
+    """parts of the lab; without them the way is skipped, and the summary says so"""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    slurm: SlurmLab | None = None
+    only: tuple[str, ...] = tuple(CASES)
+    emitted: bool = False
+    """by what `runner env emit` writes, without runner"""
+    image: str = ""
+    """in place of the squashfs file: the name of an image"""
+
+
+UNPACKED = ("nothing is set", "any text", "mounts", "read-only", "all at once")
+EMITTED = (
+    *("EDF over image over host", "an empty value unsets what image, host or site have", "references", "any text"),
+    *("names that mean something elsewhere", "a working directory that the image names", "the entrypoint"),
+    *("read-only, with mounts and a working directory", "all at once"),
+)
+FUSE = ("squashfuse", "/dev/fuse")
+WAYS = {
+    "sandbox": Way("sandbox", ("bubblewrap", *FUSE)),
+    "sandbox, unpacked": Way("sandbox", ("bubblewrap", "unsquashfs"), {"RUNNER_SANDBOX_UNPACK": "1"}, only=UNPACKED),
+    "podman": Way("podman", ("podman", *FUSE)),
+    "podman, its storage": Way("podman", ("podman",)),
+    "docker": Way("docker", ("dockerd",)),
+    "ce, the lab's plugin": Way("ce", (*SLURM, *PLUGINS)),
+    "pyxis, the lab's plugin": Way("pyxis", (*SLURM, *PLUGINS)),
+    "pyxis, NVIDIA's": Way("pyxis", (*SLURM, "pyxis", "enroot")),
+    "enroot": Way("enroot", ("enroot", *FUSE)),
+    "apptainer": Way("apptainer", ("apptainer",)),
+    "sarus": Way("sarus", ("sarus",)),
+    "env emit --as ce": Way("ce", (*SLURM, *PLUGINS), only=EMITTED, emitted=True),
+    "env emit --as pyxis": Way("pyxis", (*SLURM, *PLUGINS), only=EMITTED, emitted=True),
+    "env emit --as enroot": Way("enroot", ("enroot", *FUSE), only=EMITTED, emitted=True),
+    "env emit --as podman": Way("podman", ("podman", *FUSE), only=EMITTED, emitted=True),
+    "env emit --as podman, its storage": Way("podman", ("podman",), only=EMITTED, emitted=True),
+    "env emit --as docker": Way("docker", ("dockerd",), only=EMITTED, emitted=True),
+    "env emit --as apptainer": Way("apptainer", ("apptainer",), only=EMITTED, emitted=True),
+}
+
+
+@pytest.fixture(scope="module")
+def look_sqsh(tmp_path_factory):
+    target = tmp_path_factory.mktemp("look") / "look.sqsh"
+    look.make_squashfs(target)
+    return target
+
+
+@pytest.fixture(scope="module")
+def pyxis_slurm():
+    """A private Slurm with NVIDIA's own plugin."""
+    with SlurmLab(nodes=1, plugins=(str(real_pyxis()),)) as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module")
+def way(request) -> Way:
+    found = WAYS[request.param]
+    need(*found.needs)
+    if "gcc, spank.h" in found.needs:
+        return replace(found, slurm=request.getfixturevalue("slurm"))
+    if "pyxis" in found.needs:
+        return replace(found, slurm=request.getfixturevalue("pyxis_slurm"))
+    if "dockerd" in found.needs:
+        return replace(found, image=look.build_image("docker", {**os.environ, "DOCKER_BUILDKIT": "0"}))
+    if "podman" in found.needs:
+        podman = request.getfixturevalue("podman")
+        found = replace(found, environ=podman.environ)
+        if "squashfuse" not in found.needs:
+            found = replace(found, image=look.build_image("podman", podman.environ))
+    return found
+
+
+def environment_for(case: Case, way: Way, squashfs: Path, here: Path) -> Environment:
+    here.mkdir(parents=True)
+    for name in ("home", "data", "more", "a b", "a,b", "a:b", "it's $x;`y` #\\z"):
+        (here / name).mkdir()
+        (here / name / "mark").write_text(f"this is {name}\n")
+    (here / "mark").write_text("the caller's folder\n")
+    (here / "file").write_text("a file\n")
+    image = way.image or str(squashfs)
+    edf = case.edf.format(here=here, image=squashfs)
+    environment = environment_of(here, f'image = "{image}"\n{edf}', {"EDF_PATH": str(here)})
+    site = replace(load_site("local"), env=case.site_env, mounts=case.site_mounts)
+    return with_site(environment, site)
+
+
+def weaker(promise: Promise, environment: Environment, engine: str) -> Promise:
+    """The promise without what docs/environment.md excepts: the host's libraries may enter through pyxis and the
+    Container Engine, and the latter's login shell takes the image's PATH away."""
+    login = {} if "PATH" in environment.env or engine == "pyxis" else {"PATH": look.PROFILE_PATH}
+    own = {name for name, value in environment.env.items() if not value}
+    return replace(
+        promise,
+        variables={**promise.variables, **login},
+        absent=promise.absent - ({"LD_LIBRARY_PATH", "LD_PRELOAD"} - own),
+    )
+
+
+def run_emitted(
+    environment: Environment, way: Way, host: Mapping[str, str], here: Path, command: tuple[str, ...]
+) -> subprocess.CompletedProcess[bytes]:
+    """The command, run by what `env emit` writes."""
+    written = here / "emitted"
+    written.write_text(emitted(environment, load_site("local"), way.engine, host)[0])
+    argv = ("srun", f"--environment={written}") if way.engine == "ce" else ("bash", str(written))
+    environ = {**(way.slurm.environ if way.slurm else {}), **host}
+    return subprocess.run(
+        (*argv, *command), env=environ, cwd=here, input=STDIN.encode(), capture_output=True, timeout=60, check=False
+    )
+
+
+def differences_of(environment: Environment, way: Way, here: Path) -> list[str]:
+    """What was seen inside and is not as promised."""
+    host = {**os.environ, **way.environ, **HOST, "HOME": str(here / "home"), "WHERE": str(here)}
+    host["RUNNER_RUN"] = str(here / "run")
+    promise = promised(environment, look.IMAGE, host, NAMES, here, ARGUMENTS, STDIN)
+    if way.engine in {"ce", "pyxis"}:
+        promise = weaker(promise, environment, way.engine)
+    (here / "run").mkdir()
+    command = look.words(places(promise), ARGUMENTS)
+    if way.emitted:
+        done = run_emitted(environment, way, host, here, command)
+    else:
+        done = run_inside(
+            environment, way.engine, here / "run", *command, environ={**way.environ, **host}, slurm=way.slurm, cwd=here,
+            stdin=STDIN.encode(),
+        )  # fmt: skip
+    seen = look.read(done)
+    if seen is None:
+        return [f"it did not run (exit {done.returncode}): {done.stderr.decode(errors='replace')[-1500:]}"]
+    found = differences(promise, seen)
+    for source in ("data", "more"):
+        made = here / source / ".look"
+        if made.exists() and made.stat().st_uid != os.geteuid():
+            found.append(f"{made} belongs to {made.stat().st_uid}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcome(way, look_sqsh, tmp_path_factory) -> Callable[[str], tuple[str, list[str]]]:
+    """outcome(CASE): the field that was refused, and what was not as promised. All cases run at once."""
+    folder = tmp_path_factory.mktemp("cases")
+
+    def run(name: str) -> tuple[str, list[str]]:
+        environment = environment_for(CASES[name], way, look_sqsh, folder / f"{list(CASES).index(name)}")
+        try:
+            return "", differences_of(environment, way, environment.path.parent)
+        except RunnerError as error:
+            return error.what, []
+
+    with ThreadPoolExecutor(4) as pool:
+        results = dict(zip(way.only, pool.map(run, way.only), strict=True))
+    return lambda name: results[name]
+
+
+def marks(way: Way) -> tuple[pytest.MarkDecorator, ...]:
+    """What tells the summary which parts a way runs on, and which of them a machine may lack."""
+    optional = [name for name, part in BY_MARKER.items() if part in way.needs]
+    return (pytest.mark.uses(*way.needs), *(getattr(pytest.mark, name) for name in optional))
+
+
+PAIRS = [
+    pytest.param(name, case, marks=marks(way), id=f"{name}: {case}") for name, way in WAYS.items() for case in way.only
+]
+
+
+@pytest.mark.parametrize(("way", "name"), PAIRS, indirect=["way"])
+def test_the_inside_is_as_promised_or_the_engine_refuses(outcome, way, name):
+    refused, found = outcome(name)
+    case = CASES[name]
+    if expected := case.refused.get(way.engine):
+        assert f"the engine {way.engine!r} cannot express {expected}" in refused
+    elif way.engine in case.stopped:
+        assert "cannot mount" in found[0]
+    else:
+        assert (refused, found) == ("", [])
