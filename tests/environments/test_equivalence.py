@@ -6,21 +6,27 @@ the test run says which engines ran. What the promise does not name is not compa
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
 
 from runner.commands.emitted import emitted
 from runner.environments.engines import with_site
 from runner.environments.environment import Environment
+from runner.environments.mount import Mount
 from runner.errors import RunnerError
+from runner.expansion import expand, literal
 from runner.site_files import load_site
 from tests.conftest import need
 from tests.environments import look
 from tests.environments.cases import ARGUMENTS, CASES, HOST, NAMES, STDIN, Case
+from tests.environments.corpus import texts
 from tests.environments.inside import environment_of, run_inside
 from tests.environments.promise import Promise, differences, places, promised
 from tests.lab.parts import BY_MARKER, PLUGINS, SLURM
@@ -188,14 +194,15 @@ def outcome(way, look_sqsh, tmp_path_factory) -> Callable[[str], tuple[str, list
     return lambda name: results[name]
 
 
-def marks(way: Way) -> tuple[pytest.MarkDecorator, ...]:
+def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
     """What tells the summary which parts a way runs on, and which of them a machine may lack."""
-    optional = [name for name, part in BY_MARKER.items() if part in way.needs]
-    return (pytest.mark.uses(*way.needs), *(getattr(pytest.mark, name) for name in optional))
+    needs = WAYS[name].needs
+    optional = [getattr(pytest.mark, marker) for marker, part in BY_MARKER.items() if part in needs]
+    return (pytest.mark.engine(name), pytest.mark.uses(*needs), *optional)
 
 
 PAIRS = [
-    pytest.param(name, case, marks=marks(way), id=f"{name}: {case}") for name, way in WAYS.items() for case in way.only
+    pytest.param(name, case, marks=marks(name), id=f"{name}: {case}") for name, way in WAYS.items() for case in way.only
 ]
 
 
@@ -209,3 +216,65 @@ def test_the_inside_is_as_promised_or_the_engine_refuses(outcome, way, name):
         assert "cannot mount" in found[0]
     else:
         assert (refused, found) == ("", [])
+
+
+REFERENCES = ("${GREETING}", "${ONLY_HOST}", "${PATH}", "${HERE}", "${EMPTY_HOST:-empty}", "${HOST_OR_IMAGE:-never}")
+plain = texts.filter(lambda text: "${" not in text).map(literal)
+defaults = plain.filter(lambda text: "}" not in text).map(lambda text: f"${{NEVER:-{text}}}")
+values = st.lists(st.one_of(plain, st.sampled_from(REFERENCES), defaults), max_size=4).map("".join)
+names = st.one_of(
+    st.from_regex(r"V[A-Za-z0-9_]{0,6}", fullmatch=True), st.sampled_from((*NAMES, "GREETING", "PATH", "HERE"))
+)
+ordinary = st.from_regex(r"[a-z0-9_][a-z0-9._+=-]{0,7}", fullmatch=True)
+strange = st.text("a ,:;$`'\"\\#!*&|<>()é🦙%@~\t", min_size=1, max_size=30).filter(lambda name: name != "..")
+folders = st.one_of(ordinary, ordinary, ordinary, ordinary, strange)
+flags = st.sampled_from(((), ("ro",), ("rw",)))
+mounts = st.lists(st.tuples(folders, flags), max_size=3, unique_by=lambda pair: pair[0])
+
+
+@st.composite
+def environments(draw, here: str) -> Environment:
+    """Any environment below the folder `here`, which stands for the caller's."""
+    asked = draw(mounts)
+    return Environment(
+        "made",
+        None,
+        "",
+        workdir=draw(st.sampled_from((None, "/tmp", "${HERE}", "/srv/here", "${NEVER:-/srv}"))),
+        entrypoint=draw(st.booleans()),
+        writable=draw(st.booleans()),
+        mounts=tuple(Mount(literal(f"{here}/made/{name}"), literal(f"/made/{name}"), flags) for name, flags in asked),
+        env=draw(st.dictionaries(names, values, min_size=3, max_size=15)),
+    )
+
+
+@settings(
+    max_examples=int(os.environ.get("RUNNER_LAB_EXAMPLES", "5")),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(data=st.data())
+def any_environment(way: Way, squashfs: Path, folder: Path, data: st.DataObject) -> None:
+    here = Path(tempfile.mkdtemp(dir=folder))
+    environment = replace(data.draw(environments(str(here))), image=way.image or str(squashfs))
+    environment_for(Case(""), way, squashfs, here / "made")  # the folders that each caller has
+    (here / "home").mkdir()
+    (here / "home/mark").write_text("the home\n")
+    for mount in environment.mounts:
+        Path(expand(mount.source, {}, "mounts")).mkdir(exist_ok=True)
+    try:
+        found = differences_of(environment, way, here)
+    except RunnerError as error:
+        assert "cannot express" in error.what and error.fix
+        event("refused")
+    else:
+        if found and "cannot mount" in found[0]:
+            event("stopped on the node")
+        else:
+            assert found == [], environment
+
+
+@pytest.mark.parametrize(("way"), [pytest.param(name, marks=marks(name), id=name) for name in WAYS], indirect=True)
+def test_any_environment_is_as_promised_or_refused(way, look_sqsh, tmp_path):
+    any_environment(way, look_sqsh, tmp_path)
