@@ -7,10 +7,11 @@ the test run says which engines ran. What the promise does not name is not compa
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -56,8 +57,13 @@ EMITTED = (
     *("names that mean something elsewhere", "a working directory that the image names", "the entrypoint"),
     *("read-only, with mounts and a working directory", "all at once"),
 )
+ON_THE_HOST = (
+    *("EDF over image over host", "an empty value unsets what image, host or site have", "any text"),
+    *("names that mean something elsewhere", "a working directory", "the entrypoint", "mounts"),
+)
 FUSE = ("squashfuse", "/dev/fuse")
 WAYS = {
+    "host": Way("host", ("gcc, spank.h",), only=ON_THE_HOST),
     "sandbox": Way("sandbox", ("bubblewrap", *FUSE)),
     "sandbox, unpacked": Way("sandbox", ("bubblewrap", "unsquashfs"), {"RUNNER_SANDBOX_UNPACK": "1"}, only=UNPACKED),
     "podman": Way("podman", ("podman", *FUSE)),
@@ -94,10 +100,22 @@ def pyxis_slurm():
 
 
 @pytest.fixture(scope="module")
-def way(request) -> Way:
-    found = WAYS[request.param]
-    need(*found.needs)
-    if "gcc, spank.h" in found.needs:
+def kept() -> dict[tuple[str, str], Any]:
+    """What is dear to make, by what it is and for which way: pytest makes a fixture anew for each pair."""
+    return {}
+
+
+@pytest.fixture
+def way(request, kept) -> Way:
+    need(*WAYS[request.param].needs)
+    if ("way", request.param) not in kept:
+        kept["way", request.param] = opened(WAYS[request.param], request)
+    return kept["way", request.param]
+
+
+def opened(found: Way, request: pytest.FixtureRequest) -> Way:
+    """The way with what it runs on: a cluster, an image in a storage."""
+    if found.engine in {"ce", "pyxis"} and "pyxis" not in found.needs:
         return replace(found, slurm=request.getfixturevalue("slurm"))
     if "pyxis" in found.needs:
         return replace(found, slurm=request.getfixturevalue("pyxis_slurm"))
@@ -154,11 +172,14 @@ def differences_of(environment: Environment, way: Way, here: Path) -> list[str]:
     """What was seen inside and is not as promised."""
     host = {**os.environ, **way.environ, **HOST, "HOME": str(here / "home"), "WHERE": str(here)}
     host["RUNNER_RUN"] = str(here / "run")
-    promise = promised(environment, look.IMAGE, host, NAMES, here, ARGUMENTS, STDIN)
+    program, image = "/bin/look", look.IMAGE
+    if way.engine == "host":  # there is no image: all is the caller's
+        program, image = str(look.compile_to(here / "look")), look.Image(env=host, workdir=str(here))
+    promise = promised(environment, image, host, NAMES, here, ARGUMENTS, STDIN)
     if way.engine in {"ce", "pyxis"}:
         promise = weaker(promise, environment, way.engine)
     (here / "run").mkdir()
-    command = look.words(places(promise), ARGUMENTS)
+    command = look.words(places(promise), ARGUMENTS, program)
     if way.emitted:
         done = run_emitted(environment, way, host, here, command)
     else:
@@ -169,7 +190,7 @@ def differences_of(environment: Environment, way: Way, here: Path) -> list[str]:
     seen = look.read(done)
     if seen is None:
         return [f"it did not run (exit {done.returncode}): {done.stderr.decode(errors='replace')[-1500:]}"]
-    found = differences(promise, seen)
+    found = differences(promise, seen, container=way.engine != "host")
     for source in ("data", "more"):
         made = here / source / ".look"
         if made.exists() and made.stat().st_uid != os.geteuid():
@@ -177,21 +198,23 @@ def differences_of(environment: Environment, way: Way, here: Path) -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def outcome(way, look_sqsh, tmp_path_factory) -> Callable[[str], tuple[str, list[str]]]:
-    """outcome(CASE): the field that was refused, and what was not as promised. All cases run at once."""
-    folder = tmp_path_factory.mktemp("cases")
+@pytest.fixture
+def outcome(request, kept, way, look_sqsh, tmp_path_factory) -> Mapping[str, tuple[str, list[str]]]:
+    """Case -> the field that was refused, and what was not as promised. All cases of a way run at once."""
+    key = ("outcome", request.node.callspec.params["way"])
+    if key not in kept:
+        folder = tmp_path_factory.mktemp("cases")
 
-    def run(name: str) -> tuple[str, list[str]]:
-        environment = environment_for(CASES[name], way, look_sqsh, folder / f"{list(CASES).index(name)}")
-        try:
-            return "", differences_of(environment, way, environment.path.parent)
-        except RunnerError as error:
-            return error.what, []
+        def run(name: str) -> tuple[str, list[str]]:
+            environment = environment_for(CASES[name], way, look_sqsh, folder / f"{list(CASES).index(name)}")
+            try:
+                return "", differences_of(environment, way, environment.path.parent)
+            except RunnerError as error:
+                return error.what, []
 
-    with ThreadPoolExecutor(4) as pool:
-        results = dict(zip(way.only, pool.map(run, way.only), strict=True))
-    return lambda name: results[name]
+        with ThreadPoolExecutor(4) as pool:
+            kept[key] = dict(zip(way.only, pool.map(run, way.only), strict=True))
+    return kept[key]
 
 
 def marks(name: str) -> tuple[pytest.MarkDecorator, ...]:
@@ -208,7 +231,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("way", "name"), PAIRS, indirect=["way"])
 def test_the_inside_is_as_promised_or_the_engine_refuses(outcome, way, name):
-    refused, found = outcome(name)
+    refused, found = outcome[name]
     case = CASES[name]
     if expected := case.refused.get(way.engine):
         assert f"the engine {way.engine!r} cannot express {expected}" in refused
@@ -244,7 +267,7 @@ def environments(draw, here: str) -> Environment:
         entrypoint=draw(st.booleans()),
         writable=draw(st.booleans()),
         mounts=tuple(Mount(literal(f"{here}/made/{name}"), literal(f"/made/{name}"), flags) for name, flags in asked),
-        env=draw(st.dictionaries(names, values, min_size=3, max_size=15)),
+        env=draw(st.dictionaries(names, values, min_size=10, max_size=30)),
     )
 
 
@@ -275,6 +298,28 @@ def any_environment(way: Way, squashfs: Path, folder: Path, data: st.DataObject)
             assert found == [], environment
 
 
-@pytest.mark.parametrize(("way"), [pytest.param(name, marks=marks(name), id=name) for name in WAYS], indirect=True)
+@pytest.mark.parametrize(
+    "way", [pytest.param(name, marks=marks(name), id=name) for name in WAYS if name != "host"], indirect=True
+)
 def test_any_environment_is_as_promised_or_refused(way, look_sqsh, tmp_path):
     any_environment(way, look_sqsh, tmp_path)
+
+
+def test_the_emitted_script_of_pyxis_is_a_batch_script_too(slurm, look_sqsh, tmp_path):
+    environment = environment_of(tmp_path, f'image = "{look_sqsh}"\nworkdir = "/kept"\n')
+    script, output = tmp_path / "job.sh", tmp_path / "out"
+    script.write_text(emitted(environment, load_site("local"), "pyxis", os.environ)[0])
+    words = (
+        "sbatch",
+        "--parsable",
+        f"--output={output}",
+        "--nodes=2",
+        str(script),
+        "sh",
+        "-c",
+        'echo "$PWD $1"',
+        "sh",
+        "it's",
+    )
+    slurm.wait_for(slurm.run(words).stdout.strip(), "COMPLETED")
+    assert output.read_text() == "/kept it's\n" * 2
