@@ -67,7 +67,7 @@ def make_parser(verbs: Sequence[str]) -> Parser:
 
     parser = Parser(prog="runner", description="From a Containerfile to a running, restartable Slurm job.")
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog="runner")
     common = common_options()
     for module in dict.fromkeys(VERBS[verb][0] for verb in verbs):
         importlib.import_module(f"runner.commands.{module}").add(subparsers, common)

@@ -68,7 +68,7 @@ def _env(values: Mapping[str, str]) -> str:
 
 
 MOUNTS = 'mounts = ["{here}/data:/data:ro", "${{WHERE}}/more:/deep/er/more", "{here}/file:/etc/one", "./more:/kept"]\n'
-NO_ENTRYPOINT = {"apptainer": "entrypoint"}
+NO_ENTRYPOINT = {"apptainer": "entrypoint", "host": "entrypoint"}
 NO_SQSH = {engine: "mounts.0" for engine in ("sarus", "pyxis", "enroot", "podman", "docker", "apptainer")}
 NO_BLANK = {engine: "mounts.0" for engine in ("pyxis", "enroot")}
 NO_COMMA = {engine: "mounts.0" for engine in ("pyxis", "enroot", "podman", "docker", "apptainer")}
@@ -98,7 +98,7 @@ CASES = {
     "a name that shells drop": Case('[env]\n"a.b" = "x"\n', refused=OF_SHELLS),
     "a working directory": Case('workdir = "/tmp"\n'),
     "a working directory that the image names": Case('workdir = "${{HERE}}"\n'),
-    "mounts": Case(MOUNTS),
+    "mounts": Case(MOUNTS, refused={"host": "mounts.0"}),
     "a mount in a mount, and the site's below": Case(
         'mounts = ["{here}/data:/outer", "{here}/more:/outer/inner:ro"]\n',
         site_mounts=("/usr/share/misc", "/opt:/outer"),

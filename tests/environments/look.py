@@ -60,11 +60,17 @@ class Seen:
     """path -> folder, writable, uid and the text of its file `mark`; None: nothing is there"""
 
 
+def compile_to(target: Path) -> Path:
+    """Build `look`; its path."""
+    argv = ("gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", str(target), str(SOURCE))
+    subprocess.run(argv, check=True)
+    return target
+
+
 def make_root(root: Path) -> None:
     """The files of the image: busybox, `look`, an entrypoint that leaves a trace, and Debian's way with PATH."""
     busybox_root(root)
-    argv = ("gcc", "-O1", "-Wall", "-Wextra", "-Werror", "-static", "-o", str(root / "bin/look"), str(SOURCE))
-    subprocess.run(argv, check=True)
+    compile_to(root / "bin/look")
     (root / "bin/entrypoint").write_text(ENTRYPOINT)
     (root / "etc/profile").write_text(PROFILE)
     for name in ("srv/here", "image/bin", "data", "kept"):
@@ -95,9 +101,9 @@ def build_image(engine: str, environ: Mapping[str, str], name: str = "localhost/
     return name
 
 
-def words(places: tuple[str, ...], arguments: tuple[str, ...]) -> tuple[str, ...]:
+def words(places: tuple[str, ...], arguments: tuple[str, ...], program: str = "/bin/look") -> tuple[str, ...]:
     """The command that looks at `places` and is handed `arguments`."""
-    return ("/bin/look", str(len(places)), *places, *arguments)
+    return (program, str(len(places)), *places, *arguments)
 
 
 def read(done: subprocess.CompletedProcess[bytes]) -> Seen | None:

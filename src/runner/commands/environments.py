@@ -20,7 +20,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     from runner.commands import env_adopt, env_check
 
     parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
     show = actions.add_parser("show", parents=[common], help="the merged environment, and where each value came from")
     emit = actions.add_parser("emit", parents=[common], help="what plain srun, or the engine, takes without runner")
     env_check.add(actions, common)
@@ -120,16 +120,18 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
 def emit_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env emit`: an EDF, or a bash script of the engine's own words; with -o the file's path."""
     import os
-    from pathlib import Path
 
     from runner.commands.emitted import emitted
-    from runner.machine import files
 
     environment, site, engine = _load(args, console)
     text, notes = emitted(environment, site, engine, os.environ)
     for note in notes:
         console.warn(note)
     if args.output:
+        from pathlib import Path
+
+        from runner.machine import files
+
         files.write(Path(args.output), text, mode=0o644 if engine in {"ce", "sarus"} else 0o755)
         console.answer(args.output)
     else:

@@ -84,13 +84,31 @@ def without_defaults(
 
 # Variables that must not be set on the host for the container's sake: they steer bash, srun or the dynamic loader, or
 # the engine does not hand them in. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
-_HOST_ONLY = (
-    r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC|SPANK|PMI|PMIX|PYXIS|ENROOT|LD|BASH|APPTAINER|APPTAINERENV|SINGULARITY"
-    r"|SINGULARITYENV|DOCKER|CONTAINER|CONTAINERS|PODMAN|RUNNER)_.*|LD_.*|BASH.*|PATH|HOME|IFS|ENV|CDPATH|SHELLOPTS"
-    r"|UID|EUID|PPID|GROUPS|PS[0-9]|TMPDIR|XDG_.*|PWD|OLDPWD|SHELL|USER|LOGNAME|LC_.*|LANG|LANGUAGE|POSIXLY_CORRECT"
-    r"|EXECIGNORE|GLOBIGNORE|OPT(IND|ERR|ARG)|S?RANDOM|SECONDS|EPOCH.*|LINENO|FUNC(NEST|NAME)|HIST.*|TZ|SCRATCH|DIRSTACK"
-    r"|PIPESTATUS|(MACH|OS|HOST)TYPE|HOSTNAME|COMP_.*|COPROC.*|MAPFILE|REPLY|COLUMNS|LINES|TMOUT|PROMPT_.*|MAIL.*|_"
+_HOST_ONLY_PREFIXES = (
+    *(
+        "SLURM_",
+        "SLURMD_",
+        "SRUN_",
+        "SBATCH_",
+        "SALLOC_",
+        "SPANK_",
+        "PMI_",
+        "PMIX_",
+        "PYXIS_",
+        "ENROOT_",
+        "LD_",
+        "BASH",
+    ),
+    *("APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_"),
+    *("PODMAN_", "RUNNER_", "XDG_", "HIST", "EPOCH", "COMP_", "COPROC", "PROMPT_", "MAIL", "READLINE_"),
 )
+_HOST_ONLY = {
+    *("PATH", "HOME", "IFS", "ENV", "CDPATH", "SHELLOPTS", "UID", "EUID", "PPID", "GROUPS", "TMPDIR", "PWD", "OLDPWD"),
+    *("PS0", "PS1", "PS2", "PS3", "PS4", "SHELL", "USER", "LOGNAME", "LANG", "LANGUAGE", "POSIXLY_CORRECT", "TMOUT"),
+    *("EXECIGNORE", "GLOBIGNORE", "OPTIND", "OPTERR", "OPTARG", "RANDOM", "SRANDOM", "SECONDS", "LINENO", "FUNCNEST"),
+    *("FUNCNAME", "TZ", "SCRATCH", "DIRSTACK", "PIPESTATUS", "MACHTYPE", "OSTYPE", "HOSTTYPE", "HOSTNAME", "MAPFILE"),
+    *("REPLY", "COLUMNS", "LINES", "_"),
+}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What every POSIX shell sets by itself, and a shell stands between an engine and the command: enroot's /etc/rc.
 _OF_SHELLS = {"IFS", "PWD", "OLDPWD", "SHLVL", "_", "PPID", "OPTIND", "LINENO"}
@@ -120,7 +138,7 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     for name, value in environment.env.items():
         # a line break ends a line of the file that enroot reads, and what follows would be a variable of its own
         plain_text = value and not has_variables(value) and "\n" not in value
-        outside = plain_text and not re.fullmatch(_HOST_ONLY, name)
+        outside = plain_text and name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES)
         (exports if outside else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
     reference = environment.workdir is not None and has_variables(environment.workdir)
