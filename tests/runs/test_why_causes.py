@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,11 @@ def test_there_are_at_least_sixty_causes_with_codes_of_their_own() -> None:
 def test_a_cause_says_what_why_and_what_to_do(cause: Cause) -> None:
     assert cause.says and cause.explanation.endswith(".") and cause.fix and cause.find
     assert not cause.says.endswith(".") and len(cause.says) < 120
+
+
+def test_a_cause_yields_only_to_causes_that_exist() -> None:
+    codes = {cause.code for cause in all_causes()}
+    assert {code for cause in all_causes() for code in cause.yields} <= codes
 
 
 @pytest.mark.parametrize("cause", IN_LOGS, ids=names)
@@ -77,3 +83,9 @@ def test_every_common_reason_for_waiting_has_its_own_row(reason: str) -> None:
 @pytest.mark.parametrize("code", [126, 127, 134, 135, 137, 139, 143])
 def test_exit_codes_of_signals_and_shells_are_known(code: int) -> None:
     assert by_word(EXIT, str(code)) is not None
+
+
+def test_the_page_lists_every_cause_with_its_words() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "why.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*?)(?: \(said by others\))? \|$", page, re.MULTILINE))
+    assert rows == {cause.code: cause.says for cause in all_causes()}

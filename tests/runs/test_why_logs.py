@@ -119,6 +119,18 @@ def test_gpu_and_host_out_of_memory_are_told_apart(tmp_path: Path) -> None:
     assert codes == ["gpu-out-of-memory", "host-out-of-memory"]
 
 
+def test_a_killed_rank_is_explained_by_the_memory_that_slurm_speaks_of_later(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(
+        "  time      : 2026-11-21_16:51:48\n  traceback : Signal 9 (SIGKILL) received by PID 15241\n"
+        "[2026-11-21T16:51:50] slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks "
+        "have been OOM Killed.\n"
+    )
+    answer = explain_logs([log])
+    assert answer.cause is not None and answer.cause.code == "host-out-of-memory"
+    assert [each.cause.code for each, _ in answer.followed] == ["killed-rank"]
+
+
 def test_what_is_not_known_is_said_with_the_most_telling_lines(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
     log.write_text("step 1\nINFO: 0 errors so far\nquux: fatal: the flux capacitor failed on nid007\nbye\n")
@@ -142,12 +154,12 @@ def test_a_log_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_log_of_hundreds_of_megabytes_is_read_with_little_memory(tmp_path: Path) -> None:
-    """100 MiB here: one error, then noise; the line number is right, and memory does not grow with the log."""
+    """30 MiB here: one error, then noise; the line number is right, and memory does not grow with the log."""
     log = tmp_path / "big.log"
     block = "".join(f"step {i}/9000 loss 1.{i:04} 12,345 tokens/s on node {i % 7}\n" for i in range(20000)).encode()
     noise = WATCHDOG.format(rank=1).encode() * 4000
     with log.open("wb") as file:
-        for _ in range(90):
+        for _ in range(25):
             file.write(block)
         file.write(ECC.encode())
         file.write(noise * 20)
@@ -159,7 +171,7 @@ def test_a_log_of_hundreds_of_megabytes_is_read_with_little_memory(tmp_path: Pat
     )
     done = subprocess.run((sys.executable, "-c", code, log), capture_output=True, text=True, check=True, timeout=120)
     record, peak_mib = json.loads(done.stdout)
-    assert record["cause"]["code"] == "gpu-ecc" and record["evidence"]["number"] == 90 * 20000 + 1
+    assert record["cause"]["code"] == "gpu-ecc" and record["evidence"]["number"] == 25 * 20000 + 1
     assert record["rank"] == 5 and peak_mib < 80
     os.truncate(log, 0)  # it need not wait for pytest's own tidying
 
@@ -176,8 +188,9 @@ def test_of_a_larger_log_head_and_tail_are_read_and_the_lines_between_counted(
     assert answer.evidence == f"{log}:5001" and "in its middle were not read" in answer.notes[0]
 
 
-def test_one_line_without_end_does_no_harm(tmp_path: Path) -> None:
+def test_one_line_without_end_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "PIECE_BYTES", 1000)
     log = tmp_path / "job.log"
-    log.write_bytes(b"x" * (5 << 20) + b" CUDA out of memory " + b"y" * (1 << 20))
+    log.write_bytes(b"x" * 100_500 + b" CUDA out of memory " + b"y" * 100_000)
     answer = explain_logs([log])
     assert answer.cause is not None and len(answer.line) <= 4096

@@ -42,6 +42,8 @@ class Cause:
     """and, where given, this pattern (compiled at its first use)"""
     unless: str = ""
     """and not this"""
+    yields: tuple[str, ...] = ()
+    """codes that explain this one: where they are said too, they are the cause"""
     message: str = ""
     """a real message, as its program printed it"""
     near_miss: str = ""
@@ -59,7 +61,7 @@ class Cause:
 
 
 _TEXTS = ("says", "explanation", "fix", "kind", "match", "unless", "message", "near_miss", "source")
-_LISTS = ("find", "states")
+_LISTS = ("find", "states", "yields")
 
 
 def read_table(text: str, subject: str) -> tuple[Cause, ...]:

@@ -44,6 +44,9 @@ class Evidence:
     rank: int | None = None
     node: str = ""
     time: datetime | None = None
+    """as the line, or one just before it, says"""
+    at: datetime = datetime.max
+    """what it is sorted by: its time, else that of the next evidence, else the file's last change"""
     frame: Frame | None = None
     survived: bool = False
     """the program went on for long after it"""
@@ -56,7 +59,7 @@ class Evidence:
     @property
     def order(self) -> tuple[datetime, str, int]:
         """What sorts evidence by time; within a file lines of one time by position."""
-        return (self.time or datetime.max, str(self.path), self.offset)
+        return (self.at, str(self.path), self.offset)
 
 
 @dataclass(frozen=True)
@@ -199,7 +202,7 @@ def _with_times(found: Sequence[Evidence], path: Path, year: int) -> list[Eviden
     for each in reversed(found):
         own = time_of(each.text, year) or _near(each, year)
         ahead = own or ahead
-        timed.append(replace(each, time=ahead))
+        timed.append(replace(each, time=own, at=ahead))
     return timed[::-1]
 
 

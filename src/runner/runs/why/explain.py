@@ -20,6 +20,7 @@ from runner.runs.why.progress import Pace, pace
 # states after which Slurm's word is worth more than an exception that may be its consequence
 _STRONG_STATES = {"NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 _ENDED_WELL = {"COMPLETED"}
+_WAITING = {"PENDING", "REQUEUE_HOLD", "REQUEUED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
 
 def explain_logs(paths: Sequence[Path]) -> Answer:
@@ -45,7 +46,7 @@ def explain_run(run: Run) -> Answer:
     """Why a run failed, waits or is slow."""
     now = status.ask([run])[0]
     answer = Answer(run.name, _state_text(now))
-    if now.state == "PENDING":
+    if now.state in _WAITING:
         return _waiting(answer, now)
     readings = [read_log(source) for source in run_logs.sources(run)]
     verdict = judge(readings)
@@ -91,7 +92,10 @@ def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: s
     """The logs' cause, or Slurm's, where that one explains more."""
     told = causes.by_state(now.state)
     first = verdict.first
-    stronger = now.state in _STRONG_STATES and first is not None and first.cause.kind == EXCEPTION
+    stronger = first is not None and (
+        (now.state in _STRONG_STATES and first.cause.kind == EXCEPTION)
+        or (told is not None and told.code in first.cause.yields)
+    )
     if told is not None and (first is None or first.cause.kind == SYMPTOM or stronger):
         found = next((each for reading in readings for each in reading.evidence if each.cause == told), None)
         if found is None:

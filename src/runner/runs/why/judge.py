@@ -31,7 +31,11 @@ def judge(readings: Sequence[Reading]) -> Verdict:
 
 
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
-    """A cause that we know by name, said by the same rank close to an exception that we do not know."""
+    """What explains the first: a cause that it yields to, or, for an exception that we do not know, one that the same
+    rank says close to it."""
+    for each in broken:
+        if each.cause.code in first.cause.yields:
+            return each
     if first.cause.kind != EXCEPTION:
         return first
     for each in broken:
