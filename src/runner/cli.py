@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("runs", "what the runs are doing"),
         "logs": ("runs", "what a run has printed; -f follows it"),
         "cancel": ("runs", "end runs"),
+        "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),
     },
     "machine": {
         "init": ("host", "copy recipes, environments and jobs here, to edit them"),
