@@ -1,7 +1,7 @@
 """Start-up of the command line beside Python's own and torchx's, as ratios measured in turn in one run.
 
-`python bench/startup.py [RUNS]`: `runner --help` should be at most 3x, `runner launch --dry-run` at most 10x
-the time of `python -c pass`.
+`python bench/startup.py [RUNS]`: `runner --help` should be at most 3x, `runner env emit` at most 5x, `runner launch
+--dry-run` at most 10x the time of `python -c pass`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 COMMANDS = {
     "python -c pass": (PYTHON, "-c", "pass"),
     "runner --help": (str(Path(PYTHON).parent / "runner"), "--help"),
+    "runner env emit": (
+        str(Path(PYTHON).parent / "runner"),
+        *("env", "emit", "ngc-ds", "--as", "pyxis", "--site", "generic-pyxis"),
+    ),
     "runner launch --dry-run": (
         str(Path(PYTHON).parent / "runner"),
         *(

@@ -19,6 +19,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 counts: Counter[str] = Counter()
+engines: dict[str, Counter[str]] = {}  # way into a container -> how its tests ended
 unexpected_skips: list[str] = []
 
 
@@ -113,11 +114,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "uses(*parts): the test runs on these parts, see tests/lab/parts.py")
+    config.addinivalue_line("markers", "engine(name): the test enters containers by this engine")
     parts.listen()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     parts.started()
+    item.user_properties += [("engine", mark.args[0]) for mark in item.iter_markers("engine")]
     for marker, name in parts.BY_MARKER.items():
         if item.get_closest_marker(marker):
             need(name)
@@ -146,6 +149,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Runs where the account is kept: with pytest-xdist in the controlling process."""
     if report.skipped and not hasattr(report, "wasxfail") and not parts.MAY_BE_SKIPPED & report.keywords.keys():
         unexpected_skips.append(f"skipped: {report.nodeid}: {report.longreprtext.splitlines()[-1][:200]}")
+    for name, value in report.user_properties:
+        if name == "engine" and (report.when == "call" or report.skipped):
+            engines.setdefault(str(value), Counter())[report.outcome] += 1
     if report.when == "call" and not report.skipped:
         for name, value in report.user_properties:
             if name == "parts" and isinstance(value, list):
@@ -170,5 +176,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section("real parts")
     for line in parts.table(counts):
         terminalreporter.write_line(line)
+    if engines:
+        terminalreporter.section("engines whose inside was compared with the promise")
+    for name, ended in engines.items():
+        absent = " (not on this machine)" if not ended["passed"] + ended["failed"] else ""
+        terminalreporter.write_line(f"{name}: {ended['passed']} passed, {ended['failed']} failed{absent}")
     for line in _complaints(config):
         terminalreporter.write_line(f"{parts.REQUIRE}: {line}", red=True)

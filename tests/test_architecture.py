@@ -14,7 +14,7 @@ JOBS = ROOT / "jobs"
 
 # who may import whom: each room only those after it (cli > commands > runs > environments > images > the ground)
 FLOORS = ("cli", "commands", "runs", "environments", "images", "ground", "machine", "errors")
-GROUND = {"site", "doctor", "expansion", "located_toml", "project", "toml_lines"}
+GROUND = {"cluster", "detection", "site", "site_files", "doctor", "expansion", "located_toml", "project", "toml_lines"}
 # the rooms that may touch subprocess, sockets, or files for writing
 DOORS = ("machine", "images/oci", "images/squashfs")
 SLOW = {"jinja2", "tomlkit", "docker", "rich", "shtab", "urllib3", "requests", "certifi"}

@@ -73,6 +73,38 @@ def test_init_site_of_an_unknown_cluster_builds_on_a_known_one(tmp_path):
     assert shown["values"]["partition"]["value"] == "gpu" and shown["values"]["scheduler"]["value"] == "slurm"
 
 
+@pytest.mark.uses("mksquashfs")
+@pytest.mark.parametrize(
+    ("site", "name"),
+    [
+        ("generic-pyxis", "ngc-ds"),
+        ("alps-clariden", "ngc-ds-alps"),
+        ("aws-parallelcluster", "ngc-ds-efa"),
+        ("local", "cpu"),
+    ],
+)
+def test_the_shipped_environments_are_clean_for_their_site(tmp_path, site, name):
+    """Each has nothing to mend on the site that it was written for."""
+    (tmp_path / "empty").mkdir()
+    for image in ("cpu.sqsh", "ngc-deepspeed.sqsh"):
+        subprocess.run(("mksquashfs", tmp_path / "empty", tmp_path / image, "-quiet", "-no-progress"), check=True)
+    done = runner(tmp_path, "env", "check", name, "--site", site, RUNNER_IMAGES=str(tmp_path), SCRATCH=str(tmp_path))
+    said = [line for line in (done.stdout + done.stderr).splitlines() if ": error: " in line or ": warning: " in line]
+    assert done.returncode == 0, done.stdout
+    assert said == []
+
+
+def test_site_show_has_a_line_and_a_source_for_each_item(tmp_path):
+    """Tables and lists are read item by item, and so are their sources."""
+    lines = runner(tmp_path, "site", "show", "alps-clariden").stdout.splitlines()
+    quirk = next(line for line in lines if "scratch: $SCRATCH is on Iopsstor" in line)
+    assert "<https://docs.cscs.ch/storage/filesystems/>, 2026-08-20" in quirk
+    data = json.loads(runner(tmp_path, "site", "show", "gcp-a3-mega", "--json").stdout)
+    assert data["values"]["env"]["value"]["NCCL_SOCKET_IFNAME"] == "enp0s12"
+    assert "run-nccl-tests.sh" in data["values"]["env"]["items"]["NCCL_SOCKET_IFNAME"]
+    assert "run-nccl-tests.sh" in data["values"]["mounts"]["items"]["0"]
+
+
 def test_site_list_marks_the_one_that_is_used(tmp_path):
     listed = runner(tmp_path, "site", "list")
     rows = [line.split() for line in listed.stdout.splitlines()]
@@ -80,7 +112,10 @@ def test_site_list_marks_the_one_that_is_used(tmp_path):
         ["*", "local", "local", "auto", "this", "machine,", "without", "Slurm"]
     ]
     data = json.loads(runner(tmp_path, "site", "list", "--json").stdout)
-    assert {site["name"] for site in data} >= {"alps-clariden", "aws-parallelcluster", "generic-pyxis", "generic-slurm"}
+    assert {site["name"] for site in data} == {
+        *("alps", "alps-clariden", "alps-daint", "alps-bristen", "alps-extended-images", "aws-parallelcluster"),
+        *("gcp-a3-high", "gcp-a3-mega", "gcp-a3-ultra", "gcp-g2", "twcc", "generic-pyxis", "generic-slurm", "local"),
+    }
     assert [site["name"] for site in data if site["used"]] == ["local"]
 
 
@@ -116,6 +151,7 @@ def test_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path):
     done = runner(tmp_path, "doctor", EDF_PATH="/nowhere")
     assert done.returncode == 1
     assert f"chmod 600 {credentials}" in done.stderr and "/nowhere" in done.stdout
+    assert f"-> chmod 600 {credentials}" in done.stdout  # and in the line itself
     credentials.chmod(stat.S_IRUSR | stat.S_IWUSR)
     assert "authn.nvidia.com" in runner(tmp_path, "doctor").stdout
     credentials.write_text(credentials.read_text() + "machine authn.nvidia.com login $oauthtoken password x\n")

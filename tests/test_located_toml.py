@@ -140,6 +140,11 @@ def test_a_missing_file_and_one_that_is_not_text_are_named(tmp_path):
     assert "latin.toml:2" in caught.value.what and "UTF-8" in caught.value.why
 
 
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    (tmp_path / "mark.toml").write_bytes(b"\xef\xbb\xbfa = 1\n")
+    assert read_toml(tmp_path / "mark.toml").place("a").line == 1
+
+
 def test_an_unknown_key_is_refused_with_line_and_near_miss():
     with pytest.raises(RunnerError) as caught:
         refuse_unknown_keys(document('image = "x"\nmount = []\n'), (), ("image", "mounts"), "EDF")

@@ -5,14 +5,18 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from runner.detection import find_site
+from runner.environments.mount import parse_mount
 from runner.errors import RunnerError
 from runner.expansion import names
 from runner.project import Project
-from runner.site import SHIPPED, VALUES, Site, find_site, load_site, site_names
+from runner.site import VALUES, Site
+from runner.site_files import SHIPPED, load_site, signs, site_names
 
 SITES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
 KINDS = {"scheduler": {"slurm", "local"}, "gpu_request": {"gpus-per-node", "gres", "none"}}
@@ -31,16 +35,27 @@ def own_site(environ, name: str, text: str) -> Path:
     return path
 
 
+def sourced(values: dict[str, object]) -> Iterator[tuple[str, object]]:
+    """(key, entry) of each value, and of each item of a table whose items have sources of their own."""
+    for key, entry in values.items():
+        if isinstance(entry, dict) and "value" not in entry:
+            yield from ((f"{key}.{name}", item) for name, item in entry.items())
+        else:
+            yield key, entry
+
+
 @pytest.mark.parametrize("name", SITES)
 def test_every_shipped_value_names_a_source_with_title_and_date(name):
     data = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
     sources = data.get("sources", {})
-    for key, entry in data["values"].items():
-        assert set(entry) == {"value", "source"}, f"{name}: {key} must be {{ value = …, source = … }}"
+    used = set()
+    for key, entry in sourced(data["values"]):
+        assert isinstance(entry, dict) and set(entry) == {"value", "source"}, f"{name}: {key} needs value and source"
         source = sources[entry["source"]]
+        used.add(entry["source"])
         assert source["title"] and re.fullmatch(r"20\d\d-\d\d-\d\d", source["date"]), f"{name}: {entry['source']}"
         assert source["title"].startswith("a choice of runner's own") or source["url"].startswith("https://")
-    assert {entry["source"] for entry in data["values"].values()} == set(sources), f"{name}: a source nobody uses"
+    assert used == set(sources), f"{name}: a source nobody uses"
 
 
 @pytest.mark.parametrize("name", SITES)
@@ -51,6 +66,10 @@ def test_every_shipped_site_loads_with_the_origin_of_each_value(name, environ):
         default = {field.name: field for field in Site.__dataclass_fields__.values()}[key]
         if getattr(site, key) not in (None, (), {}) and getattr(site, key) != default.default:
             assert key in site.origins, f"{name}: {key} has no origin"
+        value = getattr(site, key)
+        items = value if isinstance(value, dict) else range(len(value)) if isinstance(value, tuple) else ()
+        for item in items:
+            assert site.origins[f"{key}.{item}"].date, f"{name}: {key}.{item} has no origin"
     for key, words in KINDS.items():
         assert getattr(site, key) in words
     assert set(names(site.image_folder)) <= {"SCRATCH", "HOME", "USER", "XDG_DATA_HOME"}
@@ -59,12 +78,16 @@ def test_every_shipped_site_loads_with_the_origin_of_each_value(name, environ):
 def test_a_shipped_value_without_a_source_would_be_refused(tmp_path, monkeypatch, environ):
     for path in SHIPPED.glob("*.toml"):
         shutil.copy(path, tmp_path)
-    monkeypatch.setattr("runner.site.SHIPPED", tmp_path)
+    monkeypatch.setattr("runner.site_files.SHIPPED", tmp_path)
     (tmp_path / "bad.toml").write_text('name = "bad"\nsummary = "x"\n[values]\nengine = "ce"\n')
     with pytest.raises(RunnerError, match=r"bad.toml:4: engine names no source"):
         load_site("bad", environ)
     (tmp_path / "bad.toml").write_text('[sources.x]\ntitle = "x"\n[values]\nengine = { value = "ce", source = "x" }\n')
     with pytest.raises(RunnerError, match=r"bad.toml:4: the source 'x' of engine has no title and date"):
+        load_site("bad", environ)
+    good = '[sources.x]\ntitle = "x"\ndate = "2026-01-01"\n[values.quirks]\na = { value = "a", source = "x" }\n'
+    (tmp_path / "bad.toml").write_text(good + 'b = "b"\n')
+    with pytest.raises(RunnerError, match=r"bad.toml:6: b names no source"):
         load_site("bad", environ)
 
 
@@ -100,7 +123,10 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ('[values]\nsbatch = "--x"\n', (":2: values.sbatch must be an array",)),
         ("[value]\n", (":1: unknown key 'value'", "did you mean 'values'?")),
         ('summary = "x"\n', ("does not say: scheduler, engine, image_folder", 'base = "generic-slurm"')),
-        ('base = "nope"\n', ("there is no site 'nope'", "known: alps-clariden")),
+        ("[values.quirks]\na = 1\n", (":2: values.quirks.a must be text",)),
+        ("[values.env]\nA = { value = 1 }\n", (":2: values.env.A.value must be text",)),
+        ('[values]\ninside = ["NCCL*"]\n', (":2: inside has 'NCCL*'", "the beginning of a name")),
+        ('base = "nope"\n', ("there is no site 'nope'", "known: alps, alps-bristen")),
         ('base = "bad"\n', ("circle",)),
         ("[values\n", ("is not TOML",)),
     ],
@@ -110,6 +136,37 @@ def test_a_bad_site_file_is_refused_with_its_line_and_the_way_out(environ, text,
     with pytest.raises(RunnerError) as caught:
         load_site("bad", environ)
     assert [word for word in words if word not in str(caught.value)] == []
+
+
+def test_tables_are_merged_by_name_and_each_item_keeps_its_origin(environ):
+    """env, quirks and the like of a base, of the shipped file and of the user lie in one table."""
+    path = own_site(environ, "gcp-a3-mega", '[values.env]\nNCCL_DEBUG = "INFO"\nNCCL_SOCKET_IFNAME = "eth0"\n')
+    site = load_site("gcp-a3-mega", environ)
+    assert site.env["NCCL_DEBUG"] == "INFO" and site.env["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert site.env["NCCL_FASTRAK_CTRL_DEV"] == "enp0s12"
+    assert str(site.origins["env.NCCL_SOCKET_IFNAME"]) == f"your site file ({path}:3)"
+    assert "run-nccl-tests.sh>, 2026-06-25" in str(site.origins["env.NCCL_FASTRAK_CTRL_DEV"])
+    assert {"sbatch-environment", "netstack"} <= set(load_site("alps-clariden", environ).quirks)
+
+
+def test_a_replaced_list_leaves_no_origin_of_its_old_items(environ):
+    own_site(environ, "gcp-a3-high", 'values.mounts = ["/data:/data"]\n')
+    site = load_site("gcp-a3-high", environ)
+    assert site.mounts == ("/data:/data",) and "mounts.1" not in site.origins
+    assert site.origins["mounts.0"].source == "your site file"
+
+
+def test_every_key_and_every_site_stands_in_the_documentation():
+    text = (SHIPPED.parents[2] / "docs/site.md").read_text()
+    assert [word for word in (*VALUES, *SITES) if f"`{word}`" not in text] == []
+
+
+def test_mounts_of_every_shipped_site_can_be_mounted(environ):
+    """What a site mounts is SOURCE:TARGET, and its variables are ones that a job has."""
+    for name in SITES:
+        for text in load_site(name, environ).mounts:
+            mount = parse_mount(text)
+            assert mount.text() == text and set(names(text)) <= {"USER", "SCRATCH", "SLURM_JOB_ID"}
 
 
 def test_an_unknown_site_lists_the_known_ones_and_suggests_the_nearest(environ):
@@ -151,6 +208,15 @@ def test_a_cluster_is_known_by_its_name_and_the_users_own_site_comes_first(envir
     assert find_site(None, named)[0].name == "zzz"
 
 
+def test_a_file_over_a_shipped_one_keeps_its_signs_and_a_variant_has_not_those_of_its_base(environ):
+    """`runner init --site alps-clariden` must not make Clariden unknown."""
+    own_site(environ, "alps-clariden", '[values]\naccount = "g123"\n')
+    site, why = find_site(None, {**environ, "CLUSTER_NAME": "clariden"})
+    assert (site.name, site.account) == ("alps-clariden", "g123") and why.startswith("detected: the cluster")
+    assert not [*signs("alps-extended-images", environ)]
+    assert ("clusters", "daint") in signs("alps-daint", environ)
+
+
 def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):
     own_site(environ, "here", f'base = "generic-pyxis"\n[detect]\npaths = ["{tmp_path}"]\n')
     assert find_site(None, environ)[1] == f"detected: {tmp_path} is there"
@@ -158,9 +224,7 @@ def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):
 
 def detected_on(slurm, home: Path) -> tuple[str, str]:
     """What a new process that belongs to the lab's cluster detects."""
-    script = (
-        "import os; from runner.site import find_site; site, why = find_site(None, os.environ); print(site.name, why)"
-    )
+    script = "import os; from runner.detection import find_site as f; s, why = f(None, os.environ); print(s.name, why)"
     name, _, why = slurm.run((sys.executable, "-c", script), extra_environ={"HOME": str(home)}).stdout.partition(" ")
     return name, why.strip()
 

@@ -139,10 +139,10 @@ def read_cold(setting: Setting, repeats: int) -> dict[str, dict[str, float]]:
         WAYS["enroot-cached"].run(setting).rename(kept)
     empty(setting.scratch)
     WAYS["copy"].prepare(setting)
-    fast = setting.previous.parent / "lz4.sqsh"
-    if not fast.exists():
-        WAYS["ours-lz4"].run(setting).rename(fast)
-    files = {"enroot": kept, "runner": setting.previous, "runner, lz4": fast}
+    small = setting.previous.parent / "zstd.sqsh"
+    if not small.exists():
+        WAYS["ours-zstd"].run(setting).rename(small)
+    files = {"enroot": kept, "runner": setting.previous, "runner, zstd:1": small}
     return reading.compare(files, setting.scratch / "mount", repeats)
 
 

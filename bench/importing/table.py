@@ -81,7 +81,7 @@ def _floor(results: Mapping[str, Any]) -> list[str]:
 def _ratios(found: Mapping[str, Mapping[str, float]], floor: float | None) -> list[str]:
     """The goals, each with what was measured for the ways that ran; "" for those that did not."""
     wall = {name: figures["wall_s"] for name, figures in found.items()}
-    ours = [name for name in ("ours", "ours-digest", "ours-lz4") if name in found]
+    ours = [name for name in ("ours", "ours-digest", "ours-zstd") if name in found]
     rows: list[tuple[str, ...]] = []
     for text, other in (("faster than enroot's defaults (at least 6.5)", "enroot"),
                         ("faster than enroot with zstd 1 (at least 3.5)", "enroot-zstd")):  # fmt: skip

@@ -121,8 +121,8 @@ def _ours_digest(setting: Setting) -> Path:
     return ours(setting.image, setting.output("ours-digest"), "--verify", "digest")
 
 
-def _ours_lz4(setting: Setting) -> Path:
-    return ours(setting.image, setting.output("ours-lz4"), "--verify", "digest", "--compression", "lz4")
+def _ours_zstd(setting: Setting) -> Path:
+    return ours(setting.image, setting.output("ours-zstd"), "--verify", "digest", "--compression", "zstd:1")
 
 
 def _previous(setting: Setting) -> None:
@@ -162,7 +162,7 @@ WAYS = {
     "tar2sqfs": Way("layers merged to one tar, piped into tar2sqfs zstd 1", _tar2sqfs),
     "ours": Way("**`runner import`**", _ours),
     "ours-digest": Way("**`runner import --verify digest`**, which checks what enroot checks", _ours_digest),
-    "ours-lz4": Way("the same with `--compression lz4`", _ours_lz4),
+    "ours-zstd": Way("the same with `--compression zstd:1`", _ours_zstd),
     "ours-twin": Way("**`runner import`, only the last layer changed**", _ours_twin, _previous),
     "copy": Way("`cp --reflink=never` of our file, and fsync", _copy, _ensure_previous),
 }

@@ -31,7 +31,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "gc": ("image_store", "remove squashfs files that nothing uses"),
     },
     "environments": {
-        "env": ("environments", "show | emit | check an environment (an EDF file)"),
+        "env": ("environments", "show | emit | check | adopt an environment (an EDF)"),
     },
     "runs": {
         "launch": ("runs", "start a script or a command in an environment; prints RUN"),
@@ -68,7 +68,7 @@ def make_parser(verbs: Sequence[str]) -> Parser:
 
     parser = Parser(prog="runner", description="From a Containerfile to a running, restartable Slurm job.")
     parser.add_argument("--version", action="version", version=f"runner {__version__}")
-    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser)
+    subparsers = parser.add_subparsers(dest="verb", metavar="VERB", parser_class=Parser, prog="runner")
     common = common_options()
     for module in dict.fromkeys(VERBS[verb][0] for verb in verbs):
         importlib.import_module(f"runner.commands.{module}").add(subparsers, common)

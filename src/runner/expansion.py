@@ -1,6 +1,7 @@
 """References to variables in text: `${VAR}`, `${VAR:-default}`, and `$${VAR}` for the literal text `${VAR}`.
 
-That is the grammar of the Container Engine. `$VAR` without braces is plain text to it, and to us.
+That is the grammar of the Container Engine. `$VAR` without braces is plain text to it, and to us; to Sarus Suite it is
+a variable, so text goes there through `sarus_text`.
 Source: CSCS documentation, software/container-engine/edf.md, "Environment variables" (2026-08-20).
 """
 
@@ -107,3 +108,24 @@ def join(pieces: tuple[str | Variable, ...]) -> str:
         else f"${{{piece.name}:-{piece.default}}}"
         for piece in pieces
     )
+
+
+def sarus_text(text: str, what: str) -> str:
+    """The text as Sarus Suite must be given it: there `$NAME` without braces is a variable too, and `$$` is a `$`.
+
+    Raises RunnerError for a default that holds a variable or a brace: it is read up to the first `}`, as plain text.
+    Source: sarus-suite/raster@20f75bd src/common.rs; shellexpand 3.1.1, env_with_context.
+    """
+    written = ""
+    for part in parts(text, what):
+        if isinstance(part, str):
+            written += part.replace("$", "$$")
+        elif part.default is not None and re.search(r"[$}]", part.default):
+            raise RunnerError(
+                f"Sarus Suite cannot expand {what}: {text!r}",
+                f"it takes the default of {part.name} for plain text that ends at the first closing brace",
+                f"export {part.name}, and write ${{{part.name}}}",
+            )
+        else:
+            written += join((part,))
+    return written

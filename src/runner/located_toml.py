@@ -60,7 +60,7 @@ class Document:
 def read_toml(path: Path) -> Document:
     """The file's data and lines. Raises RunnerError for a missing or unreadable file and for TOML errors."""
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")  # editors on Windows put a byte order mark in front
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise RunnerError(

@@ -17,6 +17,11 @@ def key_lines(text: str) -> dict[Keys, int]:
     return _Locator(text).lines
 
 
+def header_lines(text: str) -> tuple[tuple[int, Keys], ...]:
+    """(line, keys) of each `[table]` and `[[table]]` heading, in the order of the text."""
+    return tuple(_Locator(text).headers)
+
+
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 _STRINGS = (  # multi-line forms first: they begin like the others
     re.compile(r'"""(?:\\.|[^\\])*?"{3,5}', re.S),
@@ -36,6 +41,7 @@ class _Locator:
         self.position = 0
         self.counted = (0, 1)  # a position, and its line
         self.lines: dict[Keys, int] = {}
+        self.headers: list[tuple[int, Keys]] = []
         self.arrays: dict[Keys, int] = {}  # arrays of tables, by their full path: index of the newest table
         self._document()
 
@@ -96,6 +102,7 @@ class _Locator:
         self.position += 2 if double else 1
         keys = self._keys()
         self.position += 2 if double else 1
+        self.headers.append((line, keys))
         path: Keys = ()
         for depth, key in enumerate(keys):
             path = (*path, key)

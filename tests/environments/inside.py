@@ -12,7 +12,7 @@ from runner.environments.engines import attach
 from runner.environments.environment import Environment, load_environment
 from runner.expansion import expand
 from runner.project import Project
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
 
 
@@ -43,6 +43,7 @@ def run_inside(
     become: tuple[str, ...] = (),
     cwd: Path | None = None,
     timeout: float = 60,
+    stdin: bytes | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """What the command printed, as bytes. `environ` is laid over ours; `slurm` is a cluster to run it on."""
     attachment = prepared(environment, engine, run_folder)
@@ -57,6 +58,7 @@ def run_inside(
         cwd=cwd or run_folder,
         capture_output=True,
         timeout=timeout,
+        input=stdin,
         check=False,
     )
 

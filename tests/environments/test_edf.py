@@ -1,17 +1,21 @@
 """An EDF file is read completely or refused with the line, the reason and the way out."""
 
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.environments.engines import attach
 from runner.environments.environment import Environment, Mount, emit_edf, load_environment
 from runner.environments.mount import parse_mount
 from runner.errors import RunnerError
-from runner.expansion import expand, literal
+from runner.expansion import expand, literal, sarus_text
 from runner.project import Project
+from runner.site_files import load_site
 from tests.environments.corpus import CORPUS, texts
 from tests.environments.inside import environment_of
 
@@ -91,6 +95,7 @@ def test_unset_keys_mean_the_same_on_every_engine(tmp_path):
         ('[env]\n"A B" = "x"\n', ("it.toml:2", "cannot be the name of a variable")),
         ("entrypoint = 'yes'\n", ("it.toml:1", "entrypoint must be true or false")),
         ("[annotations]\na.b.c = '1'\n[annotations.a.b]\nd = '2'\n", ("it.toml:3", "only once")),
+        ('[annotations]\n"a.b" = "1"\na.b = "2"\n', ("it.toml:3", "a.b is given twice", "it.toml:2")),
         ("base_environment = 'nope'\n", ("it.toml:1: there is no environment 'nope'", "no environment is known here")),
     ],
 )
@@ -119,6 +124,46 @@ def test_bases_are_merged_in_order_and_the_file_itself_wins(tmp_path):
     assert [mount.source for mount in merged.mounts] == ["/a", "/b", "/c"]
     assert merged.env == {"A": "1", "B": "2", "C": "3"}
     assert merged.origins["env.B"].place.path.name == "two.toml" and merged.origins["env.B"].place.line == 4
+
+
+def test_a_base_may_be_named_by_a_variable_and_what_it_says_is_told(tmp_path):
+    project = project_with(
+        tmp_path,
+        base='image = "b"\nworkdir = "/b"\n[env]\nA = "1"\n',
+        top='base_environment = [\n"${WHERE}/base.toml",\n]\nworkdir = ""\n[env]\nA = "2"\n',
+    )
+    merged = load_environment("top", project, {"WHERE": f"{tmp_path}/edf"})
+    assert (merged.image, merged.workdir, merged.env) == ("b", None, {"A": "2"})
+    told = {field: [origin.place.line for origin in origins] for field, origins in merged.replaced.items()}
+    assert told == {"workdir": [2], "env.A": [4]}
+    with pytest.raises(RunnerError, match=r"top\.toml:2: the variable WHERE in base_environment is not defined"):
+        load_environment("top", project, {})
+
+
+def test_an_annotation_has_its_line_however_it_is_written(tmp_path):
+    text = '[annotations]\n"com.a.b" = "1"\ncom.a."c.d" = "2"\n[annotations.com.x]\ny = "3"\n'
+    environment = environment_of(tmp_path, text)
+    assert environment.annotations == {"com.a.b": "1", "com.a.c.d": "2", "com.x.y": "3"}
+    lines = {name: environment.origins[f"annotations.{name}"].place.line for name in environment.annotations}
+    assert lines == {"com.a.b": 2, "com.a.c.d": 3, "com.x.y": 5}
+
+
+def test_values_say_where_they_came_from(tmp_path):
+    environment = environment_of(tmp_path, 'image = "x"\nmounts = [\n"/a",\n]\n[env]\nA = "1"\n')
+    told = emit_edf(replace(environment, env={**environment.env, "B": "2"}), sources="site s")
+    place = f"{tmp_path}/it.toml"
+    assert told.splitlines() == [
+        f'image = "x"  # {place}:1',
+        "entrypoint = false  # default",
+        "writable = true  # default",
+        "mounts = [",
+        f'  "/a:/a",  # {place}:3',
+        "]",
+        "",
+        "[env]",
+        f'A = "1"  # {place}:6',
+        'B = "2"  # site s',
+    ]
 
 
 def test_bases_that_go_round_or_too_deep_are_refused(tmp_path):
@@ -174,7 +219,7 @@ _environments = st.builds(
     name=st.just(""),
     path=st.none(),
     image=texts.map(literal),
-    workdir=st.none() | texts.map(literal),
+    workdir=st.none() | texts.filter(bool).map(literal),
     entrypoint=st.booleans(),
     writable=st.booleans(),
     mounts=st.lists(
@@ -188,10 +233,13 @@ _environments = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(_environments)
 def test_any_environment_that_is_emitted_is_read_again_unchanged(tmp_path_factory, environment):
     again = environment_of(tmp_path_factory.getbasetemp(), emit_edf(environment, "by a test"))
     assert bare(again) == environment
+    told = emit_edf(again, "by a test\x01", sources="the test")
+    assert bare(environment_of(tmp_path_factory.getbasetemp(), told)) == environment
 
 
 def test_the_corpus_survives_emit_and_read(tmp_path):
@@ -212,6 +260,36 @@ def test_expansion():
     assert "the variable B in mounts.0 is not defined" in caught.value.what
 
 
+@settings(deadline=None)
+@given(texts)
+def test_literal_text_reaches_sarus_suite_unchanged(text):
+    """Its expander: `$$` is a dollar sign, `$NAME` and `${NAME}` are variables, any other `$` stays."""
+    written = sarus_text(literal(text), "it")
+    variable = re.compile(r"\$\$|\$\{[^}]*\}|\$[\w]+")
+    assert variable.sub(lambda match: "$" if match[0] == "$$" else "EXPANDED", written) == text
+
+
+def test_variables_reach_sarus_suite_where_it_can_expand_them():
+    assert sarus_text("$A ${B} ${C:-x y} $${D}", "it") == "$$A ${B} ${C:-x y} $${D}"
+    with pytest.raises(RunnerError, match="cannot expand it"):
+        sarus_text("${A:-${B}}", "it")
+
+
+def test_the_edf_of_sarus_suite_keeps_dollar_signs_from_it(tmp_path):
+    text = 'image = "a#b"\nmounts = ["${S}:/s"]\n[env]\nA = "$HOME $${X} ${Y:-z}"\n'
+    attachment = attach(environment_of(tmp_path, text), load_site("generic-slurm"), "sarus", {"S": "/s"})
+    emitted = tomllib.loads(attachment.files["environment.toml"])
+    assert (emitted["env"]["A"], emitted["mounts"]) == ("$$HOME $${X} ${Y:-z}", ["${S}:/s"])
+    for text, why in (
+        ('image = "a/${B}"\n', "expands no variables in an image"),
+        ('image = "a/b"\nmounts = ["/a$b:/c"]\n', "expands a mount twice"),
+    ):
+        with pytest.raises(RunnerError) as caught:
+            attach(environment_of(tmp_path, text), load_site("generic-slurm"), "sarus", {})
+        assert why in caught.value.why
+
+
+@settings(deadline=None)
 @given(texts)
 def test_literal_text_expands_to_itself(text):
     assert expand(literal(text), {}, "it") == text

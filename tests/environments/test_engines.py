@@ -6,7 +6,8 @@ from runner.environments.engines import ENGINES, attach, choose, with_site
 from runner.environments.environment import Environment, Mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal
-from runner.site import Site, load_site
+from runner.site import Site
+from runner.site_files import load_site
 from tests.environments.inside import environment_of
 
 SITE = load_site("local")
@@ -57,19 +58,34 @@ def test_pyxis_gets_one_list_of_mounts_and_variables_by_name_or_inside(tmp_path)
         "--no-container-entrypoint",
         "--no-container-mount-home",
         "--no-container-remap-root",
-        "--container-env=TEXT,LATER",
+        "--container-env=TEXT",
     )
-    assert attachment.exports == {"TEXT": "it's $HOME and $${NOT} an # expansion", "LATER": "default"}
+    assert attachment.exports == {"TEXT": "it's $HOME and $${NOT} an # expansion", "ENROOT_LOGIN_SHELL": "n"}
     words = [expand(word, {}, "a word") for word in attachment.prefix]
     assert words[:2] == ["sh", "-c"] and words[3:] == ["sh", "env", "-u", "GONE", "LC_ALL=C"]
-    assert words[2] == """exec env 'JOINED'="/extra:${PATH?is not defined, and [env] needs it}" "$@\""""
-    assert attachment.notes == ("env.LATER: ${MAYBE:-…} becomes 'default': MAYBE is not set here",)
+    joined = """'JOINED'="/extra:${PATH?is not defined, and [env] needs it}\""""
+    assert words[2] == f"""exec env {joined} 'LATER'="${{MAYBE:-default}}" "$@\""""
+    assert attachment.notes == ()
 
 
-def test_a_default_gives_way_to_a_variable_that_is_set_where_it_is_launched(tmp_path):
-    attachment = attach(environment_of(tmp_path, PLAIN), SITE, "apptainer", {"MAYBE": "x"})
-    inside = " ".join(attachment.prefix)
-    assert "'LATER'=" in inside and "MAYBE" in inside and "APPTAINERENV_LATER" not in attachment.exports
+@pytest.mark.parametrize("engine", ["pyxis", "enroot", "apptainer"])
+def test_the_default_of_a_mount_is_decided_where_it_is_launched(tmp_path, engine):
+    environment = environment_of(tmp_path, 'image = "/a.sqsh"\nmounts = ["${MAYBE:-/x}/y:/z"]\n')
+    unset, put = attach(environment, SITE, engine, {}), attach(environment, SITE, engine, {"MAYBE": "/m"})
+    assert any("/x/y:/z" in word for word in (*unset.flags, *unset.prefix))
+    assert unset.notes == ("mounts.0: ${MAYBE:-…} becomes '/x': MAYBE is not set here",)
+    assert any("${MAYBE}/y:/z" in word for word in (*put.flags, *put.prefix))
+
+
+@pytest.mark.parametrize("engine", ["pyxis", "apptainer"])
+def test_a_working_directory_that_the_image_names_is_entered_inside(tmp_path, engine):
+    environment = environment_of(tmp_path, 'image = "/a.sqsh"\nworkdir = "${HERE}/x"\n')
+    attachment = attach(environment, SITE, engine, {})
+    assert not any(
+        word.startswith(("--container-workdir", "--pwd")) for word in (*attachment.flags, *attachment.prefix)
+    )
+    enter = expand(attachment.prefix[-2], {}, "a word")
+    assert enter == 'cd -- "${HERE?is not defined, and workdir needs it}/x" && exec "$@"'
 
 
 def test_sarus_wants_commas_slashes_and_its_own_flag(tmp_path):
@@ -88,14 +104,15 @@ def test_enroot_and_apptainer_are_words_in_front_of_the_command(tmp_path):
     enroot = attach(environment_of(tmp_path, text), SITE, "enroot")
     assert enroot.prefix == (
         "enroot", "start", "--conf", "${RUNNER_RUN}/payload/enroot.conf", "--rw",
-        "--mount", "/a:/b:none:x-create=auto,rbind,ro", "--env", "A", "/a.sqsh",
-        "sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", "/w",
+        "--mount", "/a:/b:none:x-create=auto,rbind,ro", "/a.sqsh",
+        "sh", "-c", 'cd -- "/w" && exec "$@"', "sh", "env", "A=1",
     )  # fmt: skip
     apptainer = attach(environment_of(tmp_path, text), SITE, "apptainer")
     assert apptainer.prefix == (
         "apptainer", "exec", "--no-home", "--writable-tmpfs", "--pwd", "/w", "--bind", "/a:/b:ro", "/a.sqsh",
     )  # fmt: skip
-    assert (enroot.exports, apptainer.exports) == ({"A": "1"}, {"APPTAINERENV_A": "1"})
+    assert apptainer.exports == {"APPTAINERENV_A": "1"}
+    assert set(enroot.exports.values()) == {"n"} and "ENROOT_LOGIN_SHELL" in enroot.exports
 
 
 def test_the_host_engine_sets_variables_and_says_that_there_is_no_container(tmp_path):
@@ -128,6 +145,10 @@ REFUSED = [
     ("apptainer", IMAGE + "entrypoint = true\n", "entrypoint", "never runs the entrypoint"),
     ("apptainer", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "comma"),
     ("podman", "writable = true\n", "image", "neither"),
+    ("podman", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "comma"),
+    ("pyxis", IMAGE + 'mounts = ["/a`b:/c"]\n', "mounts.0", "`"),
+    ("sandbox", IMAGE + '[env]\nPWD = "/x"\n', "env.PWD", "by itself"),
+    ("podman", IMAGE + '[env]\n"a.b" = "x"\n', "env.a.b", "shells drop"),
     ("podman", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "squashfs"),
     ("podman", IMAGE + 'mounts = ["/a:/b:private"]\n', "mounts.0", "private"),
     ("docker", IMAGE, "image", "storage only"),

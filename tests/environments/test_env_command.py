@@ -58,6 +58,19 @@ def test_show_as_json(project):
     assert data["origins"]["mounts.0"] == "edf/it.toml:2"
 
 
+def test_show_tells_what_a_base_and_the_site_say(project):
+    (project / "edf/top.toml").write_text('base_environment = "it"\n[env]\nGONE = "back"\n')
+    sites = project / ".config/runner/sites"
+    sites.mkdir(parents=True)
+    (sites / "mine.toml").write_text(f'base = "local"\n[values]\nmounts = ["{project}:/all"]\nenv = {{ S = "1" }}\n')
+    environ = {key: value for key, value in os.environ.items() if key != "XDG_CONFIG_HOME"}
+    data = json.loads(runner(project, "env", "show", "top", "--site", "mine", "--json", environ=environ).stdout)
+    assert data["origins"]["env.GONE"] == "edf/top.toml:3, in place of edf/it.toml:5"
+    assert data["replaced"] == {"env.GONE": ["edf/it.toml:5"]}
+    assert data["origins"]["env.S"] == "site mine: your site file (.config/runner/sites/mine.toml:4)"
+    assert data["origins"]["mounts.1"] == "site mine: your site file (.config/runner/sites/mine.toml:3)"
+
+
 SEEN = 'printf "%s|" "$GREETING" "${GONE-unset}" "$PWD" "$@"; ls -d /data'
 
 

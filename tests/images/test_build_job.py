@@ -15,7 +15,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.build_job import BuildJob, check_account, goes_to_a_job, script, submission
 from runner.machine import probe
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.images.bench import TINY, Bench, content
 from tests.lab.slurm import SlurmLab
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.lab.plugins import real_pyxis
+
 REQUIRE = "RUNNER_REQUIRE_PARTS"  # set by .ci/run: a missing or unused part of Debian is a failure there
 
 
@@ -62,10 +64,6 @@ def _dockerd() -> bool:
     return bool(said) and subprocess.run((str(said), "info"), capture_output=True, check=False).returncode == 0
 
 
-def _pyxis() -> bool:
-    return any(Path(folder, "spank_pyxis.so").exists() for folder in ("/usr/lib/slurm", "/usr/local/lib/slurm"))
-
-
 PARTS = (
     Part("slurmctld, slurmd", ("slurmctld", "slurmd"), "slurm-wlm", ("-V",)),
     Part("srun, sbatch", ("srun", "sbatch"), "slurm-client", ()),  # they tell their version only with a slurm.conf
@@ -87,12 +85,21 @@ PARTS = (
     Part("shellcheck", ("shellcheck",), "shellcheck"),
     Part("dockerd", ("docker",), present=_dockerd),
     Part("enroot", ("enroot",), version=("version",)),
-    Part("pyxis", (), version=(), present=_pyxis),
+    Part("pyxis", (), version=(), present=lambda: real_pyxis() is not None),
+    Part("apptainer", ("apptainer",)),
+    Part("sarus", ("sarusctl",)),
     Part("GPU", ("nvidia-smi",), present=_gpu),
 )
 BY_NAME = {part.name: part for part in PARTS}
 BY_PROGRAM = {program: part.name for part in PARTS for program in part.programs}
-BY_MARKER = {"gpu": "GPU", "pyxis": "pyxis", "enroot": "enroot", "docker": "dockerd"}
+BY_MARKER = {
+    "gpu": "GPU",
+    "pyxis": "pyxis",
+    "enroot": "enroot",
+    "docker": "dockerd",
+    "apptainer": "apptainer",
+    "sarus": "sarus",
+}
 MAY_BE_SKIPPED = frozenset((*BY_MARKER, "network", "training", "slow"))
 
 SLURM = ("slurmctld, slurmd", "srun, sbatch", "munge")

@@ -41,7 +41,21 @@ def compiled(name: str) -> Path:
     return target
 
 
+def real_pyxis() -> Path | None:
+    """NVIDIA's own plugin, where this machine has one; `RUNNER_LAB_PYXIS` names one that is not installed."""
+    named = os.environ.get("RUNNER_LAB_PYXIS")
+    folders = ("/usr/lib/slurm", "/usr/local/lib/slurm", "/usr/lib/x86_64-linux-gnu/slurm-wlm")
+    candidates = (Path(named),) if named else tuple(Path(folder, "spank_pyxis.so") for folder in folders)
+    return next((path for path in candidates if path.exists()), None)
+
+
 def plugstack(names: Sequence[str], folder: Path) -> str:
-    """The text of plugstack.conf that loads the plugins; `folder` is where they keep a step's mounts."""
-    lines = [f"required {compiled(name)} launcher={LAUNCHER} folder={folder}" for name in names]
-    return "\n".join((*lines[:-1], *(f"{line} last" for line in lines[-1:]), ""))
+    """The text of plugstack.conf that loads the plugins; `folder` is where they keep a step's mounts. A name that is
+    a path is a plugin that others made."""
+    lines = [
+        f"required {name} runtime_path={folder}/pyxis"
+        if "/" in name
+        else f"required {compiled(name)} launcher={LAUNCHER} folder={folder}"
+        for name in names
+    ]
+    return "\n".join((*lines[:-1], *(line if line.endswith("/pyxis") else f"{line} last" for line in lines[-1:]), ""))

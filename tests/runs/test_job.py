@@ -138,7 +138,7 @@ def test_no_gpus_by_mistake() -> None:
     """Where nobody has said how many GPUs a node has, the job gets none, and a warning."""
     assert "no GPUs" in make_job(None, overrides(), BARE, SLURM).notes[0]
     assert make_job(None, overrides(gpus_per_node=0), BARE, SLURM).notes == ()
-    assert make_job(None, overrides(), BARE, replace(SLURM, gpus_per_node=4)).notes == ()
+    assert make_job(None, overrides(), BARE, replace(SLURM, gpus_per_node=4, cpus_per_node=64)).notes == ()
 
 
 @pytest.mark.parametrize(

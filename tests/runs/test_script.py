@@ -18,7 +18,7 @@ from runner.runs.job import LAUNCHERS, Job, Overrides, Resources
 from runner.runs.job_making import make_job
 from runner.runs.preflight import LaunchImage, for_the_run
 from runner.runs.schedulers import flags
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, script, write_run
 
 # site, engine, environment: those that the golden files show
@@ -29,6 +29,9 @@ PLACES = {
     "alps-clariden": ("alps-clariden", "ce", "ngc-ds-alps"),
     "generic-pyxis": ("generic-pyxis", "pyxis", "ngc-ds"),
     "aws-parallelcluster": ("aws-parallelcluster", "pyxis", "ngc-ds-efa"),
+    "gcp-a3-high": ("gcp-a3-high", "pyxis", "ngc-ds"),
+    "gcp-a3-mega": ("gcp-a3-mega", "pyxis", "ngc-ds"),
+    "twcc": ("twcc", "host", "bare"),
 }
 ENVIRON = {"HOME": "/home/me", "SCRATCH": "/scratch/me", "RUNNER_IMAGES": "/images"}
 

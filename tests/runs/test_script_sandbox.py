@@ -11,7 +11,7 @@ import pytest
 from runner.environments.engines import attach
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount
-from runner.site import load_site
+from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import LOCAL, SLURM, command_job, write_run
 from tests.runs.test_script_slurm import LAUNCHER, TRAINER, submit, until

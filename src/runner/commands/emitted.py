@@ -7,12 +7,40 @@ from dataclasses import replace
 
 from runner.environments.engines import attach, with_site
 from runner.environments.engines.ce import FILE
-from runner.environments.engines.shared import without_defaults
+from runner.environments.engines.shared import has_variables, inside_words, without_defaults
 from runner.environments.environment import Environment, emit_edf
 from runner.errors import RunnerError
 from runner.expansion import literal
 from runner.runs.quoting import live
 from runner.site import Site
+
+_USE = {
+    "ce": "srun --environment=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
+    "sarus": "srun --edf=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
+    "pyxis": "bash THIS_FILE COMMAND…, or sbatch OPTIONS… THIS_FILE COMMAND…",
+}
+# Fills the array `host` with an --env for each variable of the host that may enter: the image has none of that name.
+_HOST = """\
+host=()
+for name in $(compgen -e); do
+  case $name in
+    PATH | LD_LIBRARY_PATH | LD_PRELOAD | LANG | LANGUAGE | LC_ALL) ;;
+    BASH_* | CONTAINERS_* | SHLVL | PWD | OLDPWD | _) ;;
+    *) [[ $'\n'$image == *$'\n'"$name="* ]] || host+=(--env "$name") ;;
+  esac
+done
+"""
+_INSPECT = "image inspect --format '{{range .Config.Env}}{{println .}}{{end}}'"
+_MOUNTED = """\
+folder=$(mktemp -d)   # an ordinary user starts this file with `podman unshare bash`
+mkdir "$folder/image"
+squashfuse {image} "$folder/image"
+trap 'fusermount -u "$folder/image"; rm -r "$folder"' EXIT
+image=$(cat "$folder/image/etc/environment")
+own=()
+while IFS= read -r line; do own+=(--env "$line"); done <<< "$image"
+echo {start} > "$folder/rc.local"
+"""
 
 
 def emitted(
@@ -27,23 +55,23 @@ def emitted(
         )
     located = replace(environment, image=_with_folder(environment.image, site, environ))
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
+    attachment = attach(located, site, engine, environ)  # raises for what the engine cannot express
     if engine == "ce":
-        attach(located, site, engine, environ)  # raises for what the engine cannot express
-        return emit_edf(with_site(located, site), f"{origin}\nUse: srun --environment=./FILE.toml COMMAND"), ()
-    attachment = attach(located, site, engine, environ)
+        return emit_edf(with_site(located, site), f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"), ()
     if engine == "sarus":
         body = attachment.files[FILE].partition("\n")[2]
-        return f"# {origin}\n# Use: srun --edf=./FILE.toml COMMAND\n{body}", attachment.notes
+        return f"# {origin}\n# Use: {_USE[engine]}\n{body}", attachment.notes
     if engine in {"podman", "docker"}:
-        return _container_script(located, site, engine, environ, origin)
-    prefix = attachment.prefix
-    notes = attachment.notes
+        full, notes = without_defaults(with_site(located, site), environ, only=("image", "mounts", "devices"))
+        return _container_script(full, site, engine, origin), (*notes, *attachment.notes)
+    prefix, before = attachment.prefix, ""
     if engine == "enroot":
-        at = prefix.index("--conf")
-        prefix = (*prefix[:at], *prefix[at + 2 :])
-        notes = (*notes, "without runner's --conf file the host's variables do not enter, and the entrypoint runs")
+        conf = attachment.files["payload/enroot.conf"]
+        before = f"conf=$(mktemp)\ntrap 'rm -f \"$conf\"' EXIT\ncat > \"$conf\" << 'END'\n{conf}END\n"
+        prefix = tuple("${conf}" if word.endswith("/enroot.conf") else word for word in prefix)
     command = ("srun", *attachment.flags, *prefix) if engine == "pyxis" else prefix
-    return _script(origin, attachment.exports, command), notes
+    use = _USE.get(engine, "bash THIS_FILE COMMAND…")
+    return _script(origin, use, attachment.exports, command, before=before), attachment.notes
 
 
 def _with_folder(image: str, site: Site, environ: Mapping[str, str]) -> str:
@@ -53,40 +81,62 @@ def _with_folder(image: str, site: Site, environ: Mapping[str, str]) -> str:
     return image.replace("${RUNNER_IMAGES}", literal(str(site.images(environ))))
 
 
-def _container_script(
-    environment: Environment, site: Site, engine: str, environ: Mapping[str, str], origin: str
-) -> tuple[str, tuple[str, ...]]:
-    full, notes = without_defaults(with_site(environment, site), environ)
-    folder = (("--workdir", full.workdir),) if full.workdir else ()
-    mounts = [("--volume", f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}") for m in full.mounts]
-    env = [("--env", f"{name}={value}") for name, value in full.env.items() if value]
-    unset = [("--unsetenv", name) for name, value in full.env.items() if not value and engine == "podman"]
-    dropped = ("env", *(word for name, value in full.env.items() if not value for word in ("-u", name)))
-    options = (*folder, *mounts, *env, *unset, *(("--device", device) for device in full.devices))
-    image = ("--rootfs", f"{full.image}:O") if full.is_squashfs else (full.image.replace("#", "/", 1),)
-    if full.is_squashfs:
-        notes = (*notes, "mount the squashfs file first: squashfuse IMAGE.sqsh FOLDER, and name FOLDER after --rootfs")
-    # not `--ipc host`: rootless podman refuses it where there is no /dev/mqueue
-    command = (
-        *(engine, "run", "--rm", "--interactive", "--network", "host", "--volume", "/dev/shm:/dev/shm"),
-        *(word for option in options for word in option),
-        *(() if full.entrypoint else ("--entrypoint", "")),
-        *(() if full.writable else ("--read-only",)),
-        *image,
-        *(dropped if engine == "docker" and len(dropped) > 1 else ()),
-    )
-    return _script(origin, {}, command), notes
+def _container_script(environment: Environment, site: Site, engine: str, origin: str) -> str:
+    """One `podman run` or `docker run`; what their options cannot say is said by words in front of the command."""
+    squashfs, workdir = environment.is_squashfs, environment.workdir
+    native = workdir if workdir and not squashfs and not has_variables(workdir) else None
+    options: list[tuple[str, ...]]
+    options = [("--volume", f"{m.source}:{m.target}:{'ro' if m.read_only else 'rw'}") for m in environment.mounts]
+    options += [("--device", device) for device in environment.devices]
+    if site.gpus_per_node and not environment.devices:
+        options.append(("--gpus", "all") if engine == "docker" else ("--device", "nvidia.com/gpu=all"))
+    if native:
+        options.append(("--workdir", native))
+    if not environment.writable:
+        options.append(("--read-only",))
+        if engine == "docker" and "/tmp" not in {mount.target for mount in environment.mounts}:
+            options.append(("--tmpfs", "/tmp:exec,mode=1777"))
+    if not environment.entrypoint and not squashfs:
+        options.append(("--entrypoint", ""))
+    # rootless podman has no --ipc host
+    shared = ("--rm", "--interactive", "--network", "host", "--uts", "host", "--volume", "/dev/shm:/dev/shm")
+    command = (engine, "run", *shared, *(word for option in options for word in option))
+    inside = inside_words(environment.env, None if native else workdir)
+    before, image = _container_image(environment, engine)
+    raw = ('"${host[@]}"', *image, *(live(word) for word in inside))
+    return _script(origin, "bash THIS_FILE COMMAND…", {}, command, before=before, raw=raw)
 
 
-def _script(origin: str, exports: Mapping[str, str], command: tuple[str, ...]) -> str:
-    lines = ["#!/usr/bin/env bash", f"# {origin}", "# Use: bash THIS_FILE COMMAND…"]
+def _container_image(environment: Environment, engine: str) -> tuple[str, tuple[str, ...]]:
+    """(lines of bash that find out which variables the image has, bash words of options that name the image)."""
+    image = live(environment.image.replace("#", "/", 1))
+    if environment.is_squashfs:
+        start = "" if environment.entrypoint else "'exec \"$@\"'"
+        rc = '--volume "$folder/rc.local:/etc/rc.local:ro"'
+        words = ('"${own[@]}"', rc, '--rootfs "$folder/image:O"', "/bin/sh /etc/rc")
+        return _MOUNTED.format(image=image, start=start) + _HOST, words
+    find = f"{engine} {_INSPECT} {image} > /dev/null 2>&1 || {engine} pull {image} >&2\n"
+    return f"{find}image=$({engine} {_INSPECT} {image})\n{_HOST}", (image,)
+
+
+def _script(
+    origin: str,
+    use: str,
+    exports: Mapping[str, str],
+    command: tuple[str, ...],
+    *,
+    before: str = "",
+    raw: tuple[str, ...] = (),
+) -> str:
+    """The script: variables, the lines `before`, and the command, whose words behind it are `raw` bash. It stays where
+    it has set a trap, to tidy up behind the command."""
+    lines = ["#!/usr/bin/env bash", f"# {origin}", f"# Use: {use}"]
     lines += ["# shellcheck disable=SC2016  # what looks like a variable there is text", "set -eu"]
     lines += [f"export {name}={live(value)}" for name, value in exports.items()]
-    rows = ["exec"]
-    for word in (*(live(word) for word in command), '"$@"'):
-        if word.startswith("-") or word == '"$@"':
+    rows = [] if "trap " in before else ["exec"]
+    for word in (*(live(word) for word in command), *raw, '"$@"'):
+        if not rows or word.startswith(("-", '"$')):
             rows.append(word)
         else:
             rows[-1] += f" {word}"
-    lines.append(" \\\n  ".join(rows))
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + before + " \\\n  ".join(rows) + "\n"

@@ -1,4 +1,4 @@
-"""env show, emit, check."""
+"""env show, emit; check lies in env_check.py, adopt in env_adopt.py."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
-    parser = subparsers.add_parser("env", parents=[common], help="show | emit | check an environment (an EDF file)")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    from runner.commands import env_adopt, env_check
+
+    parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
     show = actions.add_parser("show", parents=[common], help="the merged environment, and where each value came from")
     emit = actions.add_parser("emit", parents=[common], help="what plain srun, or the engine, takes without runner")
-    check = actions.add_parser("check", parents=[common], help="find mistakes before a job waits for them")
-    for action in (show, emit, check):
+    env_check.add(actions, common)
+    for action in (show, emit):
         action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")
-    for action in (show, check):
-        action.add_argument("--json", action="store_true", help="print JSON")
-    check.add_argument("--engine", metavar="NAME", help="for this engine, not the site's")
+    show.add_argument("--json", action="store_true", help="print JSON")
     engines = "ce sarus pyxis enroot podman docker apptainer host"
     emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's)")
     emit.add_argument("-o", "--output", metavar="FILE", help="write the file, and print its path")
     show.set_defaults(run=show_environment)
     emit.set_defaults(run=emit_environment)
-    check.set_defaults(run=check_environment)
+    env_adopt.add(actions, common)
 
 
 def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:
     """The environment, the site and the engine that the options mean; says which, and why."""
     import os
 
+    from runner.detection import find_site
     from runner.environments.engines import choose
     from runner.environments.environment import load_environment
     from runner.project import find_project
-    from runner.site import find_site
 
     project = find_project()
     site, why = find_site(args.site, os.environ)
@@ -67,7 +67,7 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
     environment, site, engine = _load(args, console)
     full = with_site(environment, site)
     if not args.json:
-        console.table(("FIELD", "VALUE", "FROM"), [(field, value, from_) for field, value, from_ in _rows(full, site)])
+        console.table(("FIELD", "VALUE", "FROM"), list(_rows(full, site)))
         return 0
     console.answer_json(
         {
@@ -84,6 +84,7 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
             "annotations": dict(full.annotations),
             "devices": list(full.devices),
             "origins": {field: from_ for field, _, from_ in _rows(full, site)},
+            "replaced": {field: [str(origin) for origin in origins] for field, origins in full.replaced.items()},
         }
     )
     return 0
@@ -95,7 +96,11 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
 
     def origin(field: str) -> str:
         found = environment.origins.get(field)
-        return str(found) if found else f"site {site.name}"
+        if found:
+            before = ", ".join(str(origin) for origin in environment.replaced.get(field, ()))
+            return f"{found}, in place of {before}" if before else str(found)
+        given = site.origins.get(field.partition(".")[0])
+        return f"site {site.name}: {given}" if given else f"site {site.name}"
 
     yield "image", environment.image or "(none: no container is entered)", origin("image")
     yield "workdir", environment.workdir or "(the image's own)", origin("workdir")
@@ -115,48 +120,20 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
 def emit_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env emit`: an EDF, or a bash script of the engine's own words; with -o the file's path."""
     import os
-    from pathlib import Path
 
     from runner.commands.emitted import emitted
-    from runner.machine import files
 
     environment, site, engine = _load(args, console)
     text, notes = emitted(environment, site, engine, os.environ)
     for note in notes:
         console.warn(note)
     if args.output:
+        from pathlib import Path
+
+        from runner.machine import files
+
         files.write(Path(args.output), text, mode=0o644 if engine in {"ce", "sarus"} else 0o755)
         console.answer(args.output)
     else:
         console.answer(text)
     return 0
-
-
-def check_environment(args: argparse.Namespace, console: Console) -> int:
-    """`runner env check`: the findings; exit code 1 when one of them is an error."""
-    import os
-
-    from runner.environments.lint.rules import lint
-
-    environment, site, engine = _load(args, console)
-    found = lint(environment, site, engine, os.environ)
-    errors = sum(finding.severity == "error" for finding in found)
-    if args.json:
-        keys = ("code", "severity", "field", "reason", "fix")
-        rows = [
-            {
-                **{key: getattr(finding, key) for key in keys},
-                "path": str(finding.place.path) if finding.place else None,
-                "line": finding.place.line if finding.place else None,
-            }
-            for finding in found
-        ]
-        console.answer_json(
-            {"environment": environment.name, "site": site.name, "engine": engine, "errors": errors, "findings": rows}
-        )
-    else:
-        for finding in found:
-            console.answer(str(finding))
-        verdict = f"{errors} errors, {len(found) - errors} warnings" if found else "no findings"
-        console.say(f"{environment.name} on {site.name} with {engine}: {verdict}")
-    return 1 if errors else 0

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
+    from runner.commands.site_file import Seen
+    from runner.site import Site
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -82,17 +84,20 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
     """Write the user's own file of a site: an overlay of one that is known, else a new one."""
     import os
 
-    from runner.commands.site_file import site_file
+    from runner.commands.site_file import base_of, look, site_file
     from runner.errors import RunnerError
     from runner.machine import files
-    from runner.site import user_folder
+    from runner.site_files import user_folder
 
     path = user_folder(os.environ) / f"{args.site}.toml"
     if path.exists():
         raise RunnerError(
             f"the site file {path} is there already", "a file of yours is never overwritten", f"edit it: {path}"
         )
-    text, questions = site_file(args.site, args.account, args.partition, os.environ)
+    seen = look(os.environ)
+    if not args.dry_run:
+        _ask(args, seen, base_of(args.site, seen, os.environ))
+    text, questions = site_file(args.site, args.account, args.partition, os.environ, seen)
     for question in questions:
         console.warn(question)
     if args.dry_run:
@@ -104,11 +109,34 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
+    """At a terminal, ask for what nobody can guess: the account, and the partition where there are several."""
+    from runner.machine import probe
+
+    if not probe.has_terminal():
+        return
+    if args.account is None and base.account is None and (base.account_required or len(seen.accounts) > 1):
+        args.account = _answer("account that pays", seen.accounts, None)
+    if args.partition is None and base.partition is None and len(seen.partitions) > 1:
+        likely = seen.partition(None)
+        names = tuple(partition.name for partition in seen.partitions)
+        args.partition = _answer("partition", names, likely.name if likely else None)
+
+
+def _answer(what: str, known: tuple[str, ...], default: str | None) -> str | None:
+    import sys
+
+    choices = f" ({', '.join(known)})" if known else ""
+    print(f"{what}{choices}{f' [{default}]' if default else ''}: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or default
+
+
 def list_sites(args: argparse.Namespace, console: Console) -> int:
     """`runner site list`."""
     import os
 
-    from runner.site import find_site, load_site, site_names
+    from runner.detection import find_site
+    from runner.site_files import load_site, site_names
 
     used, why = find_site(args.site, os.environ)
     sites = [load_site(name, os.environ) for name in site_names(os.environ)]
@@ -128,22 +156,20 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     """`runner site show`: every value with its source and date."""
     import os
 
-    from runner.site import VALUES, find_site
+    from runner.detection import find_site
+    from runner.site import VALUES
 
     site, why = find_site(args.name or args.site, os.environ)
     console.say(f"site {site.name} ({'as asked' if args.name else why}): {site.summary}")
-    rows = []
-    for key in VALUES:
-        origin = site.origins.get(key)
-        if origin is not None:
-            rows.append((key, getattr(site, key), str(origin)))
     if args.json:
-        values = {key: {"value": value, "from": source} for key, value, source in rows}
+        values = {key: {"value": getattr(site, key), "from": str(site.origins[key])}
+                  | _items(site, key) for key in VALUES if key in site.origins}  # fmt: skip
         console.answer_json({"name": site.name, "summary": site.summary, "why": why, "values": values})
         return 0
-    console.table(("KEY", "VALUE", "FROM"), [(key, _shown(value), source) for key, value, source in rows])
+    rows = [row for key in VALUES if key in site.origins for row in _rows(site, key)]
+    console.table(("KEY", "VALUE", "FROM"), rows)
     unknown = [key for key in ("account", "partition", "gpus_per_node", "cpus_per_node", "memory", "architecture")
-               if getattr(site, key) is None]  # fmt: skip
+               if getattr(site, key) is None and not (key == "memory" and site.memory_per_gpu)]  # fmt: skip
     if unknown and site.scheduler == "slurm":
         console.say(
             f"not known: {', '.join(unknown)}. Say it in a job file, in flags, or once: runner init --site {site.name}"
@@ -151,38 +177,61 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return " ".join(f"{key}={text}" for key, text in value.items())
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _items(site: Site, key: str) -> dict[str, object]:
+    """Where each item of a table or list came from, under its name or number."""
+    items = {name.removeprefix(f"{key}."): str(origin) for name, origin in site.origins.items()
+             if name.startswith(f"{key}.")}  # fmt: skip
+    return {"items": items} if items else {}
+
+
+def _rows(site: Site, key: str) -> list[tuple[str, str, str]]:
+    """One line for a value, one for each item of a table or list; where it came from once for all that are alike."""
+    value = getattr(site, key)
+    if not isinstance(value, dict | tuple):
+        return [(key, str(value), str(site.origins[key]))]
+    shown = value.items() if isinstance(value, dict) else ((str(index), text) for index, text in enumerate(value))
+    rows: list[tuple[str, str, str]] = []
+    before = ""
+    for name, text in shown:
+        origin = str(site.origins.get(f"{key}.{name}", site.origins[key]))
+        cell = f"{name}: {text}" if isinstance(value, dict) else text
+        rows.append(("" if rows else key, cell, "" if origin == before else origin))
+        before = origin
+    return rows
 
 
 def examine_machine(args: argparse.Namespace, console: Console) -> int:
     """`runner doctor`: one line each; exit code 1 when something is wrong."""
     import os
 
-    from runner.doctor import Diagnosis, examine
+    from runner.detection import find_site
+    from runner.doctor.diagnosis import Diagnosis
+    from runner.doctor.examination import examine
     from runner.environments.engines import choose
-    from runner.site import find_site
 
     site, why = find_site(args.site, os.environ)
     engine, chosen = choose(site, os.environ)
+    none = engine == "host" and site.engine != "host"
     found = [
         Diagnosis("site", "ok", f"{site.name} ({why})"),
-        Diagnosis("engine", "wrong" if engine == "host" else "ok", f"{engine}: {chosen}",
-                  "apt-get install bubblewrap squashfuse squashfs-tools" if engine == "host" else ""),
+        Diagnosis("engine", "wrong" if none else "ok", f"{engine}: {chosen}",
+                  "apt-get install bubblewrap squashfuse squashfs-tools" if none else ""),
         *examine(site, os.environ),
     ]  # fmt: skip
     wrong = sum(item.verdict == "wrong" for item in found)
     if args.json:
         console.answer_json([vars(item) for item in found])
         return 1 if wrong else 0
-    console.table(("", "WHAT", "HOW IT STANDS"), [(item.verdict, item.name, item.text) for item in found])
+    console.table(
+        ("", "WHAT", "VERSION", "HOW IT STANDS"),
+        [
+            (item.verdict, item.name, item.version, f"{item.text} -> {item.fix}" if item.fix else item.text)
+            for item in found
+        ],
+    )
     for item in found:
         if item.fix and item.verdict == "wrong":
             console.say(f"{item.name}: {item.fix}")
-        elif item.fix:
-            console.detail(f"{item.name}: {item.fix}")
     console.say(f"{wrong} things to mend" if wrong else "nothing to mend")
     return 1 if wrong else 0
 

@@ -86,11 +86,11 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
 
 def _uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
     """The image folder of the site, and who uses what lies in it."""
+    from runner.detection import find_site
     from runner.images.squashfs_file import list_squashfs
     from runner.project import find_project
     from runner.runs.history import list_runs
     from runner.runs.image_use import uses_of
-    from runner.site import find_site
 
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")

@@ -67,7 +67,7 @@ def _add_import(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def _add_packing(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--compression", default="zstd:1", metavar="NAME[:LEVEL]", help="default: zstd:1")
+    parser.add_argument("--compression", default="lz4", metavar="NAME[:LEVEL]", help="lz4 (default), zstd:1, …")
     parser.add_argument("--owners", default="root", metavar="root|keep", help="whose the files are (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
@@ -218,7 +218,7 @@ def _as_dict(squashfs: Squashfs) -> dict[str, object]:
 
 
 def _site(args: argparse.Namespace, console: Console) -> Site:
-    from runner.site import find_site
+    from runner.detection import find_site
 
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")

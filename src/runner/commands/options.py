@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import NoReturn
 
 from runner.errors import RunnerError
+
+# argparse looks for translations of its words; there is none of ours, and looking took time from each short command
+argparse._ = str  # type: ignore[attr-defined]
+
+
+class Formatter(argparse.HelpFormatter):
+    """argparse's own, which would import shutil for each option to learn how wide the terminal is."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_columns() - 2)
+
+
+def _columns() -> int:
+    try:
+        return int(os.environ.get("COLUMNS", "")) or 80
+    except ValueError:
+        pass
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
 
 
 class Parser(argparse.ArgumentParser):
     """argparse with our error form (what, why, what to do) and without abbreviations."""
 
     def __init__(self, **settings: object) -> None:
+        settings.setdefault("formatter_class", Formatter)
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)  # type: ignore[arg-type]
 
@@ -22,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
 def common_options() -> argparse.ArgumentParser:
     """The options that every verb takes."""
-    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False, formatter_class=Formatter)
     common.add_argument("--site", metavar="NAME", help="the cluster (default: RUNNER_SITE, then detection)")
     common.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
     return common

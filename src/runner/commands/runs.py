@@ -189,8 +189,8 @@ def _say_end(status: RunStatus, console: Console) -> None:
 
 
 def _runs_folder(args: argparse.Namespace) -> Path:
+    from runner.detection import find_site
     from runner.project import find_project
-    from runner.site import find_site
 
     site, _ = find_site(args.site, os.environ)
     return site.runs(os.environ, find_project())

@@ -44,9 +44,9 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
     else:
+        from runner.detection import find_site
         from runner.project import find_project
         from runner.runs import history
-        from runner.site import find_site
 
         site, _ = find_site(args.site, os.environ)
         run = history.find_run(args.run_word or "last", site.runs(os.environ, find_project()))

@@ -43,6 +43,9 @@ class Layer:
     mounts: tuple[Mount, ...]
     env: Mapping[str, str]
     annotations: Mapping[str, str]
+    """by dotted name"""
+    annotation_keys: Mapping[str, Keys]
+    """the keys under which each annotation stands in the file, whichever way they are dotted, nested and quoted"""
     devices: tuple[str, ...]
 
     def origin(self, *keys: str) -> Origin:
@@ -84,6 +87,8 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
     for folder in folders:
         if (folder / f"{stem}.toml").is_file():
             return folder / f"{stem}.toml"
+    if name != stem and (project.start / name).is_file():
+        return project.start / name  # Sarus Suite takes NAME.toml for a path
     raise unknown("environment", stem, environment_names(project, environ), f"make edf/{stem}.toml, or give a ./path")
 
 
@@ -94,10 +99,15 @@ def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str
 
 def read_layer(path: Path) -> Layer:
     """What one EDF file says. Raises RunnerError that names the line of the first fault."""
-    document = read_toml(path)
+    return layer_of(read_toml(path))
+
+
+def layer_of(document: Document) -> Layer:
+    """What the text of an EDF says. Raises RunnerError that names the line of the first fault."""
     refuse_unknown_keys(document, (), KEYS, "EDF")
     base = document.get("base_environment")
     bases = (typed(document, ("base_environment",), str, ""),) if not isinstance(base, list) else ()
+    annotations = _annotations(document)
     layer = Layer(
         document=document,
         bases=tuple(name for name in bases or strings(document, ("base_environment",)) if name),
@@ -110,21 +120,36 @@ def read_layer(path: Path) -> Layer:
             for index, text in enumerate(strings(document, ("mounts",)))
         ),
         env=string_table(document, ("env",)),
-        annotations=dict(_annotations(document, ("annotations",))),
+        annotations={name: document.get(*keys) for name, keys in annotations.items()},
+        annotation_keys=annotations,
         devices=strings(document, ("devices",)),
     )
     _check_texts(layer)
     return layer
 
 
-def _annotations(document: Document, keys: Keys) -> Iterator[tuple[str, str]]:
-    """Dotted name and value of each annotation, whether the file nests tables or writes dotted keys."""
-    table = typed(document, keys, dict, {})
-    for name, value in table.items():
+def _annotations(document: Document) -> dict[str, Keys]:
+    """The keys of each annotation by its dotted name, whether the file nests tables or writes dotted keys."""
+    found: dict[str, Keys] = {}
+    for keys in _leaves(document, ("annotations",)):
+        name = ".".join(keys[1:])
+        if name in found:
+            raise RunnerError(
+                f"{document.place(*keys)}: the annotation {name} is given twice",
+                f"it stands in {document.place(*found[name])} too, in other words",
+                "keep one of them",
+            )
+        found[name] = keys
+    return found
+
+
+def _leaves(document: Document, keys: Keys) -> Iterator[Keys]:
+    for name, value in typed(document, keys, dict, {}).items():
         if isinstance(value, dict):
-            yield from _annotations(document, (*keys, name))
+            yield from _leaves(document, (*keys, name))
         elif isinstance(value, str):
-            yield ".".join((*keys[1:], name)), _checked(document, value, *keys, name)
+            _checked(document, value, *keys, name)
+            yield (*keys, name)
         else:
             raise wrong_type(document, (*keys, name), "text")
 

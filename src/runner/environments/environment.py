@@ -45,6 +45,8 @@ class Environment:
     """Sarus Suite's: values of podman's --device"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """where each value came from: "image", "mounts.0", "env.NAME", "annotations.com.hooks.x" """
+    replaced: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict, compare=False)
+    """where the values stood that a later file took the place of"""
 
     @property
     def is_squashfs(self) -> bool:
@@ -56,40 +58,58 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
     """The environment of a name or path, its base environments merged in. Raises RunnerError for any fault."""
     layers = tuple(_layers(find_edf(name, project, environ), project, environ, ()))
     path = layers[-1].document.path
-    values: dict[str, Any] = {"image": ""}
-    origins = {key: DEFAULT for key in ("image", "workdir", "entrypoint", "writable")}
-    mounts: dict[Mount, Origin] = {}
-    devices: dict[str, Origin] = {}
-    tables: dict[str, dict[str, str]] = {"env": {}, "annotations": {}}
+    merged = _Merged()
     for layer in layers:
-        for key, value in as_data(layer).items():
-            values[key], origins[key] = value, layer.origin(key)
-        for index, mount in enumerate(layer.mounts):
-            mounts.setdefault(mount, layer.origin("mounts", str(index)))
-        for index, device in enumerate(layer.devices):
-            devices.setdefault(device, layer.origin("devices", str(index)))
-        for table, content in tables.items():
-            for key, value in getattr(layer, table).items():
-                content[key] = value
-                origins[f"{table}.{key}"] = layer.origin(table, *_annotation_keys(layer, table, key))
-    origins |= {f"mounts.{index}": origin for index, origin in enumerate(mounts.values())}
-    origins |= {f"devices.{index}": origin for index, origin in enumerate(devices.values())}
+        merged.add(layer)
+    values = merged.values
     return Environment(
         name=path.stem,
         path=path,
-        **values,
-        env=tables["env"],
-        annotations=tables["annotations"],
-        mounts=tuple(mounts),
-        devices=tuple(devices),
-        origins=origins,
+        image=values.get("image", ""),
+        workdir=values.get("workdir") or None,  # "" takes a base's workdir back
+        entrypoint=values.get("entrypoint", False),
+        writable=values.get("writable", True),
+        env=merged.tables["env"],
+        annotations=merged.tables["annotations"],
+        mounts=tuple(merged.lists["mounts"]),
+        devices=tuple(merged.lists["devices"]),
+        origins=merged.origins,
+        replaced={field: tuple(origins) for field, origins in merged.replaced.items()},
     )
 
 
-def _annotation_keys(layer: Layer, table: str, key: str) -> tuple[str, ...]:
-    """The keys under which a dotted annotation stands in its file."""
-    dotted = tuple(key.split("."))
-    return dotted if table == "annotations" and (table, *dotted) in layer.document.lines else (key,)
+class _Merged:
+    """What the layers say together: of a value the last one counts, of a list each entry, once."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+        self.lists: dict[str, list[Any]] = {"mounts": [], "devices": []}
+        self.tables: dict[str, dict[str, str]] = {"env": {}, "annotations": {}}
+        self.origins: dict[str, Origin] = {key: DEFAULT for key in ("image", "workdir", "entrypoint", "writable")}
+        self.replaced: dict[str, list[Origin]] = {}
+
+    def add(self, layer: Layer) -> None:
+        """Lay one file over those before it."""
+        for key, value in as_data(layer).items():
+            self.values[key] = value
+            self._from(key, layer.origin(key))
+        for key, present in self.lists.items():
+            for index, entry in enumerate(getattr(layer, key)):
+                if entry not in present:
+                    self._from(f"{key}.{len(present)}", layer.origin(key, str(index)))
+                    present.append(entry)
+        for name, value in layer.env.items():
+            self.tables["env"][name] = value
+            self._from(f"env.{name}", layer.origin("env", name))
+        for name, value in layer.annotations.items():
+            self.tables["annotations"][name] = value
+            self._from(f"annotations.{name}", layer.origin(*layer.annotation_keys[name]))
+
+    def _from(self, field: str, origin: Origin) -> None:
+        before = self.origins.get(field, DEFAULT)
+        if before is not DEFAULT:
+            self.replaced.setdefault(field, []).append(before)
+        self.origins[field] = origin
 
 
 def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tuple[Path, ...]) -> Iterator[Layer]:
@@ -104,47 +124,63 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
             "merge some of them: runner env emit",
         )
     layer = read_layer(path)
-    for base in layer.bases:
+    for index, base in enumerate(layer.bases):
+        place = layer.document.place("base_environment", str(index))
         try:
-            found = find_edf(base, project, environ)
+            found = find_edf(expand(base, environ, "base_environment"), project, environ)
         except RunnerError as error:
-            place = layer.document.place("base_environment")
             raise RunnerError(f"{place}: {error.what}", error.why, error.fix) from error
         yield from _layers(found, project, environ, (*above, path.resolve()))
     yield layer
 
 
-def emit_edf(environment: Environment, comment: str = "", *, flag_separator: str = "+") -> str:
+def emit_edf(
+    environment: Environment, comment: str = "", *, flag_separator: str = "+", sources: str | None = None
+) -> str:
     """The environment as EDF text that stands alone.
 
     `entrypoint` and `writable` are always written, since the engines disagree on their defaults; so is the target of
-    every mount, since one engine asks for it. Source: CSCS documentation, software/container-engine/edf.md, and
-    sarus-suite/raster, src/lib.rs (2026-08-20).
+    every mount, since one engine asks for it. With `sources`, a comment behind each value says where it came from:
+    the file and line, the default, or, for what no file says, the words given (`site NAME`).
+    Source: CSCS documentation, software/container-engine/edf.md, and sarus-suite/raster, src/lib.rs (2026-08-20).
     """
-    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+
+    def remark(field: str) -> str:
+        origin = environment.origins.get(field, sources or "")
+        return "" if sources is None else f"  # {_one_line(str(origin))}".rstrip(" #")
+
+    lines = [f"# {_one_line(line)}".rstrip() for line in comment.split("\n")] if comment else []
     if environment.image:
-        lines.append(f"image = {quoted(environment.image)}")
-    if environment.workdir is not None:
-        lines.append(f"workdir = {quoted(environment.workdir)}")
-    lines.append(f"entrypoint = {str(environment.entrypoint).lower()}")
-    lines.append(f"writable = {str(environment.writable).lower()}")
+        lines.append(f"image = {quoted(environment.image)}{remark('image')}")
+    if environment.workdir:
+        lines.append(f"workdir = {quoted(environment.workdir)}{remark('workdir')}")
+    lines.append(f"entrypoint = {str(environment.entrypoint).lower()}{remark('entrypoint')}")
+    lines.append(f"writable = {str(environment.writable).lower()}{remark('writable')}")
     if environment.mounts:
-        lines += ["mounts = [", *(f"  {quoted(mount.text(flag_separator))}," for mount in environment.mounts), "]"]
+        texts = [quoted(mount.text(flag_separator)) for mount in environment.mounts]
+        lines += ["mounts = [", *(f"  {text},{remark(f'mounts.{i}')}" for i, text in enumerate(texts)), "]"]
     if environment.devices:
-        lines.append(f"devices = [{', '.join(quoted(device) for device in environment.devices)}]")
+        lines.append(f"devices = [{', '.join(map(quoted, environment.devices))}]{remark('devices.0')}")
     if environment.env:
-        lines += ["", "[env]", *(f"{_key(name)} = {quoted(value)}" for name, value in environment.env.items())]
+        lines += ["", "[env]"]
+        lines += [f"{_key(name)} = {quoted(value)}{remark(f'env.{name}')}" for name, value in environment.env.items()]
     if environment.annotations:
-        lines += ["", "[annotations]", *_annotation_lines(environment.annotations)]
+        lines += ["", "[annotations]"]
+        lines += [f"{line}{remark(f'annotations.{name}')}" for name, line in _annotation_lines(environment.annotations)]
     return "\n".join(lines) + "\n"
 
 
-def _annotation_lines(annotations: Mapping[str, str]) -> Iterator[str]:
+def _one_line(text: str) -> str:
+    """Text that a TOML comment may hold: no line break, no control character."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _annotation_lines(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in annotations.items():
         # TOML has no key that is text and table at once: the longer of two such names is quoted whole
         clash = any(name.startswith(f"{other}.") for other in annotations)
         key = quoted(name) if clash else ".".join(_key(part) for part in name.split("."))
-        yield f"{key} = {quoted(value)}"
+        yield name, f"{key} = {quoted(value)}"
 
 
 def _key(name: str) -> str:

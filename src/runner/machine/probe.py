@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -48,3 +49,34 @@ def has_sha_instructions() -> bool:
     except OSError:
         return False
     return bool({"sha_ni", "sha2"} & set(flags.split()))
+
+
+def clock_synchronized() -> bool | None:
+    """Whether the kernel says that something keeps its clock right; None where it may not be asked.
+
+    Source: adjtimex(2): modes 0 reads, 5 (TIME_ERROR) is the answer of a clock that nobody keeps.
+    """
+    import ctypes
+
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        answer = libc.adjtimex(ctypes.create_string_buffer(512))  # struct timex has 208 bytes
+    except (OSError, AttributeError):
+        return None
+    return None if answer < 0 else answer != 5
+
+
+def file_system(path: Path) -> tuple[str, str]:
+    """(kind, mount point) of the file system that holds a path, as the kernel lists them; empty where it does not."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return "", ""
+    best = ("", "")
+    text = os.path.realpath(path)
+    for line in lines:
+        words = line.split()
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[1])
+        if (text == point or text.startswith(point.rstrip("/") + "/")) and len(point) >= len(best[1]):
+            best = (words[2], point)
+    return best

@@ -101,7 +101,16 @@ def _check_site(job: Job, site: Site, overrides: Overrides) -> None:
                 f"given: {' '.join((*overrides.sbatch, *overrides.srun))}",
                 "leave out --sbatch and --srun, or name another --site",
             )
-    elif site.account_required and job.resources.account is None and not _has_account(job):
+        return
+    cpus = job.resources.cpus_per_task * job.resources.tasks_per_node
+    most = (site.cpus_per_gpu or 0) * job.resources.gpus_per_node
+    if most and cpus > most:
+        raise RunnerError(
+            f"the job asks for {cpus} CPUs and {job.resources.gpus_per_node} GPUs per node",
+            f"the site {site.name!r} gives {site.cpus_per_gpu} CPUs with each GPU: {most}",
+            f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
+        )
+    if site.account_required and job.resources.account is None and not _has_account(job):
         raise RunnerError(
             f"the site {site.name!r} needs an account",
             "jobs without one are refused there",

@@ -45,7 +45,11 @@ class JobFile:
 
 def load_job_file(path: Path) -> JobFile:
     """The job file at `path`. Raises RunnerError that names line and key of what is wrong."""
-    document = read_toml(path)
+    return job_of(read_toml(path))
+
+
+def job_of(document: Document) -> JobFile:
+    """What the text of a job file says. Raises RunnerError that names line and key of what is wrong."""
     refuse_unknown_keys(document, (), KEYS, "job")
     refuse_unknown_keys(document, ("resources",), RESOURCES, "job")
     refuse_unknown_keys(document, ("mail",), ("user", "events"), "job")
@@ -58,7 +62,7 @@ def load_job_file(path: Path) -> JobFile:
             "keep script for a .py or .sh file of the project, command for anything else",
         )
     return JobFile(
-        name=path.stem,
+        name=document.path.stem,
         document=document,
         script=script,
         command=command,

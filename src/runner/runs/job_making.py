@@ -48,6 +48,7 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
     chooser = _Chooser(job_file)
     script, command = _program(job_file, overrides, chooser)
     launcher = _launcher(job_file, overrides, site, script, chooser)
+    resources = _resources(job_file, overrides, site, launcher, chooser)
     written = job_file
     job = Job(
         name=_name(job_file, overrides, script, command),
@@ -56,7 +57,7 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
         command=command,
         arguments=(*(written.arguments if written else ()), *overrides.arguments),
         launcher=launcher,
-        resources=_resources(job_file, overrides, site, launcher, chooser),
+        resources=resources,
         env={**(written.env if written else {}), **overrides.env},
         setup=written.setup if written else "",
         task_prolog=written.task_prolog if written else "",
@@ -69,16 +70,27 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
             "save_seconds", None, written.save_seconds if written else None, "save_seconds", default=SAVE_SECONDS
         ),
         origins=chooser.origins,
-        notes=_notes(chooser, site),
+        notes=_notes(chooser, site, resources),
     )
     check(job, site, overrides)
     return job
 
 
-def _notes(chooser: _Chooser, site: Site) -> tuple[str, ...]:
-    if site.scheduler == "slurm" and chooser.origins["gpus_per_node"].source == "default":
-        return (f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)",)
-    return ()
+def _notes(chooser: _Chooser, site: Site, resources: Resources) -> tuple[str, ...]:
+    """What the job asks for because nobody has said better."""
+    if site.scheduler != "slurm":
+        return ()
+    gpus = f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)"
+    cpus = (
+        f"one CPU is asked for per process: nobody says how many a node of {site.name} has"
+        f" (--cpus-per-task N, or once: runner init --site {site.name})"
+    )
+    unknown_cpus = resources.gpus_per_node > 0 and not (site.cpus_per_node or site.cpus_per_gpu)
+    default = {key for key in ("gpus_per_node", "cpus_per_task") if chooser.origins[key].source == "default"}
+    return (
+        *((gpus,) if "gpus_per_node" in default else ()),
+        *((cpus,) if "cpus_per_task" in default and unknown_cpus else ()),
+    )
 
 
 def _program(job_file: JobFile | None, overrides: Overrides, chooser: _Chooser) -> tuple[str | None, tuple[str, ...]]:
@@ -122,6 +134,22 @@ def _launcher(job_file: JobFile | None, overrides: Overrides, site: Site, script
     return launcher
 
 
+def _cpus(site: Site, gpus: int) -> int:
+    """The CPUs of a node that a job with that many GPUs may have; 0: not known."""
+    if site.cpus_per_gpu and gpus:
+        return min(site.cpus_per_gpu * gpus, site.cpus_per_node or site.cpus_per_gpu * gpus)
+    return site.cpus_per_node or 0
+
+
+def _memory(site: Site, gpus: int, chooser: _Chooser) -> str | None:
+    """The memory to ask for where the site ties it to the GPUs."""
+    found = re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")
+    if not found or not gpus:
+        return None
+    chooser.origins["memory"] = site.origins.get("memory_per_gpu", Origin(f"site {site.name}"))
+    return f"{int(found[1]) * gpus}{found[2]}"
+
+
 def _resources(
     job_file: JobFile | None, overrides: Overrides, site: Site, launcher: str, chooser: _Chooser
 ) -> Resources:
@@ -147,7 +175,7 @@ def _resources(
         1 if launcher == "none" else max(1, gpus),
         place="cpu_tasks_per_node" if without_gpus else "",
     )
-    cpus = (site.cpus_per_node or 0) // max(1, tasks)
+    cpus = _cpus(site, gpus) // max(1, tasks)
     limit = overrides.time and time_limit.minutes(overrides.time, "--time")
     minutes = written.get("time_minutes")
     return Resources(
@@ -155,7 +183,7 @@ def _resources(
         gpus_per_node=gpus,
         tasks_per_node=tasks,
         cpus_per_task=number("cpus_per_task", max(1, cpus)),
-        memory=word("memory"),
+        memory=word("memory") or _memory(site, gpus, chooser),
         time_minutes=chooser.choose(
             "time_minutes", limit or None, int(minutes) if minutes else None, "resources", "time",
             site=site, default=None,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runner.detection import find_site
 from runner.environments.attachment import Attachment
 from runner.environments.engines import attach, choose
 from runner.environments.environment import Environment, emit_edf, load_environment
@@ -25,7 +26,7 @@ from runner.runs.preflight import LaunchImage
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
 from runner.runs.schedulers import local, slurm
 from runner.runs.snapshot import Snapshot
-from runner.site import Site, find_site
+from runner.site import Site
 
 SCRIPT = "job.sbatch"
 EDF = "environment.toml"

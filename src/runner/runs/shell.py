@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runner.detection import find_site
 from runner.environments.attachment import Attachment
 from runner.environments.engines import attach, choose
 from runner.environments.environment import Environment, emit_edf, load_environment
@@ -30,7 +31,8 @@ from runner.runs.run import RECORD, Run
 from runner.runs.schedulers import slurm
 from runner.runs.snapshot import is_shared_place
 from runner.runs.status import ask
-from runner.site import Site, find_site, load_site
+from runner.site import Site
+from runner.site_files import load_site
 
 
 @dataclass(frozen=True)

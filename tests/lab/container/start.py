@@ -14,15 +14,17 @@ SHELLS_OWN = ("OLDPWD", "PWD", "SHLVL", "_")
 
 
 def run_start(environ: Mapping[str, str], entrypoint: bool, become: Callable[[], None]) -> tuple[dict[str, str], str]:
-    """Run /etc/rc in a login shell with the ids that `become` gives it; the environment and the folder that the
-    command would get.
+    """Run /etc/rc with the ids that `become` gives it; the environment and the folder that the command would get.
+
+    As under enroot the shell is a login shell, but for ENROOT_LOGIN_SHELL=n.
 
     Without the entrypoint pyxis writes `exec "$@"` into /etc/rc.local, so that /etc/rc goes no further.
     """
     has_rc = Path("/etc/rc").exists()
     if has_rc and not entrypoint:
         Path("/etc/rc.local").write_text('exec "$@"\n')
-    argv = ("/bin/sh", "-l", "/etc/rc", *LAST) if has_rc else ("/bin/sh", "-lc", 'exec "$@"', "sh", *LAST)
+    login = () if environ.get("ENROOT_LOGIN_SHELL", "y") in ("", "n", "no", "f", "false") else ("-l",)
+    argv = ("/bin/sh", *login, "/etc/rc", *LAST) if has_rc else ("/bin/sh", *login, "-c", 'exec "$@"', "sh", *LAST)
     pipe = subprocess.PIPE
     try:
         shell = subprocess.Popen(

@@ -51,8 +51,9 @@ def start_environment(host: Mapping[str, str], image: Mapping[str, str], keep: f
 def task_environment(
     task: Mapping[str, str], container: Mapping[str, str], edf: Mapping[str, str], remap_torch: bool
 ) -> dict[str, str]:
-    """What a task's command sees: Slurm's per-task variables, the container's, and the EDF's over all."""
-    dropped = (NOT_HANDED - PER_TASK) | LANGUAGE
+    """What a task's command sees: the job's variables, the container's over them, and the EDF's over all. What is not
+    handed to the container's start, such as LD_LIBRARY_PATH, is still the job's. Seen with pyxis 0.24.0."""
+    dropped = LANGUAGE | {"PATH"}  # the container always has one
     merged = {name: value for name, value in task.items() if name not in dropped and not name.startswith(PREFIX)}
     merged.update(container)
     if remap_torch and "PYTORCH_VERSION" in merged:

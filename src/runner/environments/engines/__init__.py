@@ -9,18 +9,21 @@ from dataclasses import replace
 from typing import cast
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines.shared import without_defaults
+from runner.environments.engines.shared import check_names, without_defaults
 from runner.environments.environment import Environment
 from runner.environments.mount import parse_mount
 from runner.errors import unknown
-from runner.machine import probe, process
-from runner.site import Site, slurm_plugins
+from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 """each a module here, of that name, with the one function `attach(environment, site) -> Attachment`"""
-# engines that expand `${VAR:-default}` themselves, where and when the container starts; the value says in which fields
-# the defaults have to be decided before
-_OWN_DEFAULTS = {"ce": "mounts", "sarus": "mounts", "sandbox": None, "podman": None, "docker": None}
+# The fields in which `${VAR:-default}` has to be decided before, since nothing expands it where the container starts.
+_DECIDED: Mapping[str, tuple[str, ...]] = {
+    **{name: ("mounts",) for name in ("ce", "sarus")},
+    **{name: ("image", "mounts") for name in ("pyxis", "enroot", "apptainer")},
+    **{name: () for name in ("sandbox", "podman", "docker")},
+    "host": ("",),
+}
 
 
 def attach(
@@ -38,21 +41,23 @@ def attach(
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     full, notes = with_site(environment, site), cast("tuple[str, ...]", ())
-    narrow = _OWN_DEFAULTS.get(name, "")
-    if narrow is not None:
-        full, notes = without_defaults(full, environ, only=narrow)
+    if name != "host":
+        check_names(full, name)
+    if _DECIDED[name]:
+        full, notes = without_defaults(full, environ, only=_DECIDED[name])
     engine_module = importlib.import_module(f"{__name__}.{name}")  # the one in use, not all of them
     attachment: Attachment = engine_module.attach(full, site)
     return replace(attachment, notes=(*notes, *attachment.notes))
 
 
 def with_site(environment: Environment, site: Site) -> Environment:
-    """The environment with the site's variables and mounts under its own."""
+    """The environment with the site's variables, mounts and annotations under its own."""
     mounts = tuple(parse_mount(text, f"site {site.name}") for text in site.mounts)
     targets = {mount.target for mount in environment.mounts}
     return replace(
         environment,
         env={**site.env, **environment.env},
+        annotations={**site.annotations, **environment.annotations},
         # behind the environment's own, whose numbers stand in the messages
         mounts=(*environment.mounts, *(mount for mount in mounts if mount.target not in targets)),
     )
@@ -62,6 +67,9 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
     """The engine to use on a site, and why; `auto` is decided by what this machine has."""
     if site.engine != "auto":
         return site.engine, f"the site {site.name} has it"
+    from runner.detection import slurm_plugins  # what looks at the machine is slow to import
+    from runner.machine import process
+
     if site.scheduler == "slurm":
         for plugin, engine in (("environment", "ce"), ("edf", "sarus"), ("container-image", "pyxis")):
             if plugin in slurm_plugins():
@@ -77,6 +85,8 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
 
 def why_no_sandbox() -> str | None:
     """Why the sandbox cannot be used on this machine; None where it can."""
+    from runner.machine import probe, process
+
     if process.which("bwrap") is None:
         return "bubblewrap is not installed"
     if process.which("unsquashfs") is None and not (probe.fuse_usable() and process.which("squashfuse")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.pyxis import image_text
-from runner.environments.engines.shared import dialect, refuse, refuse_annotations, split_env
+from runner.environments.engines.shared import dialect, fixed_workdir, refuse, refuse_annotations, split_env
 from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
@@ -42,14 +42,14 @@ def attach(environment: Environment, site: Site) -> Attachment:
             environment, "entrypoint", "apptainer", why, "name the entrypoint's program in the command instead"
         )
     exports, inside = split_env(environment)
-    image = image_text(environment, "apptainer")
+    image, workdir = image_text(environment, "apptainer"), fixed_workdir(environment)
     prefix = (
         "apptainer",
         "exec",
         "--no-home",
         *(("--nv",) if site.gpus_per_node else ()),
         *(("--writable-tmpfs",) if environment.writable else ()),
-        *(("--pwd", dialect(environment.workdir, "workdir")) if environment.workdir else ()),
+        *(("--pwd", workdir) if workdir else ()),
         *(
             word
             for index, mount in enumerate(environment.mounts)

@@ -5,7 +5,7 @@
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$here/environment.sh"
-engine='' image='' workdir='' entrypoint='' writable='' mounts=() env=() devices=() gpus=''
+engine='' image='' workdir='' entrypoint='' writable='' mounts=() env=() devices=() gpus='' own_tmp=''
 source "$here/container.conf"
 node=${SLURMD_NODENAME:-$(uname -n)}
 flags=(run --rm --interactive --network host --uts host) within=()
@@ -42,6 +42,7 @@ describe() {
     [[ -e $source ]] || fail "the mount source $source is not there on $node" \
       "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
     flags+=(--volume "$source:$target:$options")
+    [[ $target != /tmp ]] || own_tmp=1
   done
   for device in ${devices[@]+"${devices[@]}"}; do
     expand host "$device" devices
@@ -94,6 +95,8 @@ enter_image() {
     flags+=(--workdir "$REPLY")
   fi
   [[ -n $writable ]] || flags+=(--read-only)
+  # podman makes a /tmp that takes writes over a read-only root by itself
+  [[ -n $writable || $engine == podman || -n $own_tmp ]] || flags+=(--tmpfs "/tmp:exec,mode=1777")
   exec "$engine" "${flags[@]}" "$image" ${within[@]+"${within[@]}"} "$@"
 }
 

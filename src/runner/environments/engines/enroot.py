@@ -7,23 +7,28 @@ from __future__ import annotations
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
-from runner.environments.engines.pyxis import image_text
-from runner.environments.engines.shared import dialect, refuse, refuse_annotations, script, split_env
+from runner.environments.engines.pyxis import NO_LOGIN_SHELL, image_text
+from runner.environments.engines.shared import dialect, inside_words, refuse, refuse_annotations, script
 from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
+# what the user has set for other containers
+EXPORTS = {
+    **NO_LOGIN_SHELL,
+    **{f"ENROOT_{name}": "n" for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")},
+}
 _FLAGS = {"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"}
 
 
 def mount_text(environment: Environment, index: int, mount: Mount) -> str:
     """`SOURCE:TARGET:none:OPTIONS`, the fields of an fstab line joined by colons."""
-    if any(sign in mount.source + mount.target for sign in ": \t\n,"):
+    if any(sign in mount.source + mount.target for sign in ": \t\n,\\"):
         raise refuse(
             environment,
             f"mounts.{index}",
             "enroot",
-            f"{mount.text()!r} has a colon, comma or blank in a path, which its mounts cannot hold",
+            f"{mount.text()!r} has a colon, comma, blank or backslash in a path, which its mounts cannot hold",
             "rename the folder, or link it from another path: ln -s",
         )
     unknown = set(mount.flags) - _FLAGS
@@ -46,7 +51,6 @@ def attach(environment: Environment, site: Site) -> Attachment:
             f"`enroot start` enters squashfs files, not {environment.image!r}",
             "runner import, and write the path of the squashfs file",
         )
-    exports, inside = split_env(environment)
     start = (
         "enroot",
         "start",
@@ -58,20 +62,14 @@ def attach(environment: Environment, site: Site) -> Attachment:
             for index, mount in enumerate(environment.mounts)
             for word in ("--mount", mount_text(environment, index, mount))
         ),
-        *(word for name in exports for word in ("--env", name)),
         image_text(environment, "enroot"),
     )
-    files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": _conf(environment)}
-    return Attachment(files=files, prefix=(*start, *_enter(environment), *inside), exports=exports)
+    files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf(environment)}
+    # its own --env goes through a file of lines, where quotes and line breaks are lost
+    inside = inside_words(environment.env, environment.workdir)
+    return Attachment(files=files, prefix=(*start, *inside), exports=EXPORTS)
 
 
-def _enter(environment: Environment) -> tuple[str, ...]:
-    if environment.workdir is None:
-        return ()
-    folder = dialect(environment.workdir, "workdir")
-    return ("sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh", folder)
-
-
-def _conf(environment: Environment) -> str:
-    """Without the entrypoint, the container's command script is replaced by one that only starts the command."""
-    return script("enroot.conf") + ("" if environment.entrypoint else '\nrc() {\n  exec "$@"\n}\n')
+def conf(environment: Environment) -> str:
+    """The text of its configuration file: the host's variables, and whether the entrypoint runs."""
+    return script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")

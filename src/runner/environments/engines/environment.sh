@@ -11,7 +11,7 @@ fail() { # WHAT BECAUSE TRY
 # $${VAR} is the literal text ${VAR}.
 expand() {
   local -n table=$1
-  local rest=$2 what=$3 out='' before name inner
+  local rest=$2 what=$3 out='' before name inner default
   while [[ $rest == *'${'* ]]; do
     before=${rest%%'${'*}
     rest=${rest#*'${'}
@@ -21,18 +21,31 @@ expand() {
     fi
     inner=${rest%%'}'*}
     rest=${rest#*'}'}
+    default=${inner#*:-}
+    while [[ ${default//'${'/} != "$default" && $(count "$inner" '${') -gt $(count "$inner" '}') ]]; do
+      inner+="}${rest%%'}'*}" # the brace closed a reference inside of the default
+      rest=${rest#*'}'}
+      default=${inner#*:-}
+    done
     name=${inner%%:-*}
     out+=$before
     if [[ -n ${table[$name]+set} && (-n ${table[$name]} || $inner != *:-*) ]]; then
       out+=${table[$name]}
     elif [[ $inner == *:-* ]]; then
-      out+=${inner#*:-}
+      expand "$1" "$default" "$what"
+      out+=$REPLY
     else
       fail "the variable $name in $what is not defined" "$what says \${$name}, and this node has no $name" \
         "export $name=… before the job is started, or give it a default: \${$name:-…}"
     fi
   done
   REPLY=$out$rest
+}
+
+# count TEXT PART: prints how often PART stands in TEXT.
+count() {
+  local without=${1//"$2"/}
+  printf '%s' $(((${#1} - ${#without}) / ${#2}))
 }
 
 # The variables of the host that do not enter a container; pyxis keeps the same ones out.

@@ -7,19 +7,25 @@ from __future__ import annotations
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
-from runner.environments.engines.shared import dialect, refuse, refuse_annotations, split_env
+from runner.environments.engines.shared import dialect, fixed_workdir, refuse, refuse_annotations, split_env
 from runner.environments.environment import Environment, Mount, emit_edf
+from runner.expansion import parts
 from runner.site import Site
 
+# Else enroot starts a login shell, whose /etc/profile takes the image's PATH away in every Debian-based image; pyxis
+# hands the variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
+NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
 _COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
 
 
 def mount_text(environment: Environment, index: int, mount: Mount) -> str:
     """One entry of --container-mounts. The list is split at commas, entries at colons, and nothing escapes them."""
     for path in (mount.source, mount.target):
-        bad = next((sign for sign in ",: \t\n" if sign in path), None)
+        # it writes the entry into a bash script, between double quotes
+        plain = "".join(part for part in parts(path) if isinstance(part, str))
+        bad = next((sign for sign in ',: \t\n"$`\\' if sign in plain), None)
         if bad is not None:
-            name = {",": "a comma", ":": "a colon", "\n": "a newline"}.get(bad, "a blank")
+            name = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a blank", "\t": "a tab"}.get(bad, bad)
             raise refuse(
                 environment,
                 f"mounts.{index}",
@@ -53,15 +59,18 @@ def attach(environment: Environment, site: Site) -> Attachment:
     check_edf(environment, "pyxis")
     refuse_annotations(environment, "pyxis")
     exports, inside = split_env(environment)
+    workdir = fixed_workdir(environment)
     mounts = [mount_text(environment, index, mount) for index, mount in enumerate(environment.mounts)]
     flags = (
         f"--container-image={image_text(environment)}",
         *((f"--container-mounts={','.join(mounts)}",) if mounts else ()),
-        *((f"--container-workdir={dialect(environment.workdir, 'workdir')}",) if environment.workdir else ()),
+        *((f"--container-workdir={workdir}",) if workdir else ()),
         "--container-writable" if environment.writable else "--container-readonly",
         "--container-entrypoint" if environment.entrypoint else "--no-container-entrypoint",
         "--no-container-mount-home",
         "--no-container-remap-root",
         *((f"--container-env={','.join(exports)}",) if exports else ()),
     )
-    return Attachment(files={FILE: emit_edf(environment, _COMMENT)}, flags=flags, prefix=inside, exports=exports)
+    return Attachment(
+        files={FILE: emit_edf(environment, _COMMENT)}, flags=flags, prefix=inside, exports={**exports, **NO_LOGIN_SHELL}
+    )

@@ -46,20 +46,27 @@ unpack() {
     # shellcheck disable=SC2094  # the lock file is only locked
     (flock -n 8 && rm -rf "${old%.lock}" "$old") 8> "$old" || true
   done
-  exec 9> "$store/$key.lock"
-  flock 9
-  if [[ ! -e $store/$key/complete ]]; then
-    rm -rf "${store:?}/$key"
-    mkdir "$store/$key"
-    unsquashfs -quiet -no-progress -no-xattrs -d "$store/$key/root" "$image" > /dev/null || {
-      rm -rf "${store:?}/$key"
-      fail "cannot unpack $image on $node" "unsquashfs failed; see above (is $store full?)" \
+  until take "$store/$key"; do :; done
+  unpacked=$store/$key
+}
+
+# Locks FOLDER.lock, shared, and unpacks the image to FOLDER where nobody has; false where the last task that used it has
+# removed both meanwhile, as it may before we have the lock, and while an exclusive lock becomes a shared one.
+take() {
+  local folder=$1
+  { exec 9> "$folder.lock" && flock 9; } || fail "cannot lock $folder.lock on $node" "see above" "set TMPDIR to a local folder"
+  [[ /proc/self/fd/9 -ef $folder.lock ]] || return 1
+  if [[ ! -e $folder/complete ]]; then
+    { rm -rf "${folder:?}" && mkdir "$folder"; } || fail "cannot make $folder on $node" "see above" "set TMPDIR to a folder of yours"
+    unsquashfs -quiet -no-progress -no-xattrs -d "$folder/root" "$image" > /dev/null || {
+      rm -rf "${folder:?}"
+      fail "cannot unpack $image on $node" "unsquashfs failed; see above (is $scratch full?)" \
         "set TMPDIR to a folder with more space, or let this user open /dev/fuse"
     }
-    : > "$store/$key/complete"
+    : > "$folder/complete"
   fi
   flock -s 9
-  unpacked=$store/$key
+  [[ /proc/self/fd/9 -ef $folder.lock && -e $folder/complete ]]
 }
 
 # The last task of the node that used the unpacked image removes it.

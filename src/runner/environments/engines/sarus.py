@@ -1,6 +1,8 @@
-"""Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is a stricter one.
+"""Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is a stricter one, and `$NAME` without braces is a variable in it.
 
-Source: sarus-suite/raster@20f75bd src/lib.rs and schema; Sarus Suite user guide (docs of CSCS, 2026-08-20).
+srun expands every text but the image; the node then reads the mounts once more, with no variables at all.
+Source: sarus-suite/raster@20f75bd src/lib.rs, src/common.rs and schema; sarus-suite/skybox@e8bd547 src/edf.rs; Sarus
+Suite user guide (docs of CSCS, 2026-08-20).
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from dataclasses import replace
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import COMMENT, FILE
-from runner.environments.engines.shared import refuse
+from runner.environments.engines.shared import map_texts, refuse
 from runner.environments.environment import Environment, emit_edf
+from runner.expansion import names, parts, sarus_text
 from runner.site import Site
 
 _FORBIDDEN = ("$(", "`", ";", '"')  # its expander is a restricted bash
@@ -26,8 +29,14 @@ def check(environment: Environment) -> None:
             "it enters images of its own store, and no squashfs files",
             "push the image to a registry and write REGISTRY/IMAGE:TAG, or use the engine ce",
         )
+    if names(environment.image):
+        why = f"it expands no variables in an image: {environment.image!r}"
+        raise refuse(environment, "image", "sarus", why, "write the name itself")
     for index, mount in enumerate(environment.mounts):
         field = f"mounts.{index}"
+        if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
+            why = f"it expands a mount twice, so that a dollar sign begins a variable: {mount.text()!r}"
+            raise refuse(environment, field, "sarus", why, "link the folder from a path without a dollar sign")
         if "sqsh" in mount.flags:
             raise refuse(environment, field, "sarus", "it mounts no squashfs files", "unpack it, or use the engine ce")
         if ":" in mount.source + mount.target:
@@ -46,9 +55,14 @@ def check(environment: Environment) -> None:
                 raise refuse(environment, field, "sarus", why, "set it in the job's setup instead")
 
 
+def _text(text: str, field: str) -> str:
+    return text if field == "image" else sarus_text(text, field)
+
+
 def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF, flags of mounts joined by commas and the registry by a slash, and the flag that names it."""
     check(environment)
-    own = replace(environment, image=environment.image.replace("#", "/", 1))
+    image = environment.image.replace("#", "/", 1)
+    own = replace(map_texts(environment, _text), image=image)
     text = emit_edf(own, COMMENT.replace("--environment", "--edf"), flag_separator=",")
     return Attachment(files={FILE: text}, flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",))

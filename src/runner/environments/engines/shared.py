@@ -26,6 +26,12 @@ def dialect(text: str, what: str) -> str:
     return join(parts(text, what))
 
 
+def fixed_workdir(environment: Environment) -> str | None:
+    """The working directory for an option of the engine; None where `split_env` enters it, or there is none."""
+    text = environment.workdir
+    return None if text is None or has_variables(text) else dialect(text, "workdir")
+
+
 def has_variables(text: str) -> bool:
     """Whether a text refers to a variable."""
     return any(isinstance(part, Variable) for part in parts(text))
@@ -48,7 +54,7 @@ def map_texts(environment: Environment, change: Callable[[str, str], str]) -> En
 
 
 def without_defaults(
-    environment: Environment, variables: Mapping[str, str], *, only: str = ""
+    environment: Environment, variables: Mapping[str, str], *, only: tuple[str, ...] = ("",)
 ) -> tuple[Environment, tuple[str, ...]]:
     """The environment with `${VAR:-default}` decided here and now, and one note for each decision.
 
@@ -78,60 +84,107 @@ def without_defaults(
 
 # Variables that must not be set on the host for the container's sake: they steer bash, srun or the dynamic loader, or
 # the engine does not hand them in. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
-_HOST_ONLY = (
-    r"(SLURM|SLURMD|SRUN|SBATCH|SALLOC|SPANK|PMI|PMIX|PYXIS|ENROOT|LD|BASH|APPTAINER|APPTAINERENV|SINGULARITY"
-    r"|SINGULARITYENV|DOCKER|CONTAINER|CONTAINERS|PODMAN|RUNNER)_.*|LD_.*|BASH.*|PATH|HOME|IFS|ENV|CDPATH|SHELLOPTS"
-    r"|UID|EUID|PPID|GROUPS|PS[0-9]|TMPDIR|XDG_.*|PWD|OLDPWD|SHELL|USER|LOGNAME|LC_.*|LANG|LANGUAGE|POSIXLY_CORRECT"
-    r"|EXECIGNORE|GLOBIGNORE|OPTIND|OPTERR|RANDOM|SECONDS|LINENO|FUNCNEST|HIST.*|TZ|SCRATCH"
+_HOST_ONLY_PREFIXES = (
+    *(
+        "SLURM_",
+        "SLURMD_",
+        "SRUN_",
+        "SBATCH_",
+        "SALLOC_",
+        "SPANK_",
+        "PMI_",
+        "PMIX_",
+        "PYXIS_",
+        "ENROOT_",
+        "LD_",
+        "BASH",
+    ),
+    *("APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_"),
+    *("PODMAN_", "RUNNER_", "XDG_", "HIST", "EPOCH", "COMP_", "COPROC", "PROMPT_", "MAIL", "READLINE_"),
 )
+_HOST_ONLY = {
+    *("PATH", "HOME", "IFS", "ENV", "CDPATH", "SHELLOPTS", "UID", "EUID", "PPID", "GROUPS", "TMPDIR", "PWD", "OLDPWD"),
+    *("PS0", "PS1", "PS2", "PS3", "PS4", "SHELL", "USER", "LOGNAME", "LANG", "LANGUAGE", "POSIXLY_CORRECT", "TMOUT"),
+    *("EXECIGNORE", "GLOBIGNORE", "OPTIND", "OPTERR", "OPTARG", "RANDOM", "SRANDOM", "SECONDS", "LINENO", "FUNCNEST"),
+    *("FUNCNAME", "TZ", "SCRATCH", "DIRSTACK", "PIPESTATUS", "MACHTYPE", "OSTYPE", "HOSTTYPE", "HOSTNAME", "MAPFILE"),
+    *("REPLY", "COLUMNS", "LINES", "_"),
+}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What every POSIX shell sets by itself, and a shell stands between an engine and the command: enroot's /etc/rc.
+_OF_SHELLS = {"IFS", "PWD", "OLDPWD", "SHLVL", "_", "PPID", "OPTIND", "LINENO"}
+
+
+def check_names(environment: Environment, engine: str) -> None:
+    """Raise RunnerError for a variable that a shell in front of the command would lose or set anew."""
+    for name in environment.env:
+        if name in _OF_SHELLS or not _NAME.fullmatch(name):
+            why = (
+                "every shell sets it by itself, and one runs in front of the command"
+                if name in _OF_SHELLS
+                else f"shells drop a variable with the name {name!r}, and one runs in front of the command"
+            )
+            raise refuse(environment, f"env.{name}", engine, why, "set it in the command: env NAME=VALUE COMMAND")
 
 
 def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]]:
     """(variables to export on the host and to hand in by name, words that set the others inside of the container).
 
     What is exported is plain text. Inside are set: references (the image's variables count there, as with the
-    Container Engine), unset variables, and names that would do harm on the host.
+    Container Engine), unset variables, values with line breaks, and names that would do harm on the host. A working
+    directory that refers to variables is entered there too.
     """
     exports: dict[str, str] = {}
     inside: dict[str, str] = {}
     for name, value in environment.env.items():
-        outside = value and not has_variables(value) and _NAME.fullmatch(name) and not re.fullmatch(_HOST_ONLY, name)
+        # a line break ends a line of the file that enroot reads, and what follows would be a variable of its own
+        plain_text = value and not has_variables(value) and "\n" not in value
+        outside = plain_text and name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES)
         (exports if outside else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
-    return {name: literal(value) for name, value in plain.items()}, inside_words(inside)
+    reference = environment.workdir is not None and has_variables(environment.workdir)
+    workdir = environment.workdir if reference else None
+    return {name: literal(value) for name, value in plain.items()}, inside_words(inside, workdir)
 
 
-def inside_words(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Words in front of a command that set these variables where the command runs; an empty value unsets.
+def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[str, ...]:
+    """Words in front of a command that go to `workdir` and set these variables where the command runs; an empty value
+    unsets.
 
-    All values are taken from the variables as they are before any is set, as the Container Engine does it.
+    All texts are taken from the variables as they are before any is set, as the Container Engine does it.
     """
-    if not env:
-        return ()
     unset = tuple(word for name, value in env.items() if not value for word in ("-u", name))
     texts = {name: parts(value, f"env.{name}") for name, value in env.items() if value}
-    fixed = tuple(
-        literal(f"{name}={''.join(map(str, value))}")
-        for name, value in texts.items()
-        if not any(isinstance(part, Variable) for part in value)
-    )
     moving = {name: value for name, value in texts.items() if any(isinstance(part, Variable) for part in value)}
+    fixed = tuple(literal(f"{name}={''.join(map(str, value))}") for name, value in texts.items() if name not in moving)
     plain = ("env", *unset, *fixed) if unset or fixed else ()
-    if not moving:
+    if not moving and workdir is None:
         return plain
+    enter = "" if workdir is None else f"cd -- {_double_quoted(parts(workdir, 'workdir'), 'workdir')} && "
     words = " ".join(f"{single_quoted(name)}={_double_quoted(value)}" for name, value in moving.items())
-    return ("sh", "-c", literal(f'exec env {words} "$@"'), "sh", *plain)
-
-
-def _double_quoted(pieces: tuple[str | Variable, ...]) -> str:
-    inner = "".join(
-        f"${{{piece.name}?is not defined, and [env] needs it}}"
-        if isinstance(piece, Variable)
-        else re.sub(r'([\\"$`])', r"\\\1", piece)
-        for piece in pieces
+    return (
+        "sh",
+        "-c",
+        literal(f'{enter}exec {"env " if words else ""}{words}{" " if words else ""}"$@"'),
+        "sh",
+        *plain,
     )
-    return f'"{inner}"'
+
+
+def _double_quoted(pieces: tuple[str | Variable, ...], where: str = "[env]") -> str:
+    return f'"{_inner(pieces, where)}"'
+
+
+def _inner(pieces: tuple[str | Variable, ...], where: str, signs: str = '\\"$`') -> str:
+    """The pieces as they stand between double quotes of a shell; inside a default the closing brace is a sign too."""
+    found = ""
+    for piece in pieces:
+        if isinstance(piece, str):
+            found += re.sub(f"([{re.escape(signs)}])", r"\\\1", piece)
+        elif piece.default is None:
+            found += f"${{{piece.name}?is not defined, and {where} needs it}}"
+        else:
+            found += f"${{{piece.name}:-{_inner(parts(piece.default, where), where, signs=signs + '}')}}}"
+    return found
 
 
 def single_quoted(text: str) -> str:

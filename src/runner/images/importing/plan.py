@@ -26,7 +26,7 @@ class ImportOptions:
 
     output: Path | None = None
     """a file of the user's own name, without a symlink"""
-    compression: str = "zstd:1"
+    compression: str = "lz4"
     again: bool = False
     """make it anew (--force, --no-cache), from all layers; with `output`, replace a file that is not ours"""
     engine: str | None = None

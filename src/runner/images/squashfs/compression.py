@@ -51,7 +51,7 @@ class Compression:
                 f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
                 for name, kind in _KINDS.items()
             )
-            raise RunnerError(f"no compression {text!r}", f"known: {known}", "zstd:1")
+            raise RunnerError(f"no compression {text!r}", f"known: {known}", "lz4, or zstd:1")
         if self.block_size not in (1 << power for power in range(12, 21)):
             raise RunnerError(
                 f"no block size of {self.block_size} bytes", "squashfs takes powers of two, 4096 to 1048576", "131072"
@@ -62,7 +62,7 @@ class Compression:
         """What `NAME[:LEVEL]` says. Raises RunnerError for a compressor or a level that there is not."""
         name, colon, level = text.partition(":")
         if colon and not (level.isascii() and level.isdigit()):
-            raise RunnerError(f"no compression {text!r}", "the level is no number", "zstd:1")
+            raise RunnerError(f"no compression {text!r}", "the level is no number", "lz4, or zstd:1")
         return cls(name, int(level) if colon else None, block_size, metadata)
 
     @property

@@ -103,6 +103,13 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
             )
 
 
+def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) -> None:
+    """Raise RunnerError for a flag that the site's Slurm takes from nobody."""
+    for word in words:
+        if word in refused:
+            raise RunnerError(f"the site {site!r} refuses {word}", refused[word], "change the job file, or the flag")
+
+
 def merge(own: Sequence[str], site: Sequence[str], user: Sequence[str], program: str) -> tuple[str, ...]:
     """Our flags, the site's, the user's: of each option the user's words count, else the site's, else ours."""
 

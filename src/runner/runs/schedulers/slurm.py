@@ -41,11 +41,13 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
     flags.refuse((*site.sbatch, *job.sbatch), "sbatch")
     taken = {flags.option(word, "srun")[0]: "the environment" for word in attachment.flags}
     flags.refuse((*site.srun, *job.srun), "srun", taken)
+    directives = flags.merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
+    flags.refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
     return template.render(
         job,
         attachment,
         site,
-        directives=flags.merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch"),
+        directives=directives,
         step=_step(job, attachment, site),
     )
 

@@ -38,9 +38,11 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
         slurm=site.scheduler == "slurm",
         directives=tuple(directives),
         modules=site.modules,
+        host_setup=site.host_setup,
+        carried=_carried(job, site),
         exports=_exports(attachment),
         inside=_inside(job),
-        texts=_texts(job),
+        texts=_texts(job, site),
         command=_lines(step, attachment, job),
     )
 
@@ -64,11 +66,19 @@ def _inside(job: Job) -> list[tuple[str, str]]:
     return [*{**ours, **job.env}.items()]
 
 
-def _texts(job: Job) -> list[tuple[str, str, str]]:
-    """Name, text and end mark of the user's shell texts, each for a quoted here-document."""
+def _carried(job: Job, site: Site) -> tuple[tuple[str, ...], str]:
+    """Beginnings of the names that are taken from the host into each task; and the names that the environment says."""
+    said = {**site.env, **job.environment.env}
+    return site.inside, " ".join(name for name in said if name.startswith(site.inside))
+
+
+def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
+    """Name, text and end mark of the site's and the user's shell texts, each for a quoted here-document."""
     found = []
     for name in ("setup", "task_prolog", "task_epilog"):
         text = getattr(job, name).rstrip("\n")
+        if name == "task_prolog":
+            text = "\n".join((*site.task_setup, text)).rstrip("\n")
         if not text:
             continue
         if "\r" in text:

@@ -1,0 +1,106 @@
+"""What the Slurm of this machine says of its nodes and of this user: for `runner init --site`, which asks it once."""
+
+from __future__ import annotations
+
+import getpass
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from runner.errors import RunnerError
+from runner.machine import probe, process
+
+_SECONDS = 5.0
+_SINFO = ("sinfo", "--noheader", "--format=%P|%D|%c|%m|%G|%l")
+_GRES_GPU = re.compile(r"gpu(?::([^:,(]+))?:(\d+)|gpu(?=[,(]|$)")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition by the largest group of nodes in it that are alike."""
+
+    name: str
+    default: bool
+    """jobs that name none go here"""
+    nodes: int
+    cpus_per_node: int
+    memory: str
+    """of a node, as sbatch writes it"""
+    gpus_per_node: int
+    gpu: str
+    """the kind, as the site calls it; empty where it has no name"""
+    time_limit: str
+    """as sinfo writes it: 12:00:00, 1-00:00:00, infinite"""
+
+
+def partitions() -> tuple[Partition, ...]:
+    """The partitions of the cluster; none where no Slurm answers."""
+    return parse_partitions(_output(_SINFO))
+
+
+def parse_partitions(stdout: str) -> tuple[Partition, ...]:
+    """What `sinfo --format=%P|%D|%c|%m|%G|%l` prints: of each partition one line per group of nodes.
+
+    `*` behind a name marks the default; `+` behind a number: some nodes have more. Source: sinfo(1), Slurm 22.05.
+    """
+    found: dict[str, Partition] = {}
+    for line in stdout.splitlines():
+        words = line.split("|")
+        if len(words) != 6 or not words[1].strip().isdigit():
+            continue
+        name, gres = words[0].strip(), words[4].strip()
+        cpus, memory = (int(re.sub(r"\D", "", word) or 0) for word in words[2:4])
+        gpus = _GRES_GPU.search(gres)
+        partition = Partition(
+            name=name.removesuffix("*"),
+            default=name.endswith("*"),
+            nodes=int(words[1]),
+            cpus_per_node=cpus,
+            memory=f"{memory}M",
+            gpus_per_node=int(gpus[2] or 1) if gpus else 0,
+            gpu=(gpus[1] or "") if gpus else "",
+            time_limit=words[5].strip(),
+        )
+        known = found.get(partition.name)
+        if known is None or partition.nodes > known.nodes:
+            found[partition.name] = partition
+    return tuple(found.values())
+
+
+def likely(partitions: Sequence[Partition]) -> Partition | None:
+    """The partition that training jobs would go to: the default one, unless only others have GPUs."""
+    with_gpus = [partition for partition in partitions if partition.gpus_per_node]
+    candidates = with_gpus or list(partitions)
+    return max(candidates, key=lambda partition: (partition.default, partition.nodes), default=None)
+
+
+def node_architecture(partition: str) -> str | None:
+    """The processors of a partition's nodes, in OCI's words; None where Slurm does not say."""
+    names = _output(("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N")).split()
+    if not names:
+        return None
+    found = re.search(r"\bArch=(\S+)", _output(("scontrol", "--oneliner", "show", "node", names[0])))
+    return probe.oci_architecture(found[1]) if found else None
+
+
+def accounts() -> tuple[str, ...]:
+    """The accounts that this user may charge; none where Slurm keeps no accounts."""
+    words = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}")
+    return tuple(dict.fromkeys(_output((*words, "format=Account")).split()))
+
+
+def versions() -> dict[str, str]:
+    """Versions of Slurm and of the container programs on this machine."""
+    asked = {"slurm": ("sbatch", "--version"), "enroot": ("enroot", "version"), "apptainer": ("apptainer", "--version")}
+    found = {name: re.search(r"\d+\.\d+[\w.-]*", _output(words)) for name, words in asked.items()}
+    return {name: version[0] for name, version in found.items() if version}
+
+
+def _output(words: tuple[str, ...]) -> str:
+    if process.which(words[0]) is None:
+        return ""
+    with suppress(RunnerError):
+        done = process.run(words, check=False, timeout_seconds=_SECONDS)
+        return done.stdout if done.exit_code == 0 else ""
+    return ""

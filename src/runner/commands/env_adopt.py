@@ -1,0 +1,167 @@
+"""env adopt: an EDF, and a job file, from the words that someone has already."""
+
+from __future__ import annotations
+
+import argparse
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.commands.console import Console
+    from runner.environments.adopt.adopted import Adopted
+    from runner.environments.adopt.job import Draft
+    from runner.environments.adopt.program import Program
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the action."""
+    adopt = actions.add_parser(
+        "adopt",
+        parents=[common],
+        help="an EDF from a batch script, or from -- srun …, docker run …, podman run …, --container-image=…",
+    )
+    adopt.add_argument("script", nargs="?", metavar="SCRIPT", help="a batch script; else the words behind --")
+    adopt.add_argument("-o", "--output", metavar="FILE", help="write the EDF, and print its path")
+    adopt.add_argument("--into", metavar="FILE", help="add to this EDF; its comments and order stay")
+    adopt.add_argument("--job", metavar="FILE", help="write a job file too, and print its path")
+    adopt.add_argument("--dry-run", action="store_true", help="print what would be written, and write nothing")
+    adopt.set_defaults(run=adopt_environment)
+
+
+def adopt_environment(args: argparse.Namespace, console: Console) -> int:
+    """`runner env adopt`: prints the EDF, or the paths of what it wrote; what was not taken over goes to stderr."""
+    from pathlib import Path
+
+    from runner.environments.adopt.adopted import Adopted
+    from runner.environments.adopt.job import Draft
+    from runner.runs.job_checks import check_variable
+    from runner.runs.schedulers import flags
+
+    _check_words(args)
+    adopted = Adopted()
+    draft = Draft(lambda word, program: flags.refuse((word,), program), check_variable)
+    name, program = _read(args, adopted, draft)
+    for note in adopted.notes:
+        console.say(note)
+    written: list[tuple[Path, str]] = []
+    edf = Path(args.into or args.output) if args.into or args.output else None
+    text = _edf_text(args.into, adopted, name, console)
+    if edf is not None:
+        written.append((edf, text))
+    if args.job:
+        job = Path(args.job)
+        written.append((job, _job_text(draft, program, edf, name, job)))
+    elif program.script or program.command:
+        console.say("a job file can be made of it too: -o edf/NAME.toml --job jobs/NAME.toml")
+    _answer(args, console, written, text)
+    return 0
+
+
+def _check_words(args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from runner.errors import RunnerError
+
+    if bool(args.script) == bool(args.rest):
+        raise RunnerError(
+            "nothing to adopt" if not args.script else "both a script and a command line are given",
+            "an EDF is made of one of them",
+            "runner env adopt job.sbatch   or   runner env adopt -- docker run …",
+            exit_code=2,
+        )
+    if args.output and args.into:
+        raise RunnerError("both -o and --into are given", "the EDF is written once", "leave out one", exit_code=2)
+    if args.job and not (args.output or args.into):
+        raise RunnerError(
+            "--job without a file for the EDF", "the job file names its environment", "-o edf/NAME.toml", exit_code=2
+        )
+    for path in (args.output, args.job):
+        if path and Path(path).exists() and not args.dry_run:
+            raise RunnerError(
+                f"{path} is there already", "nothing is written over", f"another name, or --into {path} for an EDF"
+            )
+
+
+def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str, Program]:
+    """(what was read, in words, its program)."""
+    from pathlib import Path
+
+    from runner.environments.adopt.command_line import read_command_line
+    from runner.environments.adopt.script import read_script
+    from runner.errors import RunnerError
+
+    if args.rest:
+        return "a command line", read_command_line(args.rest, adopted, draft, Path.cwd())
+    path = Path(args.script)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise RunnerError(f"cannot read {path}", why, "check the path; a command line stands behind --") from error
+    return path.name, read_script(text, adopted, draft, Path.cwd(), args.script)
+
+
+def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:
+    """The text of the EDF. Raises RunnerError where nothing was said about a container, or nobody could read it."""
+    from pathlib import Path
+
+    from runner.environments.edf import layer_of
+    from runner.environments.rewriting import APPEND, Set, rewrite
+    from runner.errors import RunnerError
+    from runner.located_toml import Document, parse_toml, read_toml
+
+    path = Path(into) if into else Path("the EDF")
+    document = read_toml(path) if into else Document(path, {})
+    if not into and not adopted.base:
+        # the engines disagree on the defaults
+        adopted.entrypoint = bool(adopted.entrypoint)
+        adopted.writable = True if adopted.writable is None else adopted.writable
+    changes = adopted.changes(document.data)
+    if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
+        raise RunnerError(
+            f"{name} says nothing about a container",
+            "there is no --container-…, no --environment, no docker run and no podman run in it",
+            "runner launch --env NAME -- COMMAND runs it in an environment that is there",
+        )
+    for change in changes:
+        if isinstance(change, Set) and change.keys[-1] != APPEND:
+            before = document.get(*change.keys)
+            if before not in (None, change.value):
+                console.say(f"{'.'.join(change.keys)}: {before!r} becomes {change.value!r}")
+    start = path.read_bytes().decode("utf-8-sig") if into else f"# Made from {name} by `runner env adopt`.\n"
+    text = rewrite(start, changes, path)
+    layer_of(parse_toml(text, path))
+    return text
+
+
+def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: Path) -> str:
+    from runner.environments.rewriting import rewrite
+    from runner.errors import RunnerError
+    from runner.located_toml import parse_toml
+    from runner.runs.job_file import job_of
+
+    if not program.script and not program.command:
+        raise RunnerError(f"{name} starts no program", "a job file names one", "leave out --job")
+    assert edf is not None  # _check_words has seen to that
+    environment = edf.stem if edf.parent.name == "edf" else str(edf.absolute())
+    changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")
+    text = rewrite("", changes, job)
+    job_of(parse_toml(text, job))
+    return text
+
+
+def _answer(args: argparse.Namespace, console: Console, written: list[tuple[Path, str]], text: str) -> None:
+    from runner.machine import files
+
+    if args.dry_run and len(written) > 1:
+        for path, content in written:
+            console.answer(f"# ---- {path}\n{content}")
+    elif args.dry_run or not written:
+        console.answer(text)
+    else:
+        for path, content in written:
+            files.write(path, content)
+            console.answer(str(path))

@@ -1,0 +1,164 @@
+"""env check."""
+
+from __future__ import annotations
+
+import argparse
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from runner.commands.console import Console
+    from runner.environments.lint.check import Checked, Linter
+    from runner.environments.lint.finding import Finding
+    from runner.environments.lint.subject import Setting
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_ROUNDS = 8  # of --fix: two findings of one key are mended one after the other
+
+
+def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register `env check`."""
+    check = actions.add_parser("check", parents=[common], help="find mistakes before a job waits for them")
+    check.add_argument(
+        "environments", nargs="*", metavar="ENV", help="a name, the path of an EDF, or of a batch script"
+    )
+    check.add_argument("--engine", metavar="NAME", help="for this engine, not the site's")
+    check.add_argument(
+        "--enroot", metavar="VERSION", help="the version of enroot there (default: asked of enroot here)"
+    )
+    check.add_argument("--fix", action="store_true", help="mend what has one way to be mended, in the files themselves")
+    output = check.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON")
+    output.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0, for code hosts and editors")
+    check.set_defaults(run=check_environments)
+
+
+def check_environments(args: argparse.Namespace, console: Console) -> int:
+    """`runner env check`: the findings; exit code 1 when one of them is an error."""
+    import os
+
+    from runner.detection import find_site
+    from runner.environments.lint.check import Linter
+    from runner.project import find_project
+
+    project = find_project()
+    site, why = find_site(args.site, os.environ)
+    names = args.environments
+    if not names:
+        from runner.runs.launch import default_environment  # it brings half of runner along
+
+        name, reason = default_environment(project, site)
+        console.say(f"environment {name} ({reason})")
+        names = [name]
+    console.say(f"site {site.name} ({why})")
+    setting = _setting(args, site, os.environ, console)
+    linter = Linter(project, setting)
+    checked = [one for name in names for one in linter.check(name)]
+    if args.fix:
+        checked = _fix(linter, names, checked, console)
+    findings = tuple(dict.fromkeys(finding for one in checked for finding in one.findings))
+    _print(args, console, setting, checked, findings)
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
+    """What is found after all has been mended that says how. Some faults show only when others are gone."""
+    from runner.environments.lint.fixing import by_file, mended
+    from runner.machine import files
+
+    for _ in range(_ROUNDS):
+        changed = False
+        for path, findings in by_file([finding for one in checked for finding in one.findings]).items():
+            text = path.read_bytes().decode()
+            new, done = mended(text, path, findings)
+            if new != text:
+                files.write(path.resolve(), new, mode=path.stat().st_mode & 0o777)
+                console.say(f"{path}: mended {', '.join(dict.fromkeys(finding.code for finding in done))}")
+                changed = True
+        if not changed:
+            break
+        linter.files.clear()
+        checked = [one for name in names for one in linter.check(name)]
+    return checked
+
+
+def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console) -> Setting:
+    """Site, engine and version of enroot; whether this machine is of that site."""
+    import re
+
+    from runner.environments.engines import ENGINES, choose
+    from runner.environments.lint.subject import Setting
+    from runner.errors import RunnerError, unknown
+
+    if args.engine and args.engine not in ENGINES:
+        raise unknown("engine", args.engine, ENGINES)
+    engine, chosen = (args.engine, "as asked") if args.engine else choose(site, environ)
+    console.detail(f"engine {engine} ({chosen})")
+    here = _is_here(site, environ)
+    if not here:
+        console.say(f"this machine is not of {site.name}: its files, variables and logins are not looked at")
+    text = args.enroot or site.versions.get("enroot", "")
+    if not text and here and engine in {"ce", "pyxis", "enroot"}:
+        text = _enroot_version()
+    match = re.search(r"\d+(?:\.\d+)*", text)
+    if args.enroot and not match:
+        raise RunnerError(f"{args.enroot!r} is no version", "versions are numbers and dots", "--enroot 4.1.2")
+    return Setting(site, engine, environ, here, tuple(map(int, match[0].split("."))) if match else None)
+
+
+def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
+    """Whether this machine looks like one of the site: what is on it then tells something."""
+    from runner.detection import find_site
+
+    detected, _ = find_site(None, {name: value for name, value in environ.items() if name != "RUNNER_SITE"})
+    if detected.scheduler != site.scheduler:
+        return False
+    return detected.name == site.name or detected.name.startswith("generic") or site.scheduler == "local"
+
+
+def _enroot_version() -> str:
+    from runner.machine import process
+
+    if process.which("enroot") is None:
+        return ""
+    return process.run(("enroot", "version"), check=False, timeout_seconds=5).stdout.strip()
+
+
+def _print(
+    args: argparse.Namespace,
+    console: Console,
+    setting: Setting,
+    checked: Sequence[Checked],
+    findings: Sequence[Finding],
+) -> None:
+    counts = {kind: sum(finding.severity == kind for finding in findings) for kind in ("error", "warning", "note")}
+    if args.json:
+        from runner.environments.lint.finding import as_data
+
+        console.answer_json(
+            {
+                "site": setting.site.name,
+                "engine": setting.engine,
+                **{f"{kind}s": count for kind, count in counts.items()},
+                "environments": [
+                    {"name": one.name, "path": str(one.path), "findings": len(one.findings)} for one in checked
+                ],
+                "findings": [as_data(finding) for finding in findings],
+            }
+        )
+        return
+    if args.sarif:
+        from pathlib import Path
+
+        from runner.environments.lint.sarif import as_sarif
+
+        console.answer_json(as_sarif(findings, Path.cwd()))
+    else:
+        for finding in findings:
+            console.answer(str(finding))
+    what = checked[0].name if len(checked) == 1 else f"{len(checked)} environments and scripts"
+    said = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
+    console.say(f"{what} on {setting.site.name} with {setting.engine}: {said or 'no findings'}")

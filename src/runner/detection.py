@@ -1,0 +1,91 @@
+"""Which site this machine belongs to, and what its Slurm says of itself: the machine is asked, never the network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.site import Site
+from runner.site_files import load_site, signs, site_names, user_folder
+
+
+def find_site(name: str | None, environ: Mapping[str, str]) -> tuple[Site, str]:
+    """The site to use and why: `--site`, RUNNER_SITE, then what this machine looks like."""
+    if name:
+        return load_site(name, environ), "--site"
+    if environ.get("RUNNER_SITE"):
+        return load_site(environ["RUNNER_SITE"], environ), "RUNNER_SITE"
+    found, why = _detect(environ)
+    return load_site(found, environ), f"detected: {why}"
+
+
+def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The name of the site that this machine looks like, and the sign of it. Asks the machine, never the network."""
+    from runner.machine import process  # slow to import, and with --site not needed
+
+    slurm = _slurm_answers(environ)
+    cluster = cluster_name(environ) if slurm or environ.get("CLUSTER_NAME") else None
+    mentioned = ("paths", cluster) if cluster else ("paths",)
+    # the user's own sites first; of a site's files, the one that counts most says by what it is known
+    own = {path.stem for path in user_folder(environ).glob("*.toml")}
+    for name in sorted(site_names(environ), key=lambda name: (name not in own, name)):
+        for kind, word in signs(name, environ, mentioned):
+            if kind == "clusters" and word == cluster:
+                return name, f"the cluster is called {cluster}"
+            if kind == "paths" and Path(word).exists():
+                return name, f"{word} is there"
+    if not slurm:
+        there = process.which("sbatch") is not None
+        return "local", "sbatch is here, but no Slurm is set up" if there else "there is no sbatch on this machine"
+    if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
+        return "generic-pyxis", "srun has --container-image"
+    known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))
+    return "generic-slurm", f"srun has {known}" if known else "there is an sbatch, and no container plugin of srun"
+
+
+def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
+    """Slurm's configuration file on this machine; None on clusters that hand it out from their controller."""
+    named = environ.get("SLURM_CONF")
+    places = (named,) if named else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
+    return next((Path(place) for place in places if Path(place).is_file()), None)
+
+
+def _slurm_answers(environ: Mapping[str, str]) -> bool:
+    """Whether this machine belongs to a Slurm cluster: an installed package alone is not enough."""
+    from runner.machine import process  # slow to import, and with --site not needed
+
+    if process.which("sbatch") is None or slurm_configuration(environ) is not None:
+        return process.which("sbatch") is not None
+    with suppress(RunnerError):
+        return process.run(("scontrol", "ping"), check=False, timeout_seconds=3).exit_code == 0
+    return False
+
+
+def cluster_name(environ: Mapping[str, str]) -> str | None:
+    """The name of this Slurm cluster: from the environment, Slurm's configuration file, else its controller."""
+    from runner.machine import process  # slow to import, and with --site not needed
+
+    named = environ.get("SLURM_CLUSTER_NAME") or environ.get("CLUSTER_NAME")
+    if named or process.which("scontrol") is None:
+        return named
+    path = slurm_configuration(environ)
+    with suppress(RunnerError, OSError):  # a controller that does not answer must not stop a dry run
+        text = path.read_text() if path else process.run(("scontrol", "show", "config"), timeout_seconds=3).stdout
+        found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
+        return found[1] if found else None
+    return None
+
+
+@lru_cache(maxsize=1)
+def slurm_plugins() -> frozenset[str]:
+    """The options that container plugins add to srun here: `environment`, `edf`, `container-image`."""
+    from runner.machine import process  # slow to import, and with --site not needed
+
+    if process.which("srun") is None:
+        return frozenset()
+    text = process.run(("srun", "--help"), check=False, timeout_seconds=5).stdout
+    return frozenset(flag for flag in ("environment", "edf", "container-image") if f"--{flag}=" in text)

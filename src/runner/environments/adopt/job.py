@@ -1,0 +1,180 @@
+"""Options of sbatch and srun, read into a job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from runner.environments.adopt.adopted import SECRET, Adopted, plain
+from runner.environments.adopt.options import Option
+from runner.environments.adopt.program import Program
+from runner.environments.adopt.scope import RENDEZVOUS
+from runner.environments.rewriting import Change, Set
+from runner.errors import RunnerError
+
+Check = Callable[[str, str], None]
+"""(flag, `sbatch` or `srun`): raises RunnerError for a flag that a job file must not pass on"""
+CheckVariable = Callable[[str, str], None]
+
+_NUMBERS = {"nodes": "nodes", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task"}
+_TEXTS = {"mem": "memory", "time": "time", "partition": "partition", "account": "account"}
+_HOLDS = {
+    "output": "a run has one log: runner logs", "error": "a run has one log: runner logs",
+    "open-mode": "a run has one log, which attempts are appended to", "parsable": "runner launch --parsable",
+    "chdir": "tasks start in the snapshot of the code, or in the EDF's workdir",
+    "pty": "`runner shell` gives a prompt", "get-user-env": "the variables enter as they are",
+}  # fmt: skip
+_NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}  # Source: pyxis 0.24.0, what is kept from enroot
+
+
+@dataclass
+class Draft:
+    """The job file as it grows."""
+
+    check: Check
+    check_variable: CheckVariable
+    resources: dict[str, int | str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    mail_user: str = ""
+    mail_events: tuple[str, ...] = ()
+    save_seconds: int | None = None
+    flags: dict[str, dict[str, str]] = field(default_factory=lambda: {"sbatch": {}, "srun": {}})
+    ntasks: int | None = None
+    gpus: int | None = None
+    gpus_per_task: int | None = None
+
+    def read(self, options: Sequence[Option], program: str, adopted: Adopted) -> None:
+        """Take over options of sbatch or srun that say nothing about the container."""
+        for option in options:
+            value = None if option.computed else plain(option.value or "")
+            if value is None:
+                adopted.computed(option.given)
+            elif not self._number(option, value) and not self._text(option.name, value):
+                self._other(option, value, program, adopted)
+
+    def _number(self, option: Option, value: str) -> bool:
+        """Whether the option was a count, now taken over."""
+        name = option.name
+        if name in _NUMBERS and value.isdigit():
+            self.resources[_NUMBERS[name]] = int(value)
+        elif name == "ntasks" and value.isdigit():
+            self.ntasks = int(value)
+        elif name in {"gpus-per-node", "gres"} and (found := re.fullmatch(r"(?:gpu:)?(?:[\w.-]+:)?(\d+)", value)):
+            if name == "gres" and not value.startswith("gpu"):
+                return False
+            self.resources["gpus_per_node"] = int(found[1])
+        elif name == "gpus" and (found := re.fullmatch(r"(?:[\w.-]+:)?(\d+)", value)):
+            self.gpus = int(found[1])
+        elif name == "gpus-per-task" and (found := re.fullmatch(r"(?:[\w.-]+:)?(\d+)", value)):
+            self.gpus_per_task = int(found[1])
+        else:
+            return False
+        return True
+
+    def _text(self, name: str, value: str) -> bool:
+        if name in _TEXTS and value:
+            self.resources[_TEXTS[name]] = value
+        elif name == "mail-user":
+            self.mail_user = value
+        elif name == "mail-type":
+            self.mail_events = tuple(value.split(","))
+        else:
+            return False
+        return True
+
+    def _other(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
+        name = option.name
+        if name in _HOLDS:
+            adopted.holds(option.given, _HOLDS[name])
+        elif name == "job-name":
+            adopted.changed(option.given, f"a run is named after its job file: call that {value}.toml")
+        elif name == "signal" and (found := re.fullmatch(r".*@(\d+)", value)):
+            self.save_seconds = int(found[1])
+            adopted.changed(option.given, f"save_seconds = {found[1]}: runner sends the signal, and tells the script")
+        elif name == "export" and value.upper().startswith("ALL"):
+            for entry in value.split(",")[1:]:
+                key, _, text = entry.partition("=")
+                self.variable(key, text, option.given, adopted)
+            if "," not in value:
+                adopted.holds(option.given, "the job's variables enter")
+        else:
+            # sbatch reads NAME=VALUE as it does NAME VALUE
+            flag = f"--{name}={value}" if option.value is not None else f"--{name}"
+            try:
+                self.check(flag, program)
+            except RunnerError as error:
+                adopted.lost(option.given, f"{error.why}; {error.fix}")
+            else:
+                self.flags[program][name] = flag
+
+    def variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
+        """Take over a variable that the job exports; its value is EDF text."""
+        text = plain(value)
+        if name in RENDEZVOUS:
+            adopted.holds(given, "runner sets it for each task")
+        elif name in _NOT_INTO_CONTAINERS:
+            adopted.lost(given, f"the host's {name} does not enter a container; write it into [env] of the EDF")
+        elif text is None or SECRET.search(name):
+            adopted.variable(name, value, given)
+        else:
+            try:
+                self.check_variable(name, text)
+            except RunnerError as error:
+                adopted.lost(given, f"{error.why}; {error.fix}")
+            else:
+                self.env[name] = text
+
+    def count(self, program: Program, adopted: Adopted) -> None:
+        """Settle nodes, processes, GPUs and CPUs, which the words may have counted otherwise than a job file does."""
+        nodes = self.resources.get("nodes", 1)
+        assert isinstance(nodes, int)
+        tasks = self.tasks_per_node(adopted)
+        if self.gpus is not None and "gpus_per_node" not in self.resources:
+            self.resources["gpus_per_node"] = max(1, self.gpus // nodes)
+        if self.gpus_per_task is not None and "gpus_per_node" not in self.resources:
+            self.resources["gpus_per_node"] = self.gpus_per_task * (tasks or 1)
+            adopted.changed("--gpus-per-task", "each task sees all GPUs of its node, so that NCCL finds its peers")
+        if program.launcher not in {"torchrun", "accelerate"}:
+            if tasks is not None:
+                self.resources["tasks_per_node"] = tasks
+            return
+        processes = program.processes or self.resources.get("gpus_per_node")
+        self.resources.pop("tasks_per_node", None)
+        if program.processes:
+            self.resources["tasks_per_node"] = program.processes
+        cpus = self.resources.get("cpus_per_task")
+        if isinstance(cpus, int) and isinstance(processes, int) and processes > 1:
+            self.resources["cpus_per_task"] = max(1, cpus // processes)
+            adopted.changed(f"--cpus-per-task={cpus}", f"shared out among {processes} processes of a node")
+
+    def tasks_per_node(self, adopted: Adopted) -> int | None:
+        """How many tasks srun starts on a node; None where nothing says so."""
+        given = self.resources.get("tasks_per_node")
+        if isinstance(given, int) or self.ntasks is None:
+            return given if isinstance(given, int) else None
+        nodes = self.resources.get("nodes", 1)
+        assert isinstance(nodes, int)
+        if self.ntasks % nodes:
+            adopted.lost(f"--ntasks={self.ntasks}", f"{nodes} nodes cannot share it evenly: say tasks_per_node")
+            return None
+        return self.ntasks // nodes
+
+    def changes(self, program: Program, environment: str, summary: str) -> list[Change]:
+        """What to write into the job file."""
+        wanted: list[Change] = [Set(("summary",), summary)]
+        if program.script:
+            wanted.append(Set(("script",), program.script))
+        elif program.command:
+            wanted.append(Set(("command",), program.command))
+        wanted += [Set(("environment",), environment), Set(("launcher",), program.launcher)]
+        if program.arguments:
+            wanted.append(Set(("arguments",), program.arguments))
+        if self.save_seconds is not None:
+            wanted.append(Set(("save_seconds",), self.save_seconds))
+        wanted += [Set(("resources", name), value) for name, value in self.resources.items()]
+        wanted += [Set(("env", name), value) for name, value in self.env.items()]
+        if self.mail_user:
+            wanted += [Set(("mail", "user"), self.mail_user), Set(("mail", "events"), self.mail_events)]
+        wanted += [Set(("slurm", name), tuple(flags.values())) for name, flags in self.flags.items() if flags]
+        return wanted

@@ -1,0 +1,121 @@
+"""Options of other programs' command lines, as data: which take a value, and what their short forms mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runner.environments.adopt.shell import Word
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """How one program writes its options. What is not named in `flags` takes a value."""
+
+    short: Mapping[str, str]
+    """letter -> long name"""
+    flags: frozenset[str]
+    """long names that stand alone"""
+    optional: frozenset[str] = frozenset()
+    """long names whose value, if there is one, stands behind `=`, or, in the short form, behind the letter"""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option that was given."""
+
+    name: str
+    """the long name, without dashes"""
+    value: str | None
+    given: str
+    """as it was written"""
+    computed: bool = False
+    """only a shell can work out its value"""
+
+
+def split(words: Sequence[Word], grammar: Grammar) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
+    """(the options, the words from the first one on that is none)."""
+    found: list[Option] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if word.text == "--":
+            return tuple(found), tuple(words[position + 1 :])
+        if not word.text.startswith("-") or word.text == "-":
+            break
+        position += 1
+        following = words[position] if position < len(words) else None
+        if not word.text.startswith("--"):
+            position += _short(word, following, grammar, found)
+            continue
+        name, equals, value = word.text[2:].partition("=")
+        if equals or name in grammar.flags or name in grammar.optional or following is None:
+            found.append(Option(name, value if equals else None, word.raw, word.computed))
+        else:
+            found.append(Option(name, following.text, f"{word.raw} {following.raw}", following.computed))
+            position += 1
+    return tuple(found), tuple(words[position:])
+
+
+def _short(word: Word, following: Word | None, grammar: Grammar, found: list[Option]) -> int:
+    """Note the options of `-itv VALUE`; returns how many words behind it belong to it."""
+    for index, letter in enumerate(word.text[1:], 1):
+        name = grammar.short.get(letter, letter)
+        rest = word.text[index + 1 :]
+        if name in grammar.flags:
+            found.append(Option(name, None, f"-{letter}"))
+        elif rest or name in grammar.optional or following is None:
+            found.append(Option(name, rest.removeprefix("=") or None, word.raw, word.computed))
+            return 0
+        else:
+            found.append(Option(name, following.text, f"{word.raw} {following.raw}", following.computed))
+            return 1
+    return 0
+
+
+# Sources: docker-run(1) of Docker 28, podman-run(1) of Podman 5; the letters agree
+CONTAINER = Grammar(
+    short={"a": "attach", "c": "cpu-shares", "d": "detach", "e": "env", "h": "hostname", "i": "interactive",
+           "l": "label", "m": "memory", "p": "publish", "P": "publish-all", "q": "quiet", "t": "tty", "u": "user",
+           "v": "volume", "w": "workdir"},
+    flags=frozenset(("detach", "disable-content-trust", "env-host", "help", "http-proxy", "init", "interactive",
+                     "no-healthcheck", "no-hosts", "no-hostname", "oom-kill-disable", "passwd", "privileged",
+                     "publish-all", "quiet", "read-only", "read-only-tmpfs", "replace", "rm", "rmi", "rootfs",
+                     "sig-proxy", "tls-verify", "tty", "unsetenv-all", "use-api-socket")),
+)  # fmt: skip
+
+# Source: srun(1) and sbatch(1) of Slurm 25.05; pyxis 0.24.0, args.c
+_SLURM_FLAGS = (
+    "allocate-all", "contiguous", "disable-status", "exact", "get-user-env-all", "help", "hold", "ignore-pbs",
+    "interactive", "label", "multi-prog", "no-allocate", "no-requeue", "oom-kill-step", "overcommit", "overlap",
+    "oversubscribe", "parsable", "preserve-env", "quiet", "quit-on-interrupt", "reboot", "requeue", "spread-job",
+    "sockets", "stepmgr", "test-only", "unbuffered", "usage", "use-min-nodes", "verbose", "version", "whole",
+    "container-mount-home", "no-container-mount-home", "container-remap-root", "no-container-remap-root",
+    "container-entrypoint", "no-container-entrypoint", "container-entrypoint-log", "container-writable",
+    "container-readonly", "no-container-entrypoint-log",
+)  # fmt: skip
+_SLURM_OPTIONAL = (
+    *("compress", "exclusive", "get-user-env", "immediate", "kill-on-bad-exit", "nice", "no-kill", "propagate"),
+    *("pty", "resv-ports", "send-libs"),
+)
+_SLURM_SHORT = {
+    "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
+    "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
+    "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit", "l": "label",
+    "L": "licenses", "M": "clusters", "m": "distribution", "n": "ntasks", "N": "nodes", "o": "output",
+    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "r": "relative", "s": "oversubscribe",
+    "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
+    "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
+}  # fmt: skip
+SRUN = Grammar(_SLURM_SHORT, frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
+SBATCH = Grammar({**_SLURM_SHORT, "a": "array"}, frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
+
+# Sources: torchrun --help of PyTorch 2.7; accelerate launch --help of Accelerate 1.6. Underscores are read as dashes.
+TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help")))
+ACCELERATE = Grammar(
+    {"m": "module"},
+    frozenset(("cpu", "multi-gpu", "tpu", "ipex", "quiet", "module", "no-python", "use-deepspeed", "use-fsdp", "debug",
+               "use-megatron-lm", "use-tp", "use-xpu", "downcast-bf16", "tpu-cluster", "no-tpu-cluster", "help",
+               "same-network", "enable-cpu-affinity", "dynamo-use-fullgraph", "dynamo-use-dynamic")),
+)  # fmt: skip
+PYTHON = Grammar({"W": "W", "X": "X"}, frozenset("bBdEhiIOPqsSuvVx"))

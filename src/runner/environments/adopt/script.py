@@ -1,0 +1,213 @@
+"""A batch script, read into an EDF and a job file: its directives, its variables, and the step that counts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.environments.adopt import pyxis
+from runner.environments.adopt.adopted import Adopted
+from runner.environments.adopt.containers import read_container_run
+from runner.environments.adopt.job import Draft
+from runner.environments.adopt.options import SBATCH, SRUN, Option, split
+from runner.environments.adopt.program import Program, read_program
+from runner.environments.adopt.scope import ASSIGNMENT, Scope, assign_default, say_unknown
+from runner.environments.adopt.shell import Command, Word, commands
+from runner.errors import RunnerError
+from runner.expansion import literal
+
+_ENGINES = ("docker", "podman")
+_STARTERS = ("torchrun", "accelerate", "python", "python3", "deepspeed", "mpirun", "mpiexec")
+_STRUCTURE = {"done", "fi", "esac", "}", ")", "for", "case", "[", "[[", "((", "function", "select", ":", "true"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of the script that starts programs."""
+
+    command: Command
+    kind: str
+    """srun, docker, podman, or empty for a program that the script starts itself"""
+    words: tuple[Word, ...]
+    options: tuple[Option, ...]
+    exported: Mapping[str, tuple[str, str]]
+    """name -> (words, EDF text) of the variables that were exported by then"""
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The step of the highest rank is the script's own: one in a container, then any srun, and the last of them."""
+        contained = self.kind in _ENGINES or any(pyxis.is_flag(option) for option in self.options)
+        return (3 if contained else 2 if self.kind == "srun" else 1, self.command.line)
+
+
+def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: str) -> Program:
+    """Take over a batch script; returns its program. Raises RunnerError for a script of another language."""
+    first = text.partition("\n")[0]
+    if first.startswith("#!") and not re.search(r"\b(bash|sh|zsh|dash|ksh)\b", first):
+        raise RunnerError(f"cannot read {name}", f"it is no shell script: {first}", "give its srun line: -- srun …")
+    directives = _directives(text, adopted)
+    container = tuple(option for option in directives if pyxis.is_flag(option))
+    draft.read([option for option in directives if option not in container], "sbatch", adopted)
+    pyxis.read_flags(container, adopted)
+    # as if it were submitted from here
+    scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
+    adopted.folder = folder
+    if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
+        adopted.changed("$PWD", f"taken as {folder}, as if the script were submitted from there")
+    steps, others = _steps(text, scope, adopted)
+    adopted.where = ""
+    if not steps:
+        adopted.changed(name, "no step was found in it: the whole script is the job's command")
+        return Program("none", "", (), ("bash", name))
+    main = max(steps, key=lambda step: step.rank)
+    for command, why in others:
+        adopted.where = f"line {command.line}: "
+        adopted.lost(command.raw, why)
+    for step in steps:
+        if step is not main:
+            adopted.where = f"line {step.command.line}: "
+            adopted.lost(step.command.raw, "a job starts one program: give this step a job file of its own")
+    adopted.where = f"line {main.command.line}: "
+    program = _take(main, adopted, draft, folder)
+    adopted.where = ""
+    say_unknown(scope, adopted, main.words)
+    return program
+
+
+def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
+    """The options of the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
+    words: list[Word] = []
+    ended = False
+    for number, line in enumerate(text.splitlines(), 1):
+        ended = ended or bool(line.strip() and not line.lstrip().startswith("#"))
+        if not line.startswith("#SBATCH"):
+            continue
+        if ended:
+            adopted.lost(f"line {number}: {line}", "sbatch reads no #SBATCH line behind the first command")
+            continue
+        try:
+            found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        except ValueError:
+            adopted.lost(f"line {number}: {line}", "a quote stays open")
+            continue
+        words += [Word(literal(word), word) for word in found]
+    options, rest = split(words, SBATCH)
+    for word in rest:
+        adopted.lost(f"#SBATCH {word.raw}", "it is no option")
+    return options
+
+
+def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[tuple[Command, str]]]:
+    """(the steps in their order, the other commands with the reason why they are left)."""
+    steps: list[Step] = []
+    others: list[tuple[Command, str]] = []
+    for command in commands(text):
+        if command.array:
+            if command.nested:
+                what = f"line {command.line}: {command.array}=(…)"
+                adopted.changed(what, "it stands in a condition, a loop or a function; taken as if it is carried out")
+            scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
+                f"{command.array}+=" in command.raw
+            ) else command.words  # fmt: skip
+            continue
+        words = list(command.words)
+        before: list[Word] = []
+        while words and ASSIGNMENT.fullmatch(words[0].text) and not words[0].text.startswith("-"):
+            before.append(words.pop(0))
+        first = words[0].text if words else ""
+        if first in {"export", "declare", "readonly", "local", "typeset"} or not words:
+            for word in (*before, *words[1:]):
+                if not word.text.startswith("-"):
+                    scope.assign(
+                        word, command, export=first == "export" or (first == "declare" and "-x" in command.raw)
+                    )
+            continue
+        if first == ":" and assign_default(words[1:], scope, command):
+            continue
+        step = _step(command, before, scope.resolve(words), scope)
+        if step is not None:
+            steps.append(step)
+        elif first == "unset":
+            _unset(words[1:], scope, adopted, command)
+        elif first not in _STRUCTURE:
+            others.append((command, "it runs on the host, outside of the step; setup of the job file runs inside"))
+    return steps, others
+
+
+def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Command) -> None:
+    for word in words:
+        if not word.text.startswith("-"):
+            scope.values.pop(word.text, None)
+            scope.exported.pop(word.text, None)
+            adopted.env[word.text] = ""
+            adopted.changed(f"line {command.line}: {command.raw}", "unset inside, the image's value too")
+
+
+def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
+    """The step that a command starts; None for any other command."""
+    while words and words[0].text.rsplit("/", 1)[-1] in {"exec", "time", "sudo", "nohup"}:
+        words = words[1:]
+    first = words[0].text.rsplit("/", 1)[-1] if words else ""
+    exported = {name: (raw, scope.values[name]) for name, raw in scope.exported.items() if name in scope.values}
+    for word in before:
+        if not word.computed and (found := ASSIGNMENT.fullmatch(word.text)):
+            exported[found[1]] = (word.raw, scope.value(found[2]))
+    if first == "srun":
+        return Step(command, "srun", words[1:], split(words[1:], SRUN)[0], exported)
+    if first in _ENGINES and len(words) > 1 and words[1].text == "run":
+        return Step(command, first, words[2:], (), exported)
+    if first in _STARTERS or first.endswith((".py", ".sh")) or (first in {"bash", "sh"} and len(words) > 1):
+        return Step(command, "", words, (), exported)
+    return None
+
+
+def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
+    """Take over the step that counts."""
+    for name, (raw, value) in step.exported.items():
+        draft.variable(name, value, raw, adopted)
+    for redirection in step.command.redirections:
+        if not re.fullmatch(r"\d*>&\d", redirection):
+            adopted.lost(redirection, "a run has one log: runner logs")
+    if step.command.pipe:
+        adopted.lost("|", "what the step prints goes to the run's log alone")
+    if step.command.nested:
+        adopted.changed("the step", "it stands in a loop, a condition or a function, and is taken over as one launch")
+    words = take_step(step.kind, step.words, adopted, draft, folder)
+    program = read_program(words, draft.tasks_per_node(adopted), adopted)
+    draft.count(program, adopted)
+    return program
+
+
+def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> tuple[Word, ...]:
+    """Take over the words behind `srun`, `docker run` or `podman run`; returns those of the program."""
+    if kind in _ENGINES:
+        read_container_run(words, adopted, kind, folder)
+        return tuple(adopted.command)
+    if kind != "srun":
+        return tuple(words)
+    options, rest = split(words, SRUN)
+    while rest and (rest[0].splits or rest[0].array):
+        adopted.lost(rest[0].raw, "what it holds is not known here: write its words")
+        more, rest = split(rest[1:], SRUN)
+        options = (*options, *more)
+    container = tuple(option for option in options if pyxis.is_flag(option))
+    for option in container:
+        if option.name == "container-env" and option.value:
+            _name_variables(option.value, adopted, draft)
+    draft.read([option for option in options if option not in container], "srun", adopted)
+    pyxis.read_flags(container, adopted)
+    inner = [word.text for word in rest[:2]]
+    if inner and inner[0].rsplit("/", 1)[-1] in _ENGINES and inner[1:] == ["run"]:
+        read_container_run(rest[2:], adopted, inner[0], folder)
+        return tuple(adopted.command)
+    return rest
+
+
+def _name_variables(listed: str, adopted: Adopted, draft: Draft) -> None:
+    """Variables whose exported value beats the image's: [env] of the EDF does just that."""
+    for name in listed.split(","):
+        if name in draft.env:
+            adopted.env[name] = literal(draft.env.pop(name))

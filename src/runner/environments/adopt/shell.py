@@ -1,0 +1,266 @@
+"""A bash script cut into commands and words, to be read, never run.
+
+A word is kept as EDF text: `${NAME}` for a variable, everything else literal. What only a shell can work out (`$(…)`,
+`${X%.*}`, a pattern of files) makes a word `computed`; its text is then the script's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runner.expansion import Variable, join, parts
+
+_OPERATOR = re.compile(r"\|\||&&|;;&|;;|;&|\|&|[;&|]")
+_REDIRECTION = re.compile(r"\d*(?:&>>|&>|<<<|<<-|<<|>>|>\||<>|<&|>&|<|>)")
+_ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
+_BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-=]([^${}\"'`\\]*))?\}")
+_HERE = re.compile(r"\$\(\s*pwd(?: -[LP])?\s*\)|`pwd`")
+_ARRAY_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
+_DECLARES = re.compile(r"declare|local|typeset|readonly|export|-[a-zA-Z]+")
+_OPENING = ("if", "for", "while", "until", "case", "select", "{", "(", "function")
+_CLOSING = ("fi", "done", "esac", "}", ")")
+_PREFIXES = ("then", "do", "else", "elif", "!", "time", "if", "while", "until", "{", "(")
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word of a command."""
+
+    text: str
+    """as in an EDF: `${NAME}` is alive; the script's own text where `computed`"""
+    raw: str
+    """as the script has it"""
+    computed: bool = False
+    splits: bool = False
+    """it is one variable without quotes, whose value may be several words"""
+    array: str = ""
+    """it stands for all elements of this array"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """The words between two ends of commands."""
+
+    words: tuple[Word, ...]
+    line: int
+    raw: str
+    nested: bool = False
+    """it stands in a function, a loop or a condition, so it may run never, or more than once"""
+    array: str = ""
+    """the words are the elements that this array is given"""
+    redirections: tuple[str, ...] = ()
+    pipe: bool = False
+    """its output goes to another command"""
+
+
+def commands(text: str) -> tuple[Command, ...]:
+    """The commands of a bash script, in their order; comments and the bodies of here-documents are left out."""
+    return tuple(_Reader(text.replace("\r\n", "\n")).commands())
+
+
+class _Reader:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+        self.depth = 0
+        self.documents: list[str] = []  # here-documents whose bodies begin on the next line
+
+    def commands(self) -> Iterator[Command]:
+        while self.position < len(self.text):
+            command = self._command()
+            if command is not None:
+                yield command
+
+    def _skip_blanks(self) -> None:
+        while match := re.compile(r"[ \t]+|\\\n").match(self.text, self.position):
+            self.position = match.end()
+
+    def _command(self) -> Command | None:
+        self._skip_blanks()
+        start, words, redirections, array = self.position, list[Word](), list[str](), ""
+        while True:
+            self._skip_blanks()
+            rest = self.text[self.position : self.position + 3]
+            if not rest or rest[0] == "\n" or rest[0] == "#":
+                raw, ended = self.text[start : self.position], "\n"
+                self._end_line()
+                break
+            if found := _REDIRECTION.match(self.text, self.position):
+                redirections.append(self._redirection(found[0]))
+            elif found := _OPERATOR.match(self.text, self.position):
+                raw, ended = self.text[start : self.position], found[0]
+                self.position = found.end()
+                break
+            elif rest[0] in "()":
+                self.position += 1
+                self.depth += 1 if rest[0] == "(" and not self.text.startswith(")", self.position) else -1
+                self.depth = max(self.depth, 0) if rest[:2] != "()" else self.depth + 1
+                if words:
+                    raw, ended = self.text[start : self.position], "("
+                    break
+            elif all(_DECLARES.fullmatch(word.raw) for word in words) and (
+                found := _ARRAY_ASSIGNED.match(self.text, self.position)
+            ):
+                self.position = found.end()
+                array = found[1]
+                words = self._elements()
+            else:
+                words.append(self._word())
+        return self._finished(words, start, raw, array, tuple(redirections), ended)
+
+    def _finished(
+        self, words: list[Word], start: int, raw: str, array: str, redirections: tuple[str, ...], ended: str
+    ) -> Command | None:
+        nested = self.depth > 0
+        if words and not array:
+            first = words[0].raw
+            if first in _CLOSING:
+                self.depth = max(0, self.depth - 1)
+            while words and words[0].raw in _PREFIXES:
+                self.depth += words[0].raw in _OPENING
+                nested = nested or words[0].raw in _PREFIXES
+                words = words[1:]
+            if words and words[0].raw in _OPENING:
+                self.depth += 1
+        if not words and not array:
+            return None
+        line = self.text.count("\n", 0, start) + 1
+        return Command(tuple(words), line, raw.strip(), nested, array, redirections, ended in {"|", "|&"})
+
+    def _end_line(self) -> None:
+        end = self.text.find("\n", self.position)
+        self.position = len(self.text) if end < 0 else end + 1
+        for mark in self.documents:
+            body = re.compile(rf"^\t*{re.escape(mark)}$", re.M).search(self.text, self.position)
+            self.position = len(self.text) if body is None else min(body.end() + 1, len(self.text))
+        self.documents.clear()
+
+    def _redirection(self, operator: str) -> str:
+        start = self.position
+        self.position += len(operator)
+        self._skip_blanks()
+        target = self._word()
+        if operator.lstrip("0123456789") in {"<<", "<<-"}:
+            self.documents.append(re.sub(r"[\\'\"]", "", target.raw))
+        return self.text[start : self.position]
+
+    def _elements(self) -> list[Word]:
+        found: list[Word] = []
+        while self.position < len(self.text):
+            if match := re.compile(r"(?:\s|\\\n|#[^\n]*)+").match(self.text, self.position):
+                self.position = match.end()
+            if self.text.startswith(")", self.position):
+                self.position += 1
+                break
+            if self.position < len(self.text):
+                found.append(self._word())
+        return found
+
+    def _word(self) -> Word:
+        start, pieces, marks = self.position, list[str | Variable](), set[str]()
+        while self.position < len(self.text) and (character := self.text[self.position]) not in " \t\n;&|<>()":
+            if character == "'":
+                pieces.append(self._until("'"))
+            elif character == '"':
+                self.position += 1
+                self._double_quoted(pieces, marks)
+            elif character == "\\":
+                pieces.append(self.text[self.position + 1 : self.position + 2].replace("\n", ""))
+                self.position += 2
+            elif character in "$`":
+                self._expansion(pieces, marks)
+            elif character == "~" and self.position == start:
+                pieces.append(Variable("HOME"))
+                self.position += 1
+            else:
+                marks |= {"computed"} if character in "*?" else set()
+                pieces.append(character)
+                self.position += 1
+        self.position += self.position == start  # what begins no word must not stop the reading
+        raw = self.text[start : self.position]
+        array = _ARRAY.fullmatch(raw.strip('"'))
+        text = written(pieces)
+        computed = "computed" in marks or text is None or ("array" in marks and not array)
+        single = len(pieces) == 1 and isinstance(pieces[0], Variable) and raw.startswith("$")
+        return Word(raw if text is None or computed else text, raw, computed, single, array[1] if array else "")
+
+    def _until(self, quote: str) -> str:
+        end = self.text.find(quote, self.position + 1)
+        end = len(self.text) if end < 0 else end
+        inner = self.text[self.position + 1 : end]
+        self.position = end + 1
+        return inner
+
+    def _double_quoted(self, pieces: list[str | Variable], marks: set[str]) -> None:
+        pieces.append("")  # "" is a word too
+        while self.position < len(self.text) and (character := self.text[self.position]) != '"':
+            following = self.text[self.position + 1 : self.position + 2]
+            if character == "\\" and following in tuple('$`"\\\n'):
+                pieces.append(following.replace("\n", ""))
+                self.position += 2
+            elif character in "$`":
+                self._expansion(pieces, marks)
+            else:
+                pieces.append(character)
+                self.position += 1
+        self.position += 1
+
+    def _expansion(self, pieces: list[str | Variable], marks: set[str]) -> None:
+        """What begins with a dollar sign or a backtick."""
+        if found := _BRACED.match(self.text, self.position):
+            pieces.append(Variable(found[1], found[2]))
+            self.position = found.end()
+        elif found := _HERE.match(self.text, self.position):
+            pieces.append(Variable("PWD"))
+            self.position = found.end()
+        elif found := _ARRAY.match(self.text, self.position):
+            marks.add("array")
+            self.position = found.end()
+        elif found := re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)").match(self.text, self.position):
+            pieces.append(Variable(found[1]))
+            self.position = found.end()
+        elif self.text.startswith("$'", self.position):
+            self.position += 1
+            inner = self._until("'")  # an escaped quote inside is rare, and makes what follows unreadable at worst
+            pieces.append(inner.encode("latin-1", "backslashreplace").decode("unicode_escape"))
+        elif self.text.startswith(("$(", "${"), self.position):
+            marks.add("computed")
+            self._nested(self.text[self.position + 1])
+        elif self.text.startswith("`", self.position):
+            marks.add("computed")
+            self._until("`")
+        elif found := re.compile(r"\$[0-9@*#?$!-]").match(self.text, self.position):
+            marks.add("computed")
+            self.position = found.end()
+        else:
+            pieces.append("$")
+            self.position += 1
+
+    def _nested(self, opening: str) -> None:
+        """Pass over `$(…)` or `${…}`, whatever is inside."""
+        closing = {"(": ")", "{": "}"}[opening]
+        self.position += 1
+        depth = 0
+        while self.position < len(self.text):
+            character = self.text[self.position]
+            if character == "'":
+                self._until("'")
+                continue
+            depth += (character == opening) - (character == closing)
+            self.position += 1
+            if depth == 0:
+                return
+
+
+def written(pieces: list[str | Variable]) -> str | None:
+    """The EDF text of these pieces; None where it has none: a dollar sign directly in front of a variable."""
+    merged: list[str | Variable] = []
+    for piece in pieces:
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
+        elif piece != "":
+            merged.append(piece)
+    text = join(tuple(merged))
+    return text if parts(text) == tuple(merged) else None

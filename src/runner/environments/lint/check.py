@@ -1,0 +1,157 @@
+"""The linter: every file of an environment as it stands there, then the merged environment on a site; scripts too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.environments.edf import find_edf
+from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
+from runner.environments.lint import engine, env_values, hooks, image, mounts, registry, script, secrets, variables
+from runner.environments.lint.file import check_file
+from runner.environments.lint.finding import Finding, finding
+from runner.environments.lint.mount_text import check_mounts
+from runner.environments.lint.script_text import Line, Script, is_script, option, read_script
+from runner.environments.lint.subject import Rule, Setting, Subject
+from runner.environments.lint.syntax import read_all
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.located_toml import Document, Place
+from runner.project import Project
+
+RULES: tuple[Rule, ...] = (
+    *variables.RULES,
+    *image.RULES,
+    *registry.RULES,
+    *mounts.RULES,
+    *env_values.RULES,
+    *secrets.RULES,
+    *engine.RULES,
+)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in one environment, or one script."""
+
+    name: str
+    path: Path
+    findings: tuple[Finding, ...]
+
+
+@dataclass
+class Linter:
+    """Checks one environment after the other; a file that many stand on is read once."""
+
+    project: Project
+    setting: Setting
+    files: dict[Path, tuple[Document | None, tuple[Finding, ...]]] = field(default_factory=dict)
+
+    def check(self, name: str) -> tuple[Checked, ...]:
+        """What is found in an environment; in a script, and in the environments that it names.
+
+        Raises RunnerError for a name that is not found.
+        """
+        path = Path(name).expanduser()
+        path = path if path.is_absolute() else self.project.start / path
+        if path.is_file() and is_script(path):
+            return tuple(self._script(read_script(path)))
+        return (self.environment(find_edf(name, self.project, self.setting.environ))[0],)
+
+    def environment(self, path: Path) -> tuple[Checked, Environment | None]:
+        """The findings in an EDF and all that it stands on; the environment, where it can be read."""
+        found = list(self._files(path, ()))
+        environment: Environment | None = None
+        try:
+            environment = load_environment(str(path), self.project, self.setting.environ)
+        except RunnerError as error:
+            if not any(one.severity == "error" for one in found):
+                found.append(finding("cannot-load", "file", Place(path), f"{error.what}: {error.why}", error.fix))
+        else:
+            subject = Subject(environment, self.setting)
+            rules = (*hooks.CE_RULES, *RULES) if self.setting.engine == "ce" else RULES
+            found += [one for rule in rules for one in rule(subject)]
+        return Checked(path.stem, path, in_order(found)), environment
+
+    def _file(self, path: Path) -> tuple[Document | None, tuple[Finding, ...]]:
+        if path not in self.files:
+            document, found = read_all(path)
+            if document is not None:
+                found = [*found, *check_file(document), *check_mounts(document, self.setting.engine)]
+            self.files[path] = document, tuple(found)
+        return self.files[path]
+
+    def _files(self, path: Path, above: tuple[Path, ...]) -> Iterator[Finding]:
+        """The findings in a file and in those that it stands on."""
+        document, found = self._file(path)
+        yield from found
+        value = document.data.get("base_environment") if document is not None else None
+        bases = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        for index, base in enumerate(bases):
+            assert document is not None
+            if not isinstance(base, str) or not base:
+                continue
+            place = document.place("base_environment", str(index))
+            try:
+                name = expand(base, self.setting.environ, "base_environment")
+                found_base = find_edf(name, self.project, self.setting.environ)
+            except RunnerError as error:
+                yield finding("base-missing", "base_environment", place, f"{error.what}; {error.why}", error.fix)
+                continue
+            chain = (*above, path.resolve())
+            if found_base.resolve() in chain:
+                circle = " -> ".join(step.stem for step in (*chain, found_base))
+                yield finding("base-circle", "base_environment", place, f"it goes round in a circle: {circle}")
+            elif len(chain) > MAXIMUM_LEVELS:
+                reason = f"it is nested deeper than {MAXIMUM_LEVELS} levels"
+                yield finding("base-too-deep", "base_environment", place, reason)
+            else:
+                yield from self._files(found_base, chain)
+
+    def _script(self, text: Script) -> Iterator[Checked]:
+        """The findings in a script first, then those in each environment that it names."""
+        found: list[Finding] = []
+        named: list[tuple[Line, Environment]] = []
+        checked: dict[Path, tuple[Checked, Environment | None]] = {}
+        for line in (*text.directives, *text.steps):
+            name = self._put_in(option(line.text, "--environment", "--edf") or "")
+            if not name or "$" in name:
+                continue  # nothing is named, or only the job will know what
+            try:
+                path = find_edf(name, self.project, self.setting.environ)
+            except RunnerError as error:
+                place = Place(text.path, line.number)
+                found.append(
+                    finding("environment-missing", "--environment", place, f"{error.what}; {error.why}", error.fix)
+                )
+                continue
+            if path not in checked:
+                checked[path] = self.environment(path)
+            environment = checked[path][1]
+            if environment is not None:
+                named.append((line, environment))
+        batch = script.Batch(text, self.setting, tuple(named))
+        found += [one for rule in script.RULES for one in rule(batch)]
+        yield Checked(text.path.name, text.path, in_order(found))
+        yield from (one for one, _ in checked.values())
+
+    def _put_in(self, text: str) -> str:
+        """The text with the variables that this machine has; the folder of submission is this one."""
+        here = str(self.project.start)
+        known = {"PWD": here, "SLURM_SUBMIT_DIR": here, **self.setting.environ}
+        return re.sub(r"\$\{?([A-Za-z_]\w*)\}?", lambda match: known.get(match[1], match[0]), text)
+
+
+def in_order(found: list[Finding]) -> tuple[Finding, ...]:
+    """The findings, errors first, then as they stand in the files. What an engine refuses is said once: by the rule
+    that knows why."""
+    known = {one.field for one in found if one.severity == "error" and one.code != "engine-refuses"}
+    kept = [one for one in found if one.code != "engine-refuses" or one.field not in known]
+    return tuple(sorted(dict.fromkeys(kept), key=_order))
+
+
+def _order(one: Finding) -> tuple[int, str, int]:
+    place = one.place
+    return one.rank, str(place.path) if place else "~", (place.line or 0) if place else 0

@@ -1,0 +1,189 @@
+"""Rules over one EDF file as it stands there: keys, types, texts. They find all faults, also of a file that no
+engine loads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from runner.environments.edf import KEYS
+from runner.environments.lint.finding import Finding, finding
+from runner.environments.lint.syntax import repaired
+from runner.environments.rewriting import Change, Rename, Set, Unset
+from runner.errors import RunnerError
+from runner.expansion import parts
+from runner.located_toml import Document
+
+_TYPES: dict[str, tuple[type, str]] = {
+    "image": (str, 'text: image = "…"'),
+    "workdir": (str, 'text: workdir = "/…"'),
+    "entrypoint": (bool, "true or false, without quotes"),
+    "writable": (bool, "true or false, without quotes"),
+    "mounts": (list, 'an array of texts: mounts = ["…"]'),
+    "devices": (list, 'an array of texts: devices = ["…"]'),
+    "env": (dict, "a table: [env]"),
+    "annotations": (dict, "a table: [annotations]"),
+}
+_OTHER_NAMES = {  # what other tools call it
+    "mount": "mounts", "volumes": "mounts", "volume": "mounts", "binds": "mounts",
+    "environment": "env", "variables": "env", "environ": "env",
+    "container_image": "image", "container": "image", "sqsh": "image",
+    "working_dir": "workdir", "workingdir": "workdir", "cwd": "workdir", "pwd": "workdir",
+    "base": "base_environment", "base_environments": "base_environment", "from": "base_environment",
+    "annotation": "annotations", "hooks": "annotations", "labels": "annotations",
+    "readonly": "writable", "read_only": "writable", "device": "devices", "gpus": "devices",
+}  # fmt: skip
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def check_file(document: Document) -> Iterator[Finding]:
+    """All faults of a file's keys, types and texts."""
+    for key, value in document.data.items():
+        if repaired(key, value):
+            continue
+        if key not in KEYS:
+            yield _unknown_key(document, key, value)
+        elif key == "base_environment":
+            yield from _base(document, value)
+        else:
+            yield from _typed(document, key, value)
+    yield from _env(document)
+    yield from _annotations(document, ("annotations",), {})
+    yield from _texts(document)
+
+
+def _unknown_key(document: Document, key: str, value: Any) -> Finding:
+    """A misspelt key is set under its right name by `--fix`, where that is free and the value fits."""
+    near = near_name(key)
+    place, known = document.place(key), f"the keys of an EDF: {', '.join(KEYS)}"
+    if near is None:
+        return finding("unknown-key", key, place, f"an EDF has no key {key!r}; {known}")
+    fits = near not in document.data and near in _TYPES and isinstance(value, _TYPES[near][0])
+    changes: tuple[Change, ...] = (Rename((key,), near),) if fits else ()
+    return finding(
+        "unknown-key", key, place, f"an EDF has no key {key!r}; {known}", f"did you mean {near!r}?", changes=changes
+    )
+
+
+def near_name(key: str) -> str | None:
+    """The key of an EDF that another word means, most likely."""
+    import difflib  # slow to import, and only errors need it
+
+    plain = key.lower().replace("-", "_")
+    words = {**_OTHER_NAMES, **{name: name for name in KEYS}}
+    close = difflib.get_close_matches(plain, words, n=1, cutoff=0.7)
+    return words[close[0]] if close else None
+
+
+def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
+    kind, expected = _TYPES[key]
+    if type(value) is not kind:
+        reason = f"{key} must be {expected.partition(':')[0].partition(',')[0]}, and is {value!r}"
+        changes: tuple[Change, ...] = ()
+        if kind is bool and isinstance(value, str) and value.lower() in {"true", "false"}:
+            changes = (Set((key,), value.lower() == "true"),)
+        if kind is list and isinstance(value, str):
+            changes = (Set((key,), (value,)),)
+        yield finding("wrong-type", key, document.place(key), reason, f"write {expected}", changes=changes)
+    elif isinstance(value, list):
+        for index, element in enumerate(value):
+            if not isinstance(element, str):
+                place = document.place(key, str(index))
+                reason = f"every element of {key} must be text, and this one is {element!r}"
+                yield finding("wrong-type", f"{key}.{index}", place, reason, f'write "{element}"')
+
+
+def _base(document: Document, value: Any) -> Iterator[Finding]:
+    if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        reason = f"base_environment must be a name or an array of names, and is {value!r}"
+        yield finding("wrong-type", "base_environment", document.place("base_environment"), reason, 'write "name"')
+
+
+def _env(document: Document) -> Iterator[Finding]:
+    table = document.data.get("env")
+    if not isinstance(table, Mapping):
+        return
+    for name, value in table.items():
+        place, field = document.place("env", name), f"env.{name}"
+        if name in KEYS:
+            yield _after_table(document, "env", name)
+        elif not isinstance(value, str):
+            yield _not_text(document, "env-not-text", ("env", name), value)
+        elif not _NAME.fullmatch(name):
+            yield finding("env-name", field, place, f"{name!r} cannot be the name of a variable")
+
+
+def _after_table(document: Document, table: str, name: str) -> Finding:
+    """TOML gives every key below a [table] to that table."""
+    value = document.get(table, name)
+    place = document.place(table, name)
+    alone = name not in document.data
+    movable = isinstance(value, str | bool) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    reason = f"{name} stands below [{table}], so it is {table}.{name}, and no key of the EDF"
+    changes: tuple[Change, ...] = (Unset((table, name)), Set((name,), value)) if alone and movable else ()
+    return finding(
+        "key-after-table", f"{table}.{name}", place, reason, severity="error" if alone else "warning", changes=changes
+    )
+
+
+def _not_text(document: Document, code: str, keys: tuple[str, ...], value: Any) -> Finding:
+    field = ".".join(keys)
+    if isinstance(value, bool | int | float):
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        reason, fix = f"{field} is {text}, and must be text", f'write "{text}"'
+        return finding(code, field, document.place(*keys), reason, fix, changes=(Set(keys, text),))
+    return finding(code, field, document.place(*keys), f"{field} is {value!r}, and must be text")
+
+
+def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tuple[str, ...]]) -> Iterator[Finding]:
+    """`seen` holds the keys of each dotted name: a.b.c may be nested, dotted and quoted."""
+    table = document.get(*keys)
+    if not isinstance(table, Mapping):
+        return
+    for name, value in table.items():
+        if keys == ("annotations",) and name in KEYS:
+            yield _after_table(document, "annotations", name)
+        elif isinstance(value, Mapping):
+            yield from _annotations(document, (*keys, name), seen)
+            continue
+        elif not isinstance(value, str):
+            yield _not_text(document, "annotation-not-text", (*keys, name), value)
+        dotted = ".".join((*keys[1:], name))
+        first = seen.setdefault(dotted, (*keys, name))
+        if first != (*keys, name) and not isinstance(value, Mapping):
+            reason = f"the annotation {dotted} is set in {document.place(*first)} already, in other words"
+            yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
+
+
+def texts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
+    """(keys, text) of every text that an engine expands."""
+
+    def walk(keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+        if isinstance(value, str):
+            yield keys, value
+        elif isinstance(value, Mapping):
+            for name, inner in value.items():
+                yield from walk((*keys, name), inner)
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                yield from walk((*keys, str(index)), inner)
+
+    for key in KEYS:
+        if key != "base_environment" and key in document.data:
+            yield from walk((key,), document.data[key])
+
+
+def _texts(document: Document) -> Iterator[Finding]:
+    for keys, text in texts(document):
+        field = ".".join(keys)
+        if "\0" in text:
+            yield finding("nul-byte", field, document.place(*keys), f"{field} holds a NUL byte")
+        try:
+            parts(text, field)
+        except RunnerError as error:
+            yield finding("broken-reference", field, document.place(*keys), f"{field}: {error.why}", error.fix)
+        match = re.search(r"\{\{[^{}]*\}\}|(?<![$\w}])\{[A-Za-z_]\w*\}", text)
+        if match and keys[0] not in {"env", "annotations"}:
+            reason = f"{field} has {match[0]}, which no engine fills in"
+            yield finding("placeholder", field, document.place(*keys), reason)

@@ -1,0 +1,159 @@
+"""Rules over annotations: the hooks of the Container Engine.
+
+Source: CSCS documentation, container-engine/resource-hook.md and software/alps-extended-images.md (2026-08-20).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runner.environments.lint.finding import Finding
+from runner.environments.lint.subject import Subject
+from runner.environments.rewriting import Set
+from runner.expansion import names
+
+VARIANTS = ("cuda12", "cuda13", "cuda-dl", "rocm5", "rocm6")
+_SWITCH = ("true", "false")
+_HOOK = "com.hooks."
+# annotation -> the values that it may have; empty: any
+KNOWN: dict[str, tuple[str, ...]] = {
+    "com.hooks.cxi.enabled": _SWITCH,
+    "com.hooks.aws_ofi_nccl.enabled": _SWITCH,
+    "com.hooks.aws_ofi_nccl.variant": VARIANTS,
+    "com.hooks.netstack.source": ("host", "artifact"),
+    "com.hooks.netstack.version": (),
+    "com.hooks.netstack.name": (),
+    "com.hooks.ssh.enabled": _SWITCH,
+    "com.hooks.ssh.authorize_ssh_key": (),
+    "com.hooks.ssh.port": (),
+    "com.hooks.nvidia_cuda_mps.enabled": _SWITCH,
+    "com.hooks.dcgm.enabled": _SWITCH,
+    "com.hooks.slurm.enabled": _SWITCH,
+    "com.pyxis.pytorch_remap_vars": _SWITCH,
+    "com.pyxis.entrypoint_log": _SWITCH,
+}
+
+
+def names_and_values(subject: Subject) -> Iterator[Finding]:
+    """A hook reads its own names only, and says nothing about others."""
+    for name, value in subject.own.annotations.items():
+        field = f"annotations.{name}"
+        if name not in KNOWN:
+            if name.startswith(("com.hooks.", "com.pyxis.", "com.hook.")) or name.partition(".")[0] == "hooks":
+                yield subject.say("annotation-unknown", field, f"no hook reads {name}", _near(name))
+        elif KNOWN[name] and value not in KNOWN[name] and "${" not in value:
+            reason = f"{name} is {value!r}, and the hook knows {', '.join(KNOWN[name])}"
+            lower = value.lower()
+            changes = (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
+            yield subject.say("annotation-value", field, reason, _near_value(lower, KNOWN[name]), changes=changes)
+
+
+def _near(name: str) -> str:
+    import difflib  # slow to import, and only errors need it
+
+    close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.7)
+    return f"did you mean {close[0]!r}?" if close else "correct its name"
+
+
+def _near_value(value: str, known: tuple[str, ...]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(value, known, n=1, cutoff=0.6)
+    return f'write "{close[0]}"' if close else f"one of: {', '.join(known)}"
+
+
+def variant(subject: Subject) -> Iterator[Finding]:
+    """The plugin is linked against one major version of CUDA."""
+    value = subject.annotation("aws_ofi_nccl.variant")
+    if subject.annotation("aws_ofi_nccl.enabled") != "true" or value not in VARIANTS:
+        return
+    field, image = f"annotations.{_HOOK}aws_ofi_nccl.variant", subject.image
+    if subject.annotation("netstack.source") == "artifact":
+        yield subject.say(
+            "hook-variant-ignored", field, f"with the artifact network stack {value!r} counts for nothing"
+        )
+        return
+    fits = _fitting(subject)
+    if fits and value not in fits:
+        what = "is for ROCm" if image.rocm else f"has CUDA {image.cuda}"
+        release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
+        changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
+        reason = f"the variant is {value}, and the image {what}{release}"
+        yield subject.say("hook-variant", field, reason, f'variant = "{fits[0]}"', changes=changes)
+
+
+def _fitting(subject: Subject) -> tuple[str, ...]:
+    """The variants that fit the image, the best first; none where it is not known."""
+    image = subject.image
+    if image.rocm:
+        return ("rocm6", "rocm5")
+    if image.cuda not in {12, 13}:
+        return ()
+    # the plugin for NVIDIA's deep learning images: from release 25 on
+    dl = ("cuda-dl",) if image.ngc is None or image.ngc >= (25, 1) else ()
+    return (f"cuda{image.cuda}", *dl)
+
+
+def conflict(subject: Subject) -> Iterator[Finding]:
+    """aws_ofi_nccl brings cxi with it."""
+    if subject.annotation("aws_ofi_nccl.enabled") == "true" and subject.annotation("cxi.enabled") == "false":
+        if subject.image.extended:
+            return  # said by the rules on extended images
+        reason = "cxi is switched off, and aws_ofi_nccl, which needs it, on"
+        yield subject.say("hook-conflict", f"annotations.{_HOOK}cxi.enabled", reason)
+
+
+def needs_writable(subject: Subject) -> Iterator[Finding]:
+    """Both hooks write below the root file system."""
+    for hook in ("ssh", "nvidia_cuda_mps"):
+        if subject.annotation(f"{hook}.enabled") == "true" and not subject.own.writable:
+            reason = f"the {hook} hook writes into the container, which is read-only"
+            yield subject.say("hook-needs-writable", "writable", reason, changes=(Set(("writable",), True),))
+
+
+def ssh_key(subject: Subject) -> Iterator[Finding]:
+    """The file's path is wanted, neither the key nor a path that begins at ~."""
+    name = f"{_HOOK}ssh.authorize_ssh_key"
+    value = subject.own.annotations.get(name)
+    if value is None:
+        return
+    field = f"annotations.{name}"
+    if value.startswith(("ssh-", "ecdsa-", "sk-")):
+        yield subject.say("ssh-key", field, "this is the key itself, and the hook wants the path of its file")
+    elif not value.startswith("/") and not names(value, field):
+        yield subject.say("ssh-key", field, f"{value!r} is no absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
+    elif value.endswith(("id_rsa", "id_ed25519", "id_ecdsa")):
+        yield subject.say("ssh-key", field, f"{value!r} is the private key", f"{value}.pub")
+
+
+def rank_remap(subject: Subject) -> Iterator[Finding]:
+    """torchrun gives its workers their ranks. Source: container-engine/run.md: the remap is off by default there."""
+    name = "com.pyxis.pytorch_remap_vars"
+    if subject.own.annotations.get(name) == "true" and subject.setting.site.launcher == "torchrun":
+        reason = "pyxis sets RANK and LOCAL_RANK of each task, and torchrun, the launcher here, finds them set"
+        yield subject.say("rank-remap", f"annotations.{name}", reason)
+
+
+def extended_image(subject: Subject) -> Iterator[Finding]:
+    """An Alps extended image has its own network stack, and the variables for it in its entrypoint."""
+    if subject.setting.engine != "ce" or not subject.image.extended:
+        return
+    hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
+    if subject.annotation("aws_ofi_nccl.enabled") == "true":
+        reason = "the image is an Alps extended one, with its own plugin for NCCL; the hook puts another in front"
+        changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
+        yield subject.say("extended-image-hook", hook, reason, changes=changes)
+    if not subject.own.entrypoint:
+        reason = "the image's /opt/alps/env is read by its entrypoint, which does not run"
+        yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
+    if subject.annotation("cxi.enabled") != "false":
+        reason = "the cxi hook, on by default, puts the host's libraries over those of the image"
+        changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
+        yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
+    if subject.environment.env.get("PMIX_MCA_psec") != "native":
+        reason = 'the image wants PMIX_MCA_psec = "native", or MPI does not start'
+        changes = (Set(("env", "PMIX_MCA_psec"), "native"),)
+        yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
+
+
+CE_RULES = (names_and_values, variant, conflict, needs_writable, ssh_key, rank_remap, extended_image)

@@ -1,0 +1,131 @@
+"""Rules over the image: its text, its file, its processor."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runner.environments.engines.shared import bare_squashfs
+from runner.environments.lint.finding import Finding
+from runner.environments.lint.subject import Subject
+from runner.environments.rewriting import Set
+from runner.expansion import names
+from runner.images.squashfs_file import is_whole
+
+_NO_IMAGE = {"ce", "host"}  # the Container Engine then enters none; --container-image may name one
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An image in a registry, as EDFs and pyxis write it: `[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]`, or with a slash."""
+
+    registry: str
+    """docker.io where none is named"""
+    separator: str
+    """`#`, `/`, or empty where no registry is named"""
+    repository: str
+    tag: str
+    digest: str
+
+
+def reference(image: str) -> Reference:
+    """The parts of an image's name. Source: enroot 4.1.2, src/docker.sh."""
+    text = re.sub(r"^docker://", "", image)
+    text, _, digest = text.partition("@sha256:")
+    text = text.rpartition("@")[2]
+    registry, separator, path = text.partition("#")
+    if not separator:
+        first, slash, rest = text.partition("/")
+        named = bool(slash) and ("." in first or ":" in first or first == "localhost")
+        registry, separator, path = (first, "/", rest) if named else ("docker.io", "", text)
+    path, colon, tag = path.rpartition(":") if ":" in path.rpartition("/")[2] else (path, "", "")
+    return Reference(registry, separator, path, tag if colon else "", digest)
+
+
+def in_registry(subject: Subject) -> bool:
+    """Whether the image is fetched by its name."""
+    image = subject.own.image
+    return bool(image) and not subject.own.is_squashfs and not bare_squashfs(subject.own) and "${" not in image
+
+
+def empty(subject: Subject) -> Iterator[Finding]:
+    """Most engines cannot enter nothing."""
+    if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
+        yield subject.say("image-empty", "image", f"no image is named, and {subject.setting.engine} needs one")
+
+
+def relative_squashfs(subject: Subject) -> Iterator[Finding]:
+    """A bare file name is taken for the name of an image in a registry."""
+    if bare_squashfs(subject.own):
+        image = subject.own.image
+        reason = f"{image!r} is taken for an image in a registry, and pulled"
+        fix, changes = f"write an absolute path, or ./{image}", (Set(("image",), f"./{image}"),)
+        yield subject.say("relative-squashfs", "image", reason, fix, changes=changes)
+
+
+def file(subject: Subject) -> Iterator[Finding]:
+    """The squashfs file is there, and whole."""
+    path = subject.image_path
+    if path is None:
+        return
+    if not path.exists():
+        recipe = path.name.removesuffix(".sqsh")
+        ours = "RUNNER_IMAGES" in names(subject.own.image)
+        fix = f"runner build {recipe} && runner import {recipe}" if ours else "correct the path"
+        yield subject.say("image-missing", "image", f"there is no {path}", fix)
+    elif path.is_dir():
+        yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "name the .sqsh file in it")
+    elif not is_whole(path):
+        reason = f"{path} is no squashfs file, or is shorter than its head says"
+        yield subject.say("image-not-squashfs", "image", reason)
+
+
+def architecture(subject: Subject) -> Iterator[Finding]:
+    """An image for another processor ends in `exec format error`."""
+    image, nodes = subject.image.architecture, subject.setting.site.architecture
+    if image and nodes and image != nodes:
+        reason = f"the image is for {image}, and the nodes of {subject.setting.site.name} are {nodes}"
+        yield subject.say("image-architecture", "image", reason, f"runner build --platform linux/{nodes}")
+
+
+def separator(subject: Subject) -> Iterator[Finding]:
+    """`#` or `/` after the registry. Source: enroot 4.0.0 takes both; raster@20f75bd hands it to podman."""
+    if not in_registry(subject):
+        return
+    found, engine = reference(subject.own.image), subject.setting.engine
+    enroot = subject.setting.enroot
+    if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
+        older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
+        image = subject.own.image.replace(f"{found.registry}/", f"{found.registry}#", 1)
+        reason = f"{older} takes {found.registry!r} for a name on Docker Hub"
+        severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
+        yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
+    if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
+        image = subject.own.image.replace("#", "/", 1)
+        reason = f"{engine} knows no `#` in the name of an image"
+        yield subject.say(
+            "hash-after-registry", "image", reason, f"image = {image!r}", changes=(Set(("image",), image),)
+        )
+
+
+def name(subject: Subject) -> Iterator[Finding]:
+    """What a registry, or enroot, takes as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
+    if not in_registry(subject) or "{" in subject.own.image:
+        return
+    image, found = subject.own.image, reference(subject.own.image)
+    if image.startswith("docker://"):
+        plain = image.removeprefix("docker://")
+        reason = "an EDF's image has no scheme, and docker: is taken for a registry"
+        yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),))
+    if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
+        reason = f"{found.repository!r} is no name of an image"
+        yield subject.say("image-name", "image", reason)
+    elif found.digest and subject.setting.pulls and (subject.setting.enroot or (4,)) < (4,):
+        yield subject.say("image-digest", "image", "this enroot cannot pull by digest")
+    elif not found.digest and found.tag in {"", "latest"}:
+        what = "the tag `latest`" if found.tag else "no tag, which means `latest`"
+        yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
+
+
+RULES = (empty, relative_squashfs, file, architecture, separator, name)

@@ -1,0 +1,129 @@
+"""Rules over the merged mounts: sources, targets, the home folder, what can be written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from runner.environments.lint.finding import Finding
+from runner.environments.lint.subject import Subject
+from runner.environments.mount import Mount
+from runner.environments.rewriting import Set
+
+# folders of an image in which its own programs lie: a mount there hides them
+_OF_THE_IMAGE = (
+    {"/", "/bin", "/sbin", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64"}
+    | {"/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/cuda", "/opt/conda", "/opt/venv"}
+    | {"/etc", "/proc", "/sys", "/dev"}
+)
+_HOMES = ("/users", "/home", "/user", "/u/home", "/nfs/home")
+_CACHE = re.compile(r"(^|_)(CACHE|CACHE_DIR|HOME|TMPDIR|TMP|TEMP|CACHE_HOME|CACHE_PATH)$")
+
+
+def missing_source(subject: Subject) -> Iterator[Finding]:
+    """A mount whose source is not there ends the job; a compute node may see other folders than this machine."""
+    if not subject.setting.here:
+        return
+    local = subject.setting.site.scheduler == "local"
+    for index, mount in enumerate(subject.environment.mounts):
+        source = subject.expanded(mount.source, f"mounts.{index}")
+        if source is None or Path(source).exists():
+            continue
+        reason = f"{source} is not on this node" + ("" if local else "; the compute nodes may have it")
+        severity = "error" if local else "warning"
+        yield subject.say("mount-source-missing", f"mounts.{index}", reason, severity=severity)
+
+
+def relative_source(subject: Subject) -> Iterator[Finding]:
+    """Source: CSCS documentation, container-engine/edf.md: relative to the folder of the caller (2026-08-20)."""
+    for index, mount in enumerate(subject.own.mounts):
+        if mount.source.startswith("."):
+            reason = f"{mount.source!r} begins in the folder in which srun is called, not in that of the EDF"
+            yield subject.say("mount-relative", f"mounts.{index}", reason)
+
+
+def same_target(subject: Subject) -> Iterator[Finding]:
+    """The engine takes one of the two, or refuses both."""
+    first: dict[str, tuple[int, Mount]] = {}
+    for index, mount in enumerate(subject.own.mounts):
+        target = str(PurePosixPath(mount.target))
+        number, other = first.setdefault(target, (index, mount))
+        if other is not mount:
+            place = subject.place(f"mounts.{number}")
+            reason = f"{target} is a target already, of {other.source} ({place})"
+            yield subject.say("mount-target-twice", f"mounts.{index}", reason)
+
+
+def hides_image(subject: Subject) -> Iterator[Finding]:
+    """The host's /usr is no substitute for the image's."""
+    if subject.setting.engine == "host":
+        return
+    for index, mount in enumerate(subject.own.mounts):
+        if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE:
+            reason = f"{mount.source} would lie over the image's own {mount.target}"
+            yield subject.say("mount-hides-image", f"mounts.{index}", reason)
+
+
+def _home(subject: Subject) -> str:
+    return subject.setting.environ.get("HOME", "") if subject.setting.here else ""
+
+
+def all_homes(subject: Subject) -> Iterator[Finding]:
+    """Source: CSCS documentation, container-engine/edf.md: do not mount all of /users (2026-08-20)."""
+    for index, mount in enumerate(subject.own.mounts):
+        if str(PurePosixPath(mount.source)) in _HOMES:
+            reason = f"{mount.source} holds the home folders of all users"
+            yield subject.say("mount-all-homes", f"mounts.{index}", reason)
+
+
+def home_shadows_image(subject: Subject) -> Iterator[Finding]:
+    """Python looks into ~/.local before it looks into the image."""
+    environment = subject.environment
+    if environment.env.get("PYTHONNOUSERSITE") or subject.setting.engine == "host":
+        return
+    home = _home(subject)
+    for index, mount in enumerate(environment.mounts):
+        source = subject.expanded(mount.source, f"mounts.{index}") or mount.source
+        target = subject.expanded(mount.target, f"mounts.{index}") or mount.target
+        of_home = mount.source in {"${HOME}", "${HOME}/.local", *_HOMES} or re.fullmatch(
+            r"/(users|home)/\$\{USER\}/?", mount.source
+        )
+        if of_home or (home and source == target and PurePosixPath(home).is_relative_to(source)):
+            reason = f"{mount.source} brings the home folder in: packages in ~/.local shadow those of the image"
+            changes = (Set(("env", "PYTHONNOUSERSITE"), "1"),)
+            yield subject.say("home-shadows-image", f"mounts.{index}", reason, changes=changes)
+            return
+
+
+def read_only_folder(subject: Subject) -> Iterator[Finding]:
+    """What can be written: mounts without `ro`; the rest only where the environment is writable."""
+    own = subject.own
+    if own.workdir is not None:
+        why = _read_only(subject, own.workdir)
+        if why is None and not own.writable and not _mounted(subject, own.workdir):
+            why = "writable = false"
+        if why:
+            reason = f"the working directory {own.workdir} takes no writes: {why}"
+            yield subject.say("read-only-folder", "workdir", reason)
+    for name, value in own.env.items():
+        if _CACHE.search(name) and value.startswith(("/", "${")) and (why := _read_only(subject, value)):
+            yield subject.say("read-only-folder", f"env.{name}", f"{name} = {value} takes no writes: {why}")
+
+
+def _mounted(subject: Subject, path: str) -> Mount | None:
+    """The mount that a path inside lies in: the deepest."""
+    around = [
+        mount for mount in subject.environment.mounts if PurePosixPath(path).is_relative_to(PurePosixPath(mount.target))
+    ]
+    return max(around, key=lambda mount: len(mount.target), default=None)
+
+
+def _read_only(subject: Subject, path: str) -> str | None:
+    mount = _mounted(subject, path)
+    return f"{mount.target} is mounted read-only" if mount is not None and mount.read_only else None
+
+
+RULES = (
+    missing_source, relative_source, same_target, hides_image, all_homes, home_shadows_image, read_only_folder,
+)  # fmt: skip

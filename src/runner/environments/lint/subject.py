@@ -1,0 +1,131 @@
+"""What the rules look at: a merged environment, on a site, by an engine, from this machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from runner.environments.engines import with_site
+from runner.environments.environment import Environment
+from runner.environments.lint.finding import Finding, finding
+from runner.environments.lint.image_facts import ImageFacts, facts_of
+from runner.environments.rewriting import Change
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.located_toml import Place
+from runner.site import Site
+
+# set by the batch script or by launch, on every site
+OURS = {"RUNNER_RUN": "", "RUNNER_CACHE": "", "RUNNER_ATTEMPT": ""}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and by what environments are entered; the same for all that are checked in one call."""
+
+    site: Site
+    engine: str
+    environ: Mapping[str, str]
+    here: bool = True
+    """whether this machine belongs to the site; if not, its files and variables tell nothing"""
+    enroot: tuple[int, ...] | None = None
+    """enroot's version; None: not known"""
+
+    @cached_property
+    def variables(self) -> Mapping[str, str]:
+        """The variables of this machine, and those that every run has."""
+        known = {**OURS, **self.environ}
+        try:
+            known["RUNNER_IMAGES"] = str(self.site.images(self.environ))
+        except RunnerError:
+            known.pop("RUNNER_IMAGES", None)  # the rule on undefined variables says so
+        return known
+
+    @property
+    def pulls(self) -> bool:
+        """Whether the engine fetches images by enroot."""
+        return self.engine in {"ce", "pyxis", "enroot"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An environment in a setting."""
+
+    own: Environment
+    """what the files say"""
+    setting: Setting
+
+    @cached_property
+    def environment(self) -> Environment:
+        """With the site's variables and mounts."""
+        return with_site(self.own, self.setting.site)
+
+    @cached_property
+    def image_path(self) -> Path | None:
+        """The squashfs file on this machine; None for other images, and where a variable is missing."""
+        if not self.own.is_squashfs or not self.setting.here:
+            return None
+        text = self.expanded(self.own.image, "image")
+        return Path(text) if text is not None else None
+
+    @cached_property
+    def image(self) -> ImageFacts:
+        """What is known of the image."""
+        return facts_of(self.own.image, self.image_path)
+
+    def expanded(self, text: str, what: str) -> str | None:
+        """The text with its variables put in; None where one is known to a running job only, or to nobody."""
+        if re.search(r"\$\{(SLURM|RUNNER_(RUN|CACHE|ATTEMPT))", text):
+            return None
+        try:
+            return expand(text, self.setting.variables, what)
+        except RunnerError:
+            return None
+
+    def annotation(self, name: str) -> str:
+        """The value of `com.hooks.NAME`, the site's where the environment says none; empty where there is none."""
+        return self.environment.annotations.get(f"com.hooks.{name}", "")
+
+    def place(self, field: str) -> Place | None:
+        """Where a field stands. One that stands nowhere is missing beside the image; the site's stand in no file."""
+        origins = self.environment.origins
+        for name in (field, f"{field}.0"):
+            if name in origins and origins[name].place:
+                return origins[name].place
+        if field.startswith("mounts.") or field in (f"env.{name}" for name in self.setting.site.env):
+            return None
+        image = origins.get("image")
+        return image.place if image and image.place else Place(self.own.path) if self.own.path else None
+
+    def say(
+        self,
+        code: str,
+        field: str,
+        reason: str,
+        fix: str = "",
+        severity: str = "",
+        changes: tuple[Change, ...] = (),
+    ) -> Finding:
+        """A finding at a field."""
+        return finding(code, field, self.place(field), reason, fix, severity, changes)
+
+
+Rule = Callable[[Subject], Iterator[Finding]]
+
+
+def texts(environment: Environment) -> Iterator[tuple[str, str]]:
+    """(field, text) of everything in which variables are expanded."""
+    yield "image", environment.image
+    if environment.workdir is not None:
+        yield "workdir", environment.workdir
+    for index, mount in enumerate(environment.mounts):
+        yield f"mounts.{index}", mount.text()
+    for index, device in enumerate(environment.devices):
+        yield f"devices.{index}", device
+    for name, value in environment.env.items():
+        yield f"env.{name}", value
+    for name, value in environment.annotations.items():
+        yield f"annotations.{name}", value

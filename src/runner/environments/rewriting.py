@@ -1,0 +1,291 @@
+"""Changes to the text of an EDF that leave everything else as it was written: comments, order, blank lines, quotes.
+
+The text is cut at its `[table]` headings. Each section is a TOML document of its own, so that tomlkit never has to
+join a table that is written in several places, and a new key never slips behind the comment of the next heading.
+What comes out is read by tomllib and compared with what was asked for, before anyone sees it.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.located_toml import parse_toml
+from runner.toml_lines import Keys, header_lines
+
+APPEND = "-"
+"""as the last key: one more element at the end of an array"""
+Value = str | bool | int | Sequence[str]
+
+
+@dataclass(frozen=True)
+class Set:
+    """Give a key path a value: an existing one changes in place, a new one goes to the end of its table."""
+
+    keys: Keys
+    value: Value
+
+
+@dataclass(frozen=True)
+class Unset:
+    """Remove a key path: an assignment, an array's element (its index as text), or a whole table."""
+
+    keys: Keys
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Give the last key of a path another name; the value stays where it stands."""
+
+    keys: Keys
+    name: str
+
+
+Change = Set | Unset | Rename
+
+
+@dataclass
+class _Section:
+    """A heading with the lines below it; the heading's own keys are empty at the top of a file."""
+
+    header: Keys
+    text: str
+    data: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.data = tomllib.loads(self.text)
+
+
+def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> str:
+    """The text with the changes made, one after the other. A path that is not there is no error for Unset and Rename.
+
+    Array elements are removed by the numbers that they have when their turn comes: remove from the back.
+    Raises RunnerError where the text is not TOML, and where a change cannot be written into it.
+    """
+    windows = "\r\n" in text and text.count("\r\n") == text.count("\n")
+    text = text.replace("\r\n", "\n")
+    for change in changes:
+        data = dict(parse_toml(text, path).data)
+        try:
+            wanted = _without_empty(_changed(deepcopy(data), change))
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise _refusal(change) from error  # a key below text, an index that no array has
+        new = next((new for new in _candidates(text, data, change) if _reads_as(new, wanted)), None)
+        if new is None:
+            raise _refusal(change)
+        text = new
+    return text.replace("\n", "\r\n") if windows else text
+
+
+def _refusal(change: Change) -> RunnerError:
+    return RunnerError(
+        f"cannot change {'.'.join(change.keys)} in the file without writing the rest anew",
+        "what stands there now leaves no place for the change",
+        "change it by hand",
+    )
+
+
+def _reads_as(text: str, wanted: dict[str, Any]) -> bool:
+    try:
+        return _without_empty(tomllib.loads(text)) == wanted
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _without_empty(data: dict[str, Any]) -> dict[str, Any]:
+    """The data without tables that hold nothing, which say nothing in an EDF."""
+    pruned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in data.items()}
+    return {key: value for key, value in pruned.items() if value != {}}
+
+
+def _changed(data: dict[str, Any], change: Change) -> dict[str, Any]:
+    """The data as they ought to be afterwards."""
+    *above, last = change.keys
+    inner: Any = data
+    for key in above:
+        if isinstance(inner, dict) and key not in inner and isinstance(change, Set):
+            inner[key] = [] if last == APPEND and key == above[-1] else {}
+        inner = _step(inner, key)
+    if inner is None:
+        return data
+    if isinstance(change, Set):
+        value = change.value if isinstance(change.value, str | bool | int) else list(change.value)
+        if last == APPEND:
+            inner.append(value)
+        else:
+            inner[int(last) if isinstance(inner, list) else last] = value
+    elif _step(inner, last) is not None:
+        value = inner.pop(int(last) if isinstance(inner, list) else last)
+        if isinstance(change, Rename):
+            inner[change.name] = value
+    return data
+
+
+def _step(value: Any, key: str) -> Any:
+    """What lies below a key or an index; None where nothing does."""
+    if isinstance(value, dict):
+        return value.get(key)
+    if isinstance(value, list) and key.isdigit() and int(key) < len(value):
+        return value[int(key)]
+    return None
+
+
+def _candidates(text: str, data: dict[str, Any], change: Change) -> Iterator[str]:
+    """Texts in which the change may have been made, the best first."""
+    sections = tuple(_sections(text))
+    there: Any = data
+    for key in change.keys:
+        there = _step(there, key)
+    if there is None and not isinstance(change, Set):
+        yield text
+    elif isinstance(change, Rename):
+        yield _renamed(sections, change)
+    elif isinstance(change, Unset):
+        yield _joined(
+            _removed(section, change) for section in sections if section.header[: len(change.keys)] != change.keys
+        )
+    elif there is None and change.keys[-1] != APPEND:
+        yield from _added(sections, change)
+    elif change.keys[-1] == APPEND and not any(_holds(section, change.keys[:-1]) for section in sections):
+        yield from _added(sections, Set(change.keys[:-1], (str(change.value),)))
+    else:
+        yield _joined(_assigned(section, change) for section in sections)
+
+
+def _sections(text: str) -> Iterator[_Section]:
+    """The text, cut in front of each heading and of the comment that stands directly above it."""
+    lines = _lines(text)
+    begin = 0
+    header: Keys = ()
+    for line, keys in header_lines(text):
+        end = line - 1
+        while end > begin and lines[end - 1].lstrip().startswith("#"):
+            end -= 1
+        yield _Section(header, "".join(lines[begin:end]))
+        begin, header = end, keys
+    yield _Section(header, "".join(lines[begin:]))
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with their ends; not `splitlines`, to which more than a newline is one."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
+
+
+def _joined(texts: Iterable[str]) -> str:
+    return "".join(texts)
+
+
+def _holds(section: _Section, keys: Keys) -> bool:
+    inner: Any = section.data
+    for key in keys:
+        inner = _step(inner, key)
+    return inner is not None
+
+
+def _assigned(section: _Section, change: Set) -> str:
+    """The section with the value in place of the present one, or behind the last element of an array."""
+    import tomlkit
+
+    if not _holds(section, change.keys[:-1] if change.keys[-1] == APPEND else change.keys):
+        return section.text
+    document = tomlkit.parse(section.text)
+    *above, last = change.keys
+    inner: Any = document
+    for key in above:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    if last == APPEND:
+        inner.append(change.value)
+    else:
+        inner[int(last) if isinstance(inner, list) else last] = _item(change.value)
+    return tomlkit.dumps(document)
+
+
+def _item(value: Value) -> Any:
+    """The value as tomlkit writes it; an array of several elements takes a line for each."""
+    import tomlkit
+
+    if isinstance(value, str | bool | int):
+        return tomlkit.item(value)
+    array = tomlkit.array()
+    for element in value:
+        array.append(element) if len(value) == 1 else array.add_line(element, indent="  ")
+    if len(value) > 1:
+        array.add_line(indent="")
+    return array
+
+
+def _added(sections: Sequence[_Section], change: Set) -> Iterator[str]:
+    """A new assignment: at the end of the nearest table that is open for it, else under a heading of its own."""
+    import tomlkit
+
+    fitting = [s for s in sections if s.header == change.keys[: len(s.header)] and len(s.header) < len(change.keys)]
+    for home in sorted(fitting, key=lambda section: -len(section.header)):
+        if home.header or len(change.keys) == 1:
+            # the words of the path below the heading become one dotted key
+            line = f"{_dotted(change.keys[len(home.header) :])} = {_item(change.value).as_string()}\n"
+            yield _joined(_appended(s.text, line) if s is home else s.text for s in sections)
+    for depth in range(1, len(change.keys)):
+        heading = f"[{_dotted(change.keys[:depth])}]\n{_dotted(change.keys[depth:])}"
+        text = _joined(section.text for section in sections)
+        gap = "\n" if text.strip() else ""
+        yield f"{_ended(text).rstrip()}\n{gap}".lstrip() + f"{heading} = {_item(change.value).as_string()}\n"
+    if len(change.keys) > 1:
+        # only a dotted key can follow an inline table's or a dotted key's own
+        document = tomlkit.parse(_joined(section.text for section in sections))
+        inner: Any = document
+        for key in change.keys[:-1]:
+            inner = inner.setdefault(key, tomlkit.table())
+        inner[change.keys[-1]] = _item(change.value)
+        yield tomlkit.dumps(document)
+
+
+def _dotted(keys: Keys) -> str:
+    import tomlkit
+
+    return ".".join(tomlkit.key(key).as_string() for key in keys)
+
+
+def _ended(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _appended(text: str, line: str) -> str:
+    """The section with one more line behind its last one; blank lines at its end stay there."""
+    body = text.rstrip()
+    blank = text[len(body) :].partition("\n")[2]
+    return f"{body}\n{line}{blank}" if body else f"{line}\n{blank}" if blank else line
+
+
+def _removed(section: _Section, change: Unset) -> str:
+    """The section without the path, and without the dotted tables that are left with nothing in them."""
+    import tomlkit
+
+    if not _holds(section, change.keys):
+        return section.text
+    document = tomlkit.parse(section.text)
+    trail: list[Any] = [document]
+    for key in change.keys[:-1]:
+        trail.append(trail[-1][int(key) if isinstance(trail[-1], list) else key])
+    last = change.keys[-1]
+    del trail[-1][int(last) if isinstance(trail[-1], list) else last]
+    return tomlkit.dumps(document)
+
+
+def _renamed(sections: Sequence[_Section], change: Rename) -> str:
+    """The text with the other name on each line that writes the key."""
+    old, new = change.keys[-1], _dotted((change.name,))
+    token = re.compile(rf"(?<![\w-])(?:\"{re.escape(old)}\"|'{re.escape(old)}'|{re.escape(old)})(?![\w-])")
+    texts = []
+    for section in sections:
+        lines = _lines(section.text)
+        located = parse_toml(section.text, Path("EDF")).lines
+        for line in {located[change.keys]} if change.keys in located else ():
+            lines[line - 1] = token.sub(lambda _: new, lines[line - 1], count=1)
+        texts.append("".join(lines))
+    return "".join(texts)

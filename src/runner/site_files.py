@@ -1,0 +1,210 @@
+"""Site files: `NAME.toml`, as shipped and as the user has them, read and laid over each other."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError, unknown
+from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
+from runner.machine import probe
+from runner.site import VALUES, Origin, Site
+from runner.toml_lines import Keys
+
+SHIPPED = Path(__file__).resolve().parent / "sites"
+
+_KINDS: dict[str, type] = {
+    "account_required": bool,
+    "gpus_per_node": int,
+    "cpus_per_node": int,
+    "cpus_per_gpu": int,
+    "time_minutes": int,
+    **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
+    **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
+}  # the rest are text
+_WORDS = {"scheduler": ("slurm", "local"), "gpu_request": ("gpus-per-node", "gres", "none")}
+
+
+def user_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where a user's own site files lie: they add sites, and overlay the values of those that we ship."""
+    environ = os.environ if environ is None else environ
+    config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    return Path(config) / "runner" / "sites"
+
+
+def site_names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Every known site, the user's own included."""
+    return tuple(sorted({path.stem for folder in (SHIPPED, user_folder(environ)) for path in folder.glob("*.toml")}))
+
+
+def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple[Document, ...]:
+    """The files that make a site, the one that counts most last: of its base, as shipped, of the user.
+
+    Raises RunnerError that lists the known sites.
+    """
+    found: list[Document] = []
+    wanted: str | None = name
+    while wanted is not None:
+        paths = [folder / f"{wanted}.toml" for folder in (user_folder(environ), SHIPPED)]
+        documents = [_site_document(path) for path in paths if path.is_file()]
+        if not documents:
+            raise unknown("site", wanted, site_names(environ), f"describe it in {paths[0]}: runner init --site {name}")
+        found += documents
+        bases = [base for document in documents if (base := typed(document, ("base",), str))]
+        wanted = bases[0] if bases else None
+        if len(found) > 20:
+            raise RunnerError(f"the bases of site {name!r} go round in a circle", str(documents[0].path), "cut it")
+    return tuple(reversed(found))
+
+
+def _site_document(path: Path) -> Document:
+    document = read_toml(path)
+    refuse_unknown_keys(document, (), ("name", "summary", "base", "sources", "values", "detect"), "site")
+    refuse_unknown_keys(document, ("values",), VALUES, "site")
+    refuse_unknown_keys(document, ("detect",), ("clusters", "paths", "partitions"), "site")
+    for key in typed(document, ("sources",), dict, {}):
+        refuse_unknown_keys(document, ("sources", key), ("title", "url", "date"), "source")
+    return document
+
+
+def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
+    """A site by name: the shipped file, overlaid by the user's file of the same name; `base` names another to build on.
+
+    Tables (env, quirks, …) are merged by name, everything else is replaced as a whole. Raises RunnerError for an
+    unknown site (the known ones listed) and for any fault of a file (line and key named).
+    """
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    summary = ""
+    documents = site_documents(name, environ)
+    for document in documents:
+        summary = typed(document, ("summary",), str, summary)
+        for key in typed(document, ("values",), dict, {}):
+            value, where = _value(document, key)
+            if isinstance(value, dict):
+                value = {**values.get(key, {}), **value}
+            else:
+                origins = {found: origin for found, origin in origins.items() if not found.startswith(f"{key}.")}
+            values[key] = value
+            origins.update(where)
+    if values.get("scheduler") == "local":
+        for key, value in _measured().items():
+            if key not in values:
+                values[key], origins[key] = value, Origin("this machine")
+    missing = [item.name for item in fields(Site) if item.default is MISSING and item.default_factory is MISSING]
+    missing = [key for key in missing if key not in {"name", "summary", *values}]
+    if missing:
+        raise RunnerError(
+            f"the site {name!r} does not say: {', '.join(missing)}",
+            f"{documents[-1].path} has no such keys under [values], and no base",
+            'add them, or build on another site: base = "generic-slurm"',
+        )
+    return Site(name=name, summary=summary, **values, origins=origins)
+
+
+def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
+    """A value, and the origins of it and of its items."""
+    whole: Keys = ("values", key)
+    sourced = _is_sourced(document, whole)
+    keys = (*whole, "value") if sourced else whole
+    kind = _KINDS.get(key, str)
+    if kind is dict and not sourced:
+        return _table(document, key)
+    origin = _origin(document, whole)
+    if kind is tuple:
+        items = strings(document, keys)
+        _check_names(document, key, items)
+        return items, {key: origin, **{f"{key}.{index}": origin for index in range(len(items))}}
+    if kind is dict:
+        table = string_table(document, keys)
+        return table, {key: origin, **{f"{key}.{name}": origin for name in table}}
+    value = typed(document, keys, kind)
+    if key in _WORDS and value not in _WORDS[key]:
+        raise wrong_type(document, keys, " or ".join(repr(word) for word in _WORDS[key]))
+    return value, {key: origin}
+
+
+def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
+    """Raise RunnerError for what no variable's name can begin with: bash is to list the names that do."""
+    bad = [item for item in items if not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)] if key == "inside" else []
+    if bad:
+        raise RunnerError(
+            f"{document.place('values', key)}: {key} has {bad[0]!r}",
+            "each of its words is the beginning of a name of a variable",
+            'inside = ["NCCL_"]',
+        )
+
+
+def _table(document: Document, key: str) -> tuple[dict[str, str], dict[str, Origin]]:
+    """A table each of whose items has a source of its own; the origin of the whole is that of its last item."""
+    found: dict[str, str] = {}
+    origins: dict[str, Origin] = {}
+    for name in typed(document, ("values", key), dict, {}):
+        keys = ("values", key, name)
+        place = (*keys, "value") if _is_sourced(document, keys) else keys
+        text = document.get(*place)
+        if not isinstance(text, str):
+            raise wrong_type(document, place, "text")
+        found[name] = text
+        origins[key] = origins[f"{key}.{name}"] = _origin(document, keys)
+    return found, origins
+
+
+def _is_sourced(document: Document, keys: Keys) -> bool:
+    entry = document.get(*keys)
+    return isinstance(entry, Mapping) and "value" in entry and set(entry) <= {"value", "source"}
+
+
+def _origin(document: Document, keys: Keys) -> Origin:
+    """Where a value of a site file came from. A user's own file may give a value without naming a source."""
+    place, key = document.place(*keys), keys[-1]
+    source = typed(document, (*keys, "source"), str) if _is_sourced(document, keys) else None
+    if source is None:
+        if document.path.parent == SHIPPED:
+            raise RunnerError(f"{place}: {key} names no source", "each shipped value has one", 'source = "…"')
+        return Origin("your site file", "", place)
+    title = typed(document, ("sources", source, "title"), str)
+    date = typed(document, ("sources", source, "date"), str)
+    if title is None or date is None:
+        raise RunnerError(
+            f"{place}: the source {source!r} of {key} has no title and date",
+            f"[sources.{source}] must say what was read, and of which day it is",
+            f'[sources.{source}]\ntitle = "…"\nurl = "…"\ndate = "2026-01-31"',
+        )
+    url = typed(document, ("sources", source, "url"), str)
+    return Origin(f"{title} <{url}>" if url else title, date, place)
+
+
+def _measured() -> dict[str, Any]:
+    """What this machine is, where it is itself the compute node."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return {
+        "architecture": probe.architecture(),
+        "cpus_per_node": probe.cpus(),
+        "gpus_per_node": len(list(gpus.iterdir())) if gpus.is_dir() else 0,
+    }
+
+
+def signs(
+    name: str, environ: Mapping[str, str] | None = None, mentioned: Sequence[str] = ("detect",)
+) -> Iterator[tuple[str, str]]:
+    """(`clusters`, `paths` or `partitions`; word) by which a site is known: the user's file's, else the shipped one's.
+
+    Never those of a base: a variant of a cluster is not that cluster. Files without any of the words `mentioned` are
+    passed over unread: every command looks at every site.
+    """
+    for folder in (user_folder(environ), SHIPPED):
+        path = folder / f"{name}.toml"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if not any(word in text for word in mentioned):
+            continue
+        document = _site_document(path)
+        kinds = ("clusters", "paths", "partitions")
+        found = [(kind, word) for kind in kinds for word in strings(document, ("detect", kind))]
+        if found:
+            yield from found
+            return

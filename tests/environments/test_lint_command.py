@@ -1,0 +1,154 @@
+"""`runner env check`: several environments and scripts at once; text, JSON and SARIF; exit code 1 on errors alone."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.environments.lint.codes import CODES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project with a clean environment, one with an error, one with a warning, and a script."""
+    (tmp_path / "edf").mkdir()
+    (tmp_path / "runner.toml").touch()
+    (tmp_path / "edf/clean.toml").write_text('image = "/a.sqsh"\n')
+    (tmp_path / "edf/wrong.toml").write_text('image = "/a.sqsh"\nworkdir = "/$X y"\n')
+    (tmp_path / "edf/risky.toml").write_text('image = "/a.sqsh"\n[env]\nNCCL_PROTO = "^LL128"\n')
+    script = "#!/bin/bash\n#SBATCH --account=g1\n#SBATCH --mem=0\nsrun --environment=risky true\n"
+    (tmp_path / "job.sh").write_text(script)
+    return tmp_path
+
+
+def check(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = (sys.executable, "-m", "runner", "env", "check", "--site", "alps-clariden", *words)
+    variables = {**os.environ, "HOME": str(project)}
+    return subprocess.run(argv, cwd=project, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(project):
+    done = check(project, "clean", "./edf/wrong.toml", "job.sh")
+    assert done.returncode == 1
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        "edf/wrong.toml:2: error: workdir has $X without braces: it stays the text $X [variable-without-braces]",
+        "job.sh:3: error: --mem=0: Clariden's Slurm does not allow it; --mem=450G is most of a node [sbatch-refused]",
+        "edf/risky.toml:3: warning: NCCL_PROTO overrides what the network hook sets for its libraries [stale-tuning]",
+    ]
+    assert "this machine is not of alps-clariden" in done.stderr
+    assert "4 environments and scripts on alps-clariden with ce: 2 errors, 1 warning" in done.stderr
+
+
+def test_warnings_alone_are_exit_0(project):
+    done = check(project, "risky")
+    assert done.returncode == 0 and "[stale-tuning]" in done.stdout
+
+
+def test_json_has_every_part_of_a_finding(project):
+    data = json.loads(check(project, "wrong", "--json").stdout)
+    assert (data["site"], data["engine"], data["errors"], data["warnings"]) == ("alps-clariden", "ce", 1, 0)
+    assert data["findings"] == [
+        {
+            "code": "variable-without-braces",
+            "severity": "error",
+            "field": "workdir",
+            "reason": "workdir has $X without braces: it stays the text $X",
+            "fix": "write ${X}",
+            "path": str(project / "edf/wrong.toml"),
+            "line": 2,
+        }
+    ]
+
+
+def test_sarif_has_what_its_schema_requires_and_its_indexes_agree(project):
+    """SARIF 2.1.0: 3.13 log, 3.14 run, 3.19 tool component, 3.27 result, 3.30 region, 3.49 rule."""
+    done = check(project, "wrong", "risky", "--sarif")
+    log = json.loads(done.stdout)
+    assert done.returncode == 1 and log["version"] == "2.1.0" and log["$schema"].endswith("sarif-2.1.0.json")
+    (run,) = log["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert run["tool"]["driver"]["name"] == "runner"
+    assert [rule["id"] for rule in rules] == ["stale-tuning", "variable-without-braces"]
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in {"error", "warning", "note"} and result["message"]["text"]
+        (location,) = result["locations"]
+        assert location["physicalLocation"]["artifactLocation"]["uri"] in {"edf/wrong.toml", "edf/risky.toml"}
+        assert location["physicalLocation"]["region"]["startLine"] >= 1
+
+
+def test_fix_mends_what_says_how_and_keeps_comments_and_order(project):
+    """Renamed, moved, quoted, retyped; the tuning, which only measurement can judge, is left to the user."""
+    (project / "edf/all.toml").write_text("""\
+# ours
+mount = ["/x:/x:ro,private", "/y"]  # data
+writable = "True"  # for triton
+[env]
+A = 1  # one
+NCCL_PROTO = "^LL128"
+image = "docker://nvcr.io/nvidia/cuda:12.4.1"
+[annotations]
+com.hooks.aws_ofi_nccl.enabled = true
+com.hooks.aws_ofi_nccl.variant = "cuda13"
+""")
+    done = check(project, "all", "--fix", "--enroot", "3.5.0")
+    assert (done.returncode, done.stdout.count("[")) == (0, 1) and "[stale-tuning]" in done.stdout
+    assert (
+        (project / "edf/all.toml").read_text()
+        == """\
+# ours
+mounts = ["/x:/x:ro+private", "/y:/y"]  # data
+writable = true  # for triton
+image = "nvcr.io#nvidia/cuda:12.4.1"
+[env]
+A = "1"  # one
+NCCL_PROTO = "^LL128"
+[annotations]
+com.hooks.aws_ofi_nccl.enabled = "true"
+com.hooks.aws_ofi_nccl.variant = "cuda12"
+"""
+    )
+    assert "edf/all.toml: mended" in done.stderr
+
+
+def test_fix_leaves_a_file_alone_that_is_not_toml(project):
+    text = 'image = "/a.sqsh"\nmount = []\n[env]\n[env]\n'
+    (project / "edf/all.toml").write_text(text)
+    done = check(project, "all", "--fix")
+    assert done.returncode == 1 and "[table-twice]" in done.stdout and "[unknown-key]" in done.stdout
+    assert (project / "edf/all.toml").read_text() == text
+
+
+def test_an_unknown_name_and_an_unknown_engine_are_told_the_known_ones(project):
+    done = check(project, "cleann")
+    assert done.returncode == 1 and "did you mean 'clean'?" in done.stderr
+    done = check(project, "clean", "--engine", "podmann")
+    assert done.returncode == 1 and "did you mean 'podman'?" in done.stderr
+
+
+def test_each_trouble_of_the_alps_set_up_is_named_with_the_codes_that_find_it():
+    section = (ROOT / "docs/lint.md").read_text().partition("| trouble | code |")[2].partition("##")[0]
+    troubles = dict(re.findall(r"^\| ([A-Za-z ]+) \| (.+) \|$", section, re.M))
+    assert list(troubles) == [
+        "wrong EDF syntax",
+        "mounts not accessible",
+        "image path wrong",
+        "no write permission",
+        "NCCL over TCP",
+    ]
+    assert all(code in CODES for codes in troubles.values() for code in re.findall(r"`([^`]+)`", codes))
+
+
+def test_the_page_lists_every_code_as_the_linter_knows_it():
+    """docs/lint.md: one row for each code, with severity, meaning and fix."""
+    rows = re.findall(r"^\| `([a-z-]+)` \| ([a-z, ]+) \| (.+) \| (.+) \|$", (ROOT / "docs/lint.md").read_text(), re.M)
+    assert rows == [
+        (code, ", ".join(known.severities), *(text.replace("|", "\\|") for text in (known.title, known.fix)))
+        for code, known in CODES.items()
+    ]

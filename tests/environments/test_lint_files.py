@@ -1,0 +1,192 @@
+"""All faults of a file are found at once, whether or not it loads; and what is known is said once, in order."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.environments.lint.check import Linter
+from runner.environments.lint.subject import Setting
+from runner.project import Project
+from runner.site_files import load_site
+from tests.environments.lint_cases import CASES
+from tests.environments.lint_scripts import SCRIPTS
+
+
+@pytest.fixture
+def check(tmp_path):
+    """check(text, engine): the findings in an EDF, on a machine that is not of the site."""
+
+    def run(text: str | bytes, engine: str = "ce", name: str = "it.toml"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        environ = {"HOME": str(tmp_path), "RUNNER_IMAGES": str(tmp_path)}
+        setting = Setting(load_site("alps-clariden"), engine, environ, here=False)
+        (checked,) = Linter(Project(None, tmp_path, tmp_path), setting).check(str(path))
+        return checked.findings
+
+    return run
+
+
+def lines(findings) -> list[tuple[str, int | None]]:
+    return [(finding.code, finding.place.line) for finding in findings]
+
+
+def test_every_fault_of_the_syntax_is_found_not_only_the_first(check):
+    text = 'image = x\nworkdir = "/w"\nworkdir = "/v"\n[env]\nA = 1\nB = yes\n[env]\nC = "c"\nD = "d\n'
+    assert lines(check(text)) == [
+        ("toml-syntax", 1),
+        ("key-twice", 3),
+        ("env-not-text", 5),
+        ("toml-syntax", 6),
+        ("table-twice", 7),
+        ("toml-syntax", 9),
+    ]
+
+
+def test_every_fault_of_keys_and_values_is_found_not_only_the_first(check):
+    text = """\
+image = "/a.sqsh"
+mount = ["/x:/x"]
+writable = "yes"
+mounts = ["/x:/y:ro,private", 3, "y:/y"]
+[env]
+A = 1
+B = "${C"
+entrypoint = true
+[annotations]
+com.hooks.cxi.enabled = false
+"""
+    assert lines(check(text)) == [
+        ("unknown-key", 2),
+        ("wrong-type", 3),
+        ("wrong-type", 4),
+        ("mount-flag-separator", 4),
+        ("mount-syntax", 4),
+        ("env-not-text", 6),
+        ("broken-reference", 7),
+        ("key-after-table", 8),
+        ("annotation-not-text", 10),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("mount", "mounts"),
+        ("volumes", "mounts"),
+        ("enviroment", "env"),
+        ("environment", "env"),
+        ("annotation", "annotations"),
+        ("workDir", "workdir"),
+        ("base-environment", "base_environment"),
+        ("container_image", "image"),
+        ("writeable", "writable"),
+    ],
+)
+def test_a_misspelt_key_is_told_which_one_is_meant(check, key, meant):
+    (finding,) = check(f'image = "/a.sqsh"\n{key} = ""\n')
+    assert (finding.code, finding.fix) == ("unknown-key", f"did you mean {meant!r}?")
+
+
+def test_a_table_opened_twice_names_both_places(check):
+    (finding,) = check('image = "/a.sqsh"\n[env]\nA = "1"\n[annotations]\n[env]\nB = "1"\n')
+    assert finding.reason == "the table [env] is opened a second time: it was opened in line 2"
+
+
+def test_a_file_that_is_no_text_is_said_so_with_its_line(check):
+    assert lines(check(b'image = "/a.sqsh"\nworkdir = "\xff"\n')) == [("file-unreadable", 2)]
+
+
+def test_what_only_the_reader_refuses_is_still_an_error(check, monkeypatch):
+    """Whatever the reader of EDFs learns to refuse, the linter never calls such a file clean."""
+    from runner.environments.lint import check as module
+    from runner.errors import RunnerError
+
+    def refuse(*_words):
+        raise RunnerError("it.toml:1: cannot be", "a new rule", "mend it")
+
+    monkeypatch.setattr(module, "load_environment", refuse)
+    (finding,) = check('image = "/a.sqsh"\n')
+    assert (finding.code, finding.reason) == ("cannot-load", "it.toml:1: cannot be: a new rule")
+
+
+def test_a_fault_in_a_base_is_found_in_its_own_file(check, tmp_path):
+    (tmp_path / "base.toml").write_text('[env]\nNCCL_PROTO = "^LL128"\nHF_TOKEN = "hf_x"\n')
+    found = check('base_environment = "./base.toml"\nimage = "/a.sqsh"\nmount = []\n')
+    assert [(finding.code, finding.place.path.name, finding.place.line) for finding in found] == [
+        ("unknown-key", "it.toml", 3)
+    ]
+    found = check('base_environment = "./base.toml"\nimage = "/a.sqsh"\n')
+    assert [(finding.code, finding.place.path.name, finding.place.line) for finding in found] == [
+        ("secret-value", "base.toml", 3),
+        ("stale-tuning", "base.toml", 2),
+    ]
+
+
+def test_a_secret_is_never_repeated(check):
+    found = check('image = "/a.sqsh"\n[env]\nHF_TOKEN = "hunter2hunter2"\nX = "hf_abcdefghijklmnopqrst"\n')
+    assert [finding.code for finding in found] == ["secret-value", "secret-value"]
+    assert not any(word in str(finding) for finding in found for word in ("hunter2", "abcdefghij"))
+
+
+def test_every_field_that_an_engine_refuses_is_named_once_by_the_rule_that_knows_why(check):
+    found = check(
+        'image = "/a.sqsh"\nmounts = ["/a,b:/x", "/ok:/ok", "/c:/y:sqsh"]\n[annotations]\na.b = "c"\n', "pyxis"
+    )
+    assert [(finding.code, finding.field) for finding in found] == [
+        ("mount-separator", "mounts.0"),
+        ("mount-flag-unknown", "mounts.2"),
+        ("engine-refuses", "annotations.a.b"),
+    ]
+
+
+def test_away_from_the_site_nothing_is_said_about_this_machine(check):
+    """An EDF for a cluster is checked on a laptop: image, mounts, logins and the cluster's variables are not there."""
+    text = 'image = "nvcr.io#nvidia/cuda:12.4.1"\nmounts = ["${SCRATCH}/x:/x", "/capstor:/capstor"]\n'
+    assert [finding.code for finding in check(text)] == ["nccl-over-tcp"]
+
+
+def test_what_the_site_says_for_every_environment_counts(check, tmp_path):
+    """The variant of Alps for extended images switches cxi off and sets PMIX_MCA_psec for all."""
+    image = 'image = "jfrog.svc.cscs.ch#docker-group-csstaff/alps-images/ngc-pytorch:26.02-py3-alps6"\n'
+    path = tmp_path / "it.toml"
+    path.write_text(f"{image}entrypoint = true\n")
+    codes = {}
+    for name in ("alps-clariden", "alps-extended-images"):
+        setting = Setting(load_site(name), "ce", {"HOME": str(tmp_path)}, here=False)
+        (checked,) = Linter(Project(None, tmp_path, tmp_path), setting).check(str(path))
+        codes[name] = [finding.code for finding in checked.findings]
+    assert codes == {
+        "alps-clariden": ["extended-image-cxi", "extended-image-pmix"],
+        "alps-extended-images": [],
+    }
+
+
+PIECES = st.sampled_from(
+    ['"', "'", "[", "]", "${", "$", "}", "\n", "\\", "=", "#", ":", ",", "<<E\n", "image", "[env]\n", "\0"]
+)
+ENGINES = st.sampled_from(["ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host"])
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    text=st.sampled_from([case.broken for case in CASES] + ["#!/bin/sh\n" + case.broken for case in SCRIPTS]),
+    cuts=st.lists(st.tuples(st.integers(2, 300), st.integers(0, 4), PIECES), max_size=4),
+    engine=ENGINES,
+)
+def test_any_text_gives_findings_and_never_a_fault_of_our_own(tmp_path, text, cuts, engine):
+    """Whatever is cut out of a file or put into it: an EDF that does not load has an error, at a place in the file."""
+    for at, length, piece in cuts:
+        text = text[:at] + piece + text[at + length :]
+    path = tmp_path / "it.toml"
+    path.write_text(text)
+    setting = Setting(load_site("generic-pyxis"), engine, {"HOME": str(tmp_path)})
+    linter = Linter(Project(None, tmp_path, tmp_path), setting)
+    checked = linter.check(str(path))
+    places = [finding.place for one in checked for finding in one.findings if finding.place]
+    assert all(isinstance(place.path, Path) and (place.line or 1) <= text.count("\n") + 1 for place in places)
+    if not text.startswith("#!"):
+        loads = linter.environment(path)[1] is not None
+        assert loads or any(finding.severity == "error" for finding in checked[0].findings)

@@ -1,0 +1,248 @@
+"""Each diagnosis has a verdict that fits, names what it saw, and says how to mend it; none changes anything."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.doctor import access, cluster, node, programs, storage
+from runner.machine import probe
+from runner.site import Site
+from runner.site_files import load_site
+from tests.lab.slurm import SlurmLab
+
+LOCAL = Site("local", "this machine", "local", "auto", "/nowhere")
+
+
+def test_clock_is_judged_against_our_own_files(monkeypatch):
+    """A machine that lives in the past trusts no certificate."""
+    assert node.clock().verdict in {"ok", "missing"}
+    monkeypatch.setattr("time.time", lambda: 86_400.0)
+    found = node.clock()
+    assert found.verdict == "wrong" and found.text.startswith("1970-01-02 00:00:00 UTC") and "timedatectl" in found.fix
+
+
+def test_the_kernel_is_asked_about_the_clock():
+    """True, False or None: what `adjtimex` answers here, without changing it."""
+    assert probe.clock_synchronized() in {True, False, None}
+
+
+def test_the_file_system_of_a_path_is_the_one_that_is_mounted_nearest():
+    assert probe.file_system(Path("/proc/self"))[1] == "/proc"
+    assert probe.file_system(Path("/proc/self"))[0] == "proc"
+    assert probe.file_system(Path("/processes"))[1] == "/"
+
+
+@pytest.mark.parametrize(
+    ("stdout", "found"),
+    [
+        # quota -w -p, quota-tools 4.06
+        (
+            "Disk quotas for user me (uid 1000): \n"
+            "     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace\n"
+            "      /dev/sda1      20   10240   20480       0       5       0       0       0\n",
+            ((20, 10240), (5, 0)),
+        ),
+        (
+            "Disk quotas for user me (uid 1000): \n"
+            "     Filesystem  blocks   quota   limit   grace   files   quota   limit   grace\n"
+            " server:/home 11720* 10240 20480 1732890000 102* 0 200 1732890000\n",
+            ((11720, 10240), (102, 200)),
+        ),
+        ("Disk quotas for user root (uid 0): none\n", None),
+        # lfs quota -q, Lustre 2.15: a long name has a line of its own
+        (
+            "/iopsstor/scratch\n             5242880  0 161061273600       -  980000       0 1000000       -\n",
+            ((5242880, 161061273600), (980000, 1000000)),
+        ),
+        ("   /mnt [256]*      200     300 6d23h59m55s       1       0       0       -\n", ((256, 200), (1, 0))),
+        ("", None),
+    ],
+)
+def test_quotas_are_read_as_quota_and_lfs_print_them(stdout, found):
+    assert storage.parse_quota(stdout) == found
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def lustre(tmp_path, monkeypatch):
+    """This folder as if it were on Lustre: the kernel's list says so, and an `lfs` answers as Lustre's does."""
+    (tmp_path / "images").mkdir()
+    monkeypatch.setattr(probe, "file_system", lambda path: ("lustre", str(tmp_path)))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+
+    def answers(getstripe: str = "", quota: str = "") -> None:
+        program(tmp_path / "bin", "lfs", f"case $1 in getstripe) echo '{getstripe}';; quota) echo '{quota}';; esac")
+
+    return answers
+
+
+def test_an_image_folder_on_lustre_wants_stripes(lustre, tmp_path):
+    """One stripe: every node reads its image from one server. The site knows the words that mend it."""
+    site = load_site("alps-clariden", {"HOME": "/h"})
+    environ = {"RUNNER_IMAGES": str(tmp_path / "images")}
+    lustre("stripe_count:  1 stripe_size:   1048576 pattern: 0 stripe_offset: -1")
+    found = storage.striping(site, environ)
+    assert found.verdict == "wrong"
+    assert f"lfs setstripe -E 4M -c 1 -E 64M -c 4 -E -1 -c -1 -S 4M {tmp_path}/images" in found.fix
+    lustre("lcm_layout_gen: 0\n lcme_id: N/A\n stripe_count:  1\n lcme_id: N/A\n stripe_count:  -1\n")
+    assert storage.striping(site, environ).verdict == "ok"
+    missing = storage.striping(site, {"RUNNER_IMAGES": str(tmp_path / "not/yet")})
+    assert missing.verdict == "missing" and "before the first import" in missing.fix
+
+
+def test_a_quota_that_is_nearly_used_up_is_wrong(lustre, tmp_path):
+    """Inodes run out before the space does; both are looked at."""
+    environ = {"RUNNER_IMAGES": str(tmp_path / "images")}
+    lustre(quota=f"{tmp_path} 5242880 0 161061273600 - 980000 0 1000000 -")
+    found = storage.quota(LOCAL, environ)
+    assert (
+        found.verdict == "wrong" and "inodes 980000 of 1000000" in found.text and "space 5 of 164927 GB" in found.text
+    )
+    lustre(quota=f"{tmp_path} 5242880 0 161061273600 - 98 0 1000000 -")
+    assert storage.quota(LOCAL, environ).verdict == "ok"
+
+
+def test_without_lustre_no_stripes_are_wanted(tmp_path):
+    assert storage.striping(LOCAL, {"RUNNER_IMAGES": str(tmp_path)}).verdict == "ok"
+
+
+def test_a_folder_without_rights_is_wrong_and_names_the_variable(tmp_path, monkeypatch):
+    """No write permission: the folder, and what to set instead."""
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    found = storage.image_folder(LOCAL, {"RUNNER_IMAGES": str(tmp_path / "a/b")})
+    assert (found.verdict, found.fix) == ("wrong", "set RUNNER_IMAGES") and f"may not write to {tmp_path}" in found.text
+    site = replace(LOCAL, run_folder="${SCRATCH}/runs")
+    found = storage.run_folder(site, {"SCRATCH": str(tmp_path)})
+    assert (found.verdict, found.fix) == ("wrong", "set RUNNER_RUNS")
+
+
+def test_an_undefined_scratch_is_named(tmp_path):
+    site = replace(LOCAL, image_folder="${SCRATCH}/images", run_folder="${SCRATCH}/runs")
+    for check in (storage.image_folder, storage.run_folder, storage.quota, storage.striping):
+        found = check(site, {})
+        assert "SCRATCH" in found.text and found.verdict in {"wrong", "missing"} and found.fix
+    (tmp_path / "file").write_text("")
+    assert "is no folder" in storage.image_folder(LOCAL, {"RUNNER_IMAGES": str(tmp_path / "file/x")}).text
+
+
+def test_edf_path_must_name_folders_that_are_there_and_names_that_can_be_found(tmp_path):
+    def lookup(**environ):
+        return cluster.edf_lookup({"HOME": str(tmp_path), **environ})
+
+    assert lookup().verdict == "ok" and "0 environments" in lookup().text
+    (tmp_path / ".edf").mkdir()
+    (tmp_path / ".edf/a.toml").write_text("")
+    assert "1 environments" in lookup().text
+    assert lookup(EDF_PATH=f"{tmp_path}/.edf:/nowhere").text.endswith("not there: /nowhere")
+    (tmp_path / ".edf/b.toml.toml").write_text("")
+    assert lookup().verdict == "wrong" and lookup().fix == "mv b.toml.toml b.toml"
+
+
+@pytest.mark.parametrize(
+    ("machines", "mode", "verdict", "fix"),
+    [
+        (("nvcr.io", "authn.nvidia.com"), 0o600, "ok", ""),
+        (("nvcr.io",), 0o600, "wrong", "authn.nvidia.com"),
+        (("authn.nvidia.com",), 0o600, "wrong", "for nvcr.io"),
+        (("ghcr.io",), 0o640, "wrong", "chmod 600"),
+        ((), 0o600, "ok", ""),
+    ],
+)
+def test_enroots_credentials_are_private_and_complete(tmp_path, machines, mode, verdict, fix):
+    path = tmp_path / ".credentials"
+    path.write_text("".join(f"machine {name} login $oauthtoken password s3cret\n" for name in machines))
+    path.chmod(mode)
+    found = access.credentials({"ENROOT_CONFIG_PATH": str(tmp_path)})
+    assert found.verdict == verdict and fix in found.fix and "s3cret" not in found.text + found.fix
+
+
+def test_missing_credentials_say_what_to_write(tmp_path):
+    found = access.credentials({"HOME": str(tmp_path)})
+    assert found.verdict == "missing" and "nvcr.io" in found.fix and "authn.nvidia.com" in found.fix
+
+
+def test_logins_of_podman_are_named_without_their_secrets(tmp_path):
+    path = tmp_path / "auth.json"
+    environ = {"REGISTRY_AUTH_FILE": str(path), "HOME": str(tmp_path)}
+    assert access.registry_logins(environ).verdict == "missing"
+    path.write_text(json.dumps({"auths": {"nvcr.io": {"auth": "czNjcmV0"}}}))
+    path.chmod(0o600)
+    found = access.registry_logins(environ)
+    assert found.verdict == "ok" and found.text.startswith("nvcr.io") and "czNj" not in found.text
+    path.chmod(0o644)
+    assert access.registry_logins(environ).fix == f"chmod 600 {path}"
+    path.write_text("[")
+    assert access.registry_logins(environ).verdict == "wrong"
+
+
+def test_hugging_face_offline_without_a_cache_is_wrong(tmp_path):
+    """Offline and nothing cached: the job would end at its first model."""
+
+    def found(**environ):
+        return access.hugging_face({"HOME": str(tmp_path), **environ})
+
+    assert found().verdict == "ok" and "online; no token" in found().text
+    assert found(HF_HUB_OFFLINE="1").verdict == "wrong" and "prefetch" in found(HF_HUB_OFFLINE="1").fix
+    assert found(HF_HUB_OFFLINE="0").verdict == "ok"
+    cache = tmp_path / ".cache/huggingface"
+    cache.mkdir(parents=True)
+    assert "offline: HF_HUB_OFFLINE" in found(HF_HUB_OFFLINE="1").text and found(HF_HUB_OFFLINE="1").verdict == "ok"
+    (cache / "token").write_text("hf_x")
+    (cache / "token").chmod(0o644)
+    assert found().fix == f"chmod 600 {cache}/token"
+
+
+def test_a_program_that_does_not_start_is_wrong(tmp_path, monkeypatch):
+    """There, but broken: worse than not there."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "enroot", "echo 'enroot: libnvidia-container.so: cannot open' >&2; exit 127")
+    found = programs.program("enroot")
+    assert found.verdict == "wrong" and "libnvidia-container" in found.text
+    program(tmp_path, "enroot", "echo 4.1.2")
+    assert (programs.program("enroot").verdict, programs.program("enroot").version) == ("ok", "4.1.2")
+    program(tmp_path, "docker", "echo Docker version 28.2.2, build x")
+    monkeypatch.setattr(programs, "_SOCKET", str(tmp_path / "docker.sock"))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    assert programs.program("docker").verdict == "missing" and "daemon" in programs.program("docker").text
+    monkeypatch.setenv("DOCKER_HOST", "unix:///elsewhere")
+    assert programs.program("docker").verdict == "ok"
+
+
+def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "srun", "echo '      --container-image=IMAGE  x'")
+    from runner.detection import slurm_plugins
+
+    slurm_plugins.cache_clear()
+    try:
+        found = cluster.plugins(load_site("alps-clariden", {"HOME": "/h"}))
+        assert (
+            found.verdict == "wrong" and "no --environment" in found.text and "--container-image (pyxis)" in found.text
+        )
+        assert cluster.plugins(load_site("generic-pyxis", {"HOME": "/h"})).verdict == "ok"
+    finally:
+        slurm_plugins.cache_clear()
+
+
+def test_a_real_cluster_is_seen_with_its_version_and_plugins(slurm: SlurmLab, tmp_path):
+    """The lab's Slurm, asked by a process that belongs to it."""
+    words = (sys.executable, "-m", "runner", "doctor", "--json", "--site", "generic-slurm")
+    for _ in range(5):  # it waits for nobody longer than a second or two, and this machine may be busy
+        done = slurm.run(words, check=False, extra_environ={"HOME": str(tmp_path)})
+        found = {item["name"]: item for item in json.loads(done.stdout)}
+        if "did not answer" not in found["slurm"]["text"]:
+            break
+    assert found["slurm"]["verdict"] == "ok", found["slurm"]
+    assert found["slurm"]["version"][0].isdigit()
+    assert "answers" in found["slurm"]["text"]
+    assert "--environment (ce)" in found["srun plugins"]["text"]
+    assert found["engine"]["text"].startswith("ce: srun has --environment")
