@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("runs", "what the runs are doing"),
         "logs": ("runs", "what a run has printed; -f follows it"),
         "cancel": ("runs", "end runs"),
+        "history": ("history", "the launches that there were, by job, environment, script"),
     },
     "machine": {
         "init": ("host", "copy recipes, environments and jobs here, to edit them"),
