@@ -40,6 +40,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("runs", "what a run has printed; -f follows it"),
         "cancel": ("runs", "end runs"),
         "history": ("history", "the launches that there were, by job, environment, script"),
+        "diff": ("diff", "what differs between two launches"),
     },
     "machine": {
         "init": ("host", "copy recipes, environments and jobs here, to edit them"),

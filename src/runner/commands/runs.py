@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.project import Project
     from runner.runs.job import Overrides
-    from runner.runs.launch import MakeImage, RunPlan
+    from runner.runs.launch import MakeImage, Request, RunPlan
     from runner.runs.run import Run
     from runner.runs.status import RunStatus
 
@@ -107,13 +107,11 @@ def _overrides(args: argparse.Namespace) -> Overrides:
     )
 
 
-def launch_run(args: argparse.Namespace, console: Console) -> int:
-    """`runner launch`: print the run's name, or with --dry-run the batch script."""
-    from runner.project import find_project
-    from runner.runs.launch import Request, prepare
+def launch_request(args: argparse.Namespace) -> Request:
+    """What a command line of `launch` asks for."""
+    from runner.runs.launch import Request
 
-    project = find_project()
-    request = Request(
+    return Request(
         job=args.job,
         env=args.env,
         script=args.script,
@@ -123,8 +121,16 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         overrides=_overrides(args),
         dry_run=args.dry_run,
     )
+
+
+def launch_run(args: argparse.Namespace, console: Console) -> int:
+    """`runner launch`: print the run's name, or with --dry-run the batch script."""
+    from runner.project import find_project
+    from runner.runs.launch import prepare
+
+    project = find_project()
     make_image = _make_image(project, console) if args.build and not args.dry_run else None
-    plan = prepare(request, project, os.environ, console, make_image)
+    plan = prepare(launch_request(args), project, os.environ, console, make_image)
     if args.dry_run:
         return _explain(plan, project, console)
     runs = plan.site.runs(os.environ, project)
