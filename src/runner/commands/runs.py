@@ -1,4 +1,4 @@
-"""launch, shell, status, logs, cancel."""
+"""launch, shell, logs, cancel."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
     _add_launch(subparsers, common)
     _add_shell(subparsers, common)
-    status = subparsers.add_parser("status", parents=[common], help="what the runs are doing")
-    status.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` or path (default: the newest)")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(run=show_status)
     logs = subparsers.add_parser("logs", parents=[common], help="what a run has printed")
     logs.add_argument("run_word", metavar="RUN", nargs="?", default="last")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
@@ -200,28 +196,6 @@ def _runs_folder(args: argparse.Namespace) -> Path:
 
     site, _ = find_site(args.site, os.environ)
     return site.runs(os.environ, find_project())
-
-
-def show_status(args: argparse.Namespace, console: Console) -> int:
-    """`runner status`: one line per run."""
-    from runner.runs import history, status
-
-    folder = _runs_folder(args)
-    runs = [history.find_run(word, folder) for word in args.runs] or list(history.list_runs(folder)[-20:])
-    found = status.ask(runs)
-    if args.json:
-        console.answer_json([each.record() for each in found])
-        return 0
-    if not found:
-        console.say(f"no runs in {folder}; start one with `runner launch`")
-        return 0
-    rows = [
-        (each.run.name, each.run.job_id, each.state, "" if each.exit_code is None else str(each.exit_code),
-         each.elapsed, each.time_left, each.nodes, each.reason)
-        for each in found
-    ]  # fmt: skip
-    console.table(("RUN", "JOB ID", "STATE", "EXIT", "ELAPSED", "LEFT", "NODES", "REASON"), rows)
-    return 0
 
 
 def show_logs(args: argparse.Namespace, console: Console) -> int:
