@@ -96,8 +96,14 @@ CASES = {
     "names that mean something elsewhere": Case(_env(SPECIAL)),
     "a name that shells have for themselves": Case('[env]\nIFS = ":"\n', refused=OF_SHELLS),
     "a name that shells drop": Case('[env]\n"a.b" = "x"\n', refused=OF_SHELLS),
+    "entries that others refer to": Case(
+        '[env]\nHOST_OR_IMAGE = "edf"\nONLY_HOST = "edf"\nA = "${{HOST_OR_IMAGE}} ${{ONLY_HOST}}"\n'
+        'B = "a carriage\\rreturn"\nPATH = "/none"\n'
+    ),
+    "PATH is unset": Case('[env]\nPATH = ""\n', refused=OF_SHELLS),
     "a working directory": Case('workdir = "/tmp"\n'),
     "a working directory that the image names": Case('workdir = "${{HERE}}"\n'),
+    "a working directory whose variable [env] changes": Case('workdir = "${{HERE}}"\n[env]\nHERE = "/none"\n'),
     "mounts": Case(MOUNTS, refused={"host": "mounts.0"}),
     "a mount in a mount, and the site's below": Case(
         'mounts = ["{here}/data:/outer", "{here}/more:/outer/inner:ro"]\n',

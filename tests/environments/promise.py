@@ -48,7 +48,10 @@ def promised(
         variables["ENTRYPOINT_RAN"] = "yes"
     own = {name: expand(value, inside, name) for name, value in environment.env.items()}
     gone = {name for name, value in environment.env.items() if not value}
-    variables = {name: value for name, value in {**variables, **own}.items() if name not in gone}
+    silent = {
+        name for name, value in own.items() if not value
+    }  # gone, or empty because its references are: unspecified
+    variables = {name: value for name, value in {**variables, **own}.items() if name not in silent}
     mounts = {}
     for mount in environment.mounts:
         source = Path(start, expand(mount.source, host, "mounts"))
@@ -57,7 +60,7 @@ def promised(
         mounts[os.path.normpath(expand(mount.target, host, "mounts"))] = (mount.read_only, text)
     return Promise(
         variables=variables,
-        absent=frozenset(gone | {name for name in KEPT_OUT if name not in variables}),
+        absent=frozenset(gone | {name for name in KEPT_OUT if name not in own}),
         cwd=expand(environment.workdir, inside, "workdir") if environment.workdir else image.workdir,
         argv=argv,
         stdin=stdin,

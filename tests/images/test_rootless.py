@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import isal
+import lz4
 import pytest
 import tomlkit
 import urllib3
@@ -29,7 +30,7 @@ def user() -> Iterator[User]:
         pytest.skip("these tests run as an ordinary user already")
     with ordinary_user() as made:
         # Debian's Python has the version of the one that runs the tests, so their compiled modules fit it
-        for package in (runner, tomlkit, isal, zstandard, urllib3):
+        for package in (runner, tomlkit, isal, lz4, zstandard, urllib3):
             source = Path(str(package.__file__)).parent
             shutil.copytree(source, made.home / source.name, ignore=shutil.ignore_patterns("__pycache__"))
         (made.home / "project/containers").mkdir(parents=True)

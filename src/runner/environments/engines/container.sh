@@ -61,7 +61,7 @@ hand_in() {
   for name in "${!dropped[@]}"; do within+=(-u "$name"); done
   for name in "${!inside[@]}"; do
     value=${inside[$name]}
-    if [[ -n ${dropped[$name]-} ]]; then
+    if [[ -n ${dropped[$name]-} || $name == PATH ]]; then
       continue
     elif [[ $value == *$'\r'* ]]; then
       within+=("$name=$value")
@@ -71,7 +71,12 @@ hand_in() {
       flags+=(--env "$name=$value")
     fi
   done
-  ((${#within[@]} == 0)) || within=(env "${within[@]}")
+  # env itself has to be found by the PATH of the image
+  if ((${#within[@]} > 0)); then
+    within=(env "${within[@]}" "PATH=${inside[PATH]}")
+  else
+    flags+=(--env "PATH=${inside[PATH]}")
+  fi
 }
 
 enter_image() {
@@ -91,8 +96,7 @@ enter_image() {
   hand_in
   [[ -n $entrypoint ]] || flags+=(--entrypoint '')
   if [[ -n $workdir ]]; then
-    expand inside "$workdir" workdir
-    flags+=(--workdir "$REPLY")
+    flags+=(--workdir "$workdir")
   fi
   [[ -n $writable ]] || flags+=(--read-only)
   # podman makes a /tmp that takes writes over a read-only root by itself
@@ -135,11 +139,10 @@ enter_squashfs() {
     flags+=(--volume "$root/rc.local:/etc/rc.local:ro")
   fi
   if [[ -n $workdir ]]; then
-    expand inside "$workdir" workdir
     if [[ -n $entrypoint && -f $root/lower/etc/rc ]]; then
-      command=(/bin/sh /etc/rc /bin/sh -c 'cd -- "$1" && shift && exec "$@"' sh "$REPLY" "$@")
+      command=(/bin/sh /etc/rc /bin/sh -c 'cd -- "$1" && shift && exec "$@"' sh "$workdir" "$@")
     else
-      flags+=(--workdir "$REPLY")
+      flags+=(--workdir "$workdir")
     fi
   elif [[ -f $root/lower/etc/rc ]]; then
     command=(/bin/sh /etc/rc "$@")

@@ -81,10 +81,15 @@ read_image() {
   done < "$1"
 }
 
-# read_edf: lays [env] of the EDF over `inside`. No entry sees another one; an empty value unsets.
+# read_edf: lays [env] of the EDF over `inside`. No entry sees another one, nor does `workdir`, which is expanded here; an
+# empty value unsets.
 read_edf() {
   local index values=()
   [[ -n ${inside[PATH]-} ]] || inside[PATH]=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+  if [[ -n $workdir ]]; then
+    expand inside "$workdir" workdir
+    workdir=$REPLY
+  fi
   for ((index = 0; index < ${#env[@]}; index += 2)); do
     expand inside "${env[index + 1]}" "env.${env[index]}"
     values[index]=$REPLY

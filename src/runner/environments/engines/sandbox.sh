@@ -210,14 +210,13 @@ second_stage() {
   ((uid == 0)) || binds+=(--unshare-user --uid "$uid" --gid "$gid")
   [[ -n $writable || -z $overlay ]] || binds+=(--remount-ro /)
   if [[ -n $workdir ]]; then
-    expand inside "$workdir" workdir
-    chdir=(--chdir "$REPLY")
+    chdir=(--chdir "$workdir")
   else
     chdir=(--chdir /)
   fi
   command=("$@")
   if [[ -f $base/root/etc/rc && -n $entrypoint && -n $workdir ]]; then
-    command=(/bin/sh /etc/rc /bin/sh -c 'cd -- "$1" && shift && exec "$@"' sh "$REPLY" "$@")
+    command=(/bin/sh /etc/rc /bin/sh -c 'cd -- "$1" && shift && exec "$@"' sh "$workdir" "$@")
   elif [[ -f $base/root/etc/rc && (-n $entrypoint || (-z $workdir && -n $overlay)) ]]; then
     command=(/bin/sh /etc/rc "$@")
   fi

@@ -11,7 +11,7 @@ from pathlib import Path
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
-from runner.expansion import Variable, expand, join, literal, parts
+from runner.expansion import Variable, expand, join, literal, names, parts
 
 
 def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> RunnerError:
@@ -116,6 +116,9 @@ _OF_SHELLS = {"IFS", "PWD", "OLDPWD", "SHLVL", "_", "PPID", "OPTIND", "LINENO"}
 
 def check_names(environment: Environment, engine: str) -> None:
     """Raise RunnerError for a variable that a shell in front of the command would lose or set anew."""
+    if environment.env.get("PATH") == "":
+        why = "without one, a shell in front of the command takes a PATH of its own"
+        raise refuse(environment, "env.PATH", engine, why, 'write the folders: PATH = "/usr/bin:/bin"')
     for name in environment.env:
         if name in _OF_SHELLS or not _NAME.fullmatch(name):
             why = (
@@ -130,14 +133,17 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     """(variables to export on the host and to hand in by name, words that set the others inside of the container).
 
     What is exported is plain text. Inside are set: references (the image's variables count there, as with the
-    Container Engine), unset variables, values with line breaks, and names that would do harm on the host. A working
-    directory that refers to variables is entered there too.
+    Container Engine) and what they refer to, unset variables, values with line breaks, and names that would do harm on
+    the host. A working directory that refers to variables is entered there too.
     """
     exports: dict[str, str] = {}
     inside: dict[str, str] = {}
+    texts = (*environment.env.values(), environment.workdir or "")
+    # what others refer to is set with them, so that no entry sees another one
+    referred = {name for text in texts for name in names(text)}
     for name, value in environment.env.items():
         # a line break ends a line of the file that enroot reads, and what follows would be a variable of its own
-        plain_text = value and not has_variables(value) and "\n" not in value
+        plain_text = value and not has_variables(value) and "\n" not in value and name not in referred
         outside = plain_text and name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES)
         (exports if outside else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}

@@ -1,0 +1,97 @@
+"""why: what broke a run, keeps it waiting or makes it slow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+    from runner.runs.why.answer import Answer
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_LINE = 300  # characters of an evidence line that are shown; --json has all
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    why = subparsers.add_parser(
+        "why",
+        parents=[common],
+        help="why a run failed, waits or is slow",
+        usage="runner why [RUN | --log FILE…] [--json]",
+    )
+    why.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
+    why.add_argument("--log", nargs="+", metavar="FILE", help="logs of a job that was started by other means")
+    why.add_argument("--json", action="store_true", help="print JSON")
+    why.set_defaults(run=show_why)
+
+
+def show_why(args: argparse.Namespace, console: Console) -> int:
+    """`runner why`: the cause, its evidence, the fix. 1 where no cause is known."""
+    from pathlib import Path
+
+    from runner.errors import RunnerError
+    from runner.runs.why import explain
+
+    if args.log and args.run_word:
+        raise RunnerError(
+            "runner why: a run and --log together", "a run's own logs are found in its folder",
+            "leave one of them out", exit_code=2,
+        )  # fmt: skip
+    if args.log:
+        answer = explain.explain_logs([Path(name) for name in args.log])
+    else:
+        from runner.detection import find_site
+        from runner.project import find_project
+        from runner.runs import history
+
+        site, _ = find_site(args.site, os.environ)
+        run = history.find_run(args.run_word or "last", site.runs(os.environ, find_project()))
+        answer = explain.explain_run(run)
+    if args.json:
+        console.answer_json(answer.record())
+    else:
+        for line in _lines(answer):
+            console.answer(line)
+    return 0 if answer.known else 1
+
+
+def _lines(answer: Answer) -> list[str]:
+    shown = [f"{answer.subject}: {answer.state}" if answer.state else answer.subject]
+    if answer.cause is not None:
+        shown += _cause_lines(answer)
+    elif answer.fine:
+        shown.append("cause:    none: nothing in it says that anything failed")
+    else:
+        shown.append("cause:    not known: nothing in it fits a cause that runner knows")
+    if answer.telling:
+        shown.append("lines:    the most telling ones")
+        shown += [f"          {each.place}: {each.text[:_LINE]}" for each in answer.telling]
+    for each in answer.slow:
+        shown += [f"slow:     {each.cause.code}: {each.cause.says}", f"          {each.place}: {each.text[:_LINE]}"]
+        shown += [f"  try:    {each.cause.fix}"]
+    return [*shown, *(f"note:     {note}" for note in answer.notes)]
+
+
+def _cause_lines(answer: Answer) -> list[str]:
+    assert answer.cause is not None
+    where = [f"rank {answer.rank}"] if answer.rank is not None else []
+    where += [answer.node] if answer.node else []
+    where += [f"{answer.first.time:%Y-%m-%d %H:%M:%S}"] if answer.first and answer.first.time else []
+    shown = [
+        f"cause:    {answer.cause.code}: {answer.cause.says}",
+        f"evidence: {answer.evidence}: {answer.line[:_LINE]}",
+    ]
+    if where:
+        shown.append(f"first:    {', '.join(where)}")
+    if answer.first and (frame := answer.first.frame):
+        inside = f" in {frame.function}" if frame.function else ""
+        shown.append(f"code:     {frame.file}:{frame.line}{inside}{f': {frame.code}' if frame.code else ''}")
+    shown += [f"because:  {answer.cause.explanation}", f"try:      {answer.cause.fix}"]
+    for each, count in answer.followed:
+        lines = f"{count} lines, " if count > 1 else ""
+        shown.append(f"then:     {each.cause.code} ({lines}{each.place})")
+    return shown

@@ -1,0 +1,213 @@
+"""What one log says: its lines that a cause knows, with rank, time, and the frame of the traceback they end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+from runner.runs.why import tracebacks
+from runner.runs.why.cause import CAUSE, EXCEPTION, SLOW, SYMPTOM, Cause, by_word, cause_of, of_kind
+from runner.runs.why.logs import Line, Scan, scan, window
+from runner.runs.why.place import node_of, rank_of, time_of, without_prefix
+from runner.runs.why.tracebacks import HEADER, Frame, Traceback
+
+SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
+_BLOCK_BYTES = 256 << 10  # more than the longest traceback
+_AFTER_LINES = 8  # an exception's message may take some lines
+_NEAR_LINES = 80  # how far around a line without a time one is looked for
+
+
+@dataclass(frozen=True)
+class Source:
+    """A log to read."""
+
+    path: Path
+    start: int = 0
+    """the byte where the attempt begins"""
+    rank: int | None = None
+    """the rank that it belongs to, where it is one rank's own"""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that says a cause."""
+
+    cause: Cause
+    path: Path
+    number: int
+    text: str
+    offset: int = 0
+    rank: int | None = None
+    node: str = ""
+    time: datetime | None = None
+    """as the line, or one just before it, says"""
+    at: datetime = datetime.max
+    """what it is sorted by: its time, else that of the next evidence, else the file's last change"""
+    frame: Frame | None = None
+    survived: bool = False
+    """the program went on for long after it"""
+
+    @property
+    def place(self) -> str:
+        """`job.log:17`"""
+        return f"{self.path}:{self.number}" if self.number else str(self.path)
+
+    @property
+    def order(self) -> tuple[datetime, str, int]:
+        """What sorts evidence by time; within a file lines of one time by position."""
+        return (self.at, str(self.path), self.offset)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All that one log says."""
+
+    source: Source
+    evidence: tuple[Evidence, ...]
+    scan: Scan
+    first_rank: int | None = None
+    """the rank that torchrun saw failing first"""
+    first_node: str = ""
+
+
+@cache
+def _words() -> tuple[bytes, ...]:
+    words = {word for cause in of_kind(CAUSE, SYMPTOM, SLOW) for word in cause.find}
+    return tuple(sorted(word.encode() for word in {*words, HEADER, SUMMARY}))
+
+
+def read_log(source: Source) -> Reading:
+    """What a log says; nothing where it cannot be read."""
+    result = scan(source.path, _words(), source.start)
+    year = _year(source.path)
+    kept = result.lines()
+    blocks = _tracebacks(source.path, kept)
+    found, explained = [], set()
+    for line in kept:
+        cause = cause_of(line.text)
+        if cause is None:
+            continue
+        block = _block_of(line, blocks)
+        if block and cause.kind != CAUSE and line.number > block[0].number + block[1].last:
+            block = None  # what others say after it explains nothing
+        if block:
+            explained.add(block[0].offset)
+        found.append(_evidence(line, cause, source, result, block[1] if block else None))
+    found += [
+        _unknown(line, block, source, result)
+        for line, block, handled in blocks
+        if line.offset not in explained and not handled
+    ]
+    rank, node = _summary(source.path, kept)
+    timed = _with_times(sorted(found, key=lambda each: each.offset), source.path, year)
+    return Reading(source, tuple(timed), result, rank, node)
+
+
+def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Traceback | None) -> Evidence:
+    rank = rank_of(line.text, source.path)
+    if rank is None and block:
+        rank = rank_of(block.prefix)
+    return Evidence(
+        cause=cause,
+        path=line.path,
+        number=line.number,
+        text=line.text.strip(),
+        offset=line.offset,
+        rank=source.rank if rank is None else rank,
+        node=node_of(line.text),
+        frame=block.frame if block else None,
+        survived=result.survived(line),
+    )
+
+
+def _unknown(header: Line, block: Traceback, source: Source, result: Scan) -> Evidence:
+    """The evidence of a traceback that only the class of its exception explains."""
+    name = block.exception.rsplit(".", 1)[-1]
+    cause = by_word(EXCEPTION, name) or by_word(EXCEPTION, "*")
+    assert cause is not None  # the table has a row for all
+    text = f"{block.prefix}{block.exception}: {block.message}" if block.message else f"{block.prefix}{block.exception}"
+    line = replace(header, number=header.number + block.last, text=text)
+    return _evidence(line, cause, source, result, block)
+
+
+def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback, bool]]:
+    """(the line of its header, the traceback, whether another was raised while this one was handled)."""
+    found = []
+    for line in kept:
+        if HEADER not in line.text:
+            continue
+        lines = window(path, line.offset, _BLOCK_BYTES)
+        block = tracebacks.read(lines, 0) if lines else None
+        if block is None:
+            continue
+        next_at = tracebacks.handled_by(lines, block)
+        found.append((line, _with_users_frame(lines, block, next_at), next_at is not None))
+    return found
+
+
+def _with_users_frame(lines: Sequence[str], block: Traceback, next_at: int | None) -> Traceback:
+    """The same, with the frames of what it was raised in where its own are all of libraries."""
+    for _ in range(8):
+        if next_at is None or block.frame:
+            break
+        outer = tracebacks.read(lines, next_at)
+        if outer is None:
+            break
+        if outer.frame:
+            return replace(block, frames=outer.frames)
+        next_at = tracebacks.handled_by(lines, outer)
+    return block
+
+
+def _block_of(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> tuple[Line, Traceback] | None:
+    """The traceback whose exception a line is (or belongs to)."""
+    for header, block, _ in reversed(blocks):
+        after = line.number - header.number - block.last
+        own = after <= 0 or (after <= _AFTER_LINES and without_prefix(line.text)[0] == block.prefix)
+        if header.number < line.number and own:
+            return header, block
+    return None
+
+
+def _summary(path: Path, kept: Sequence[Line]) -> tuple[int | None, str]:
+    """The rank and host that torchrun's summary calls the first."""
+    for line in kept:
+        if SUMMARY in line.text:
+            block = "\n".join(window(path, line.offset, 4096)[:10])
+            rank = re.search(r"^\W*rank\s*: (\d{1,6})", block, re.MULTILINE)
+            host = re.search(r"^\W*host\s*: (\S{1,64})", block, re.MULTILINE)
+            return (int(rank[1]) if rank else None), (host[1] if host else "")
+    return None, ""
+
+
+def _year(path: Path) -> int:
+    try:
+        return datetime.fromtimestamp(path.stat().st_mtime).year
+    except OSError:
+        return datetime.now().year
+
+
+def _with_times(found: Sequence[Evidence], path: Path, year: int) -> list[Evidence]:
+    """The same with a time each: the line's own, else that of a line before it, after it, of the next evidence, or of
+    the file's last change (what died first has written last the longest ago)."""
+    try:
+        ahead = datetime.fromtimestamp(path.stat().st_mtime)
+    except OSError:
+        ahead = datetime.max
+    timed: list[Evidence] = []
+    for each in reversed(found):
+        own = time_of(each.text, year) or _near(each, year)
+        ahead = own or ahead
+        timed.append(replace(each, time=own, at=ahead))
+    return timed[::-1]
+
+
+def _near(each: Evidence, year: int) -> datetime | None:
+    if each.offset == 0:
+        return None
+    before = window(each.path, each.offset - 16384, min(16384, each.offset))[-_NEAR_LINES:]
+    return next((found for line in reversed(before) if (found := time_of(line, year))), None)

@@ -1,0 +1,46 @@
+"""The most telling lines of logs, for a failure that no cause explains."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from runner.runs.why.cause import Cause
+from runner.runs.why.evidence import Evidence, Source
+from runner.runs.why.logs import Line, scan
+from runner.runs.why.place import rank_of
+
+_WORDS = (b"rror", b"ERR", b"FATAL", b"atal", b"ailed", b"AILED", b"annot", b"denied", b"illed", b"bort", b"o such",
+          b"panic", b"xception", b"nable to", b"ot found", b"imed out")  # fmt: skip
+_WEIGHTS = (
+    (re.compile(r"(?i)\b(fatal|panic|abort(ed|ing)?|killed|core dumped)\b"), 4),
+    (re.compile(r"(?i)\b(error|exception|failed|failure|cannot|denied|unable|timed out|no such|not found)\b"), 2),
+    (re.compile(r"(?i)\b(warn(ing)?|deprecat|info|debug|retry)"), -2),
+    (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
+)
+UNKNOWN = Cause("unknown", "", "", "", "")
+_MOST = 8
+
+
+def lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
+    """The lines that tell most, in the order in which they stand; nothing where none speaks of trouble."""
+    weighed: list[tuple[int, int, Line, Source]] = []
+    seen: set[str] = set()
+    for source in sources:
+        found = scan(source.path, _WORDS, source.start)
+        for line in found.lines():
+            shape = re.sub(r"\d+", "0", line.text.strip())[:200]
+            weight = sum(value for pattern, value in _WEIGHTS if pattern.search(line.text))
+            if weight > 0 and shape not in seen and not found.survived(line):
+                seen.add(shape)
+                weighed.append((weight, -line.offset, line, source))
+    best = sorted(weighed, key=lambda each: (-each[0], each[1]))[:_MOST]
+    ordered = sorted(best, key=lambda each: (str(each[2].path), each[2].offset))
+    return tuple(_evidence(line, source) for _, _, line, source in ordered)
+
+
+def _evidence(line: Line, source: Source) -> Evidence:
+    rank = rank_of(line.text, line.path)
+    return Evidence(
+        UNKNOWN, line.path, line.number, line.text.strip()[:400], line.offset, source.rank if rank is None else rank
+    )

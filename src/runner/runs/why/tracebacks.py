@@ -1,0 +1,87 @@
+"""Python tracebacks in a log: where each begins and ends, its exception, and the innermost frame of the user's code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.runs.why.place import without_prefix
+
+HEADER = "Traceback (most recent call last)"
+_FRAME = re.compile(r'^\s*File "([^"]{1,1024})", line (\d{1,9})(?:, in (.{1,200}))?')
+_EXCEPTION = re.compile(
+    r"^([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|[A-Z]\w*))(?::\s?(.*))?$"
+)
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_FOREIGN = re.compile(r"site-packages|dist-packages|/lib(?:64)?/python\d|^<|^/usr/lib|/bin/\w{1,40}$")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A place in the code."""
+
+    file: str
+    line: int
+    function: str = ""
+    code: str = ""
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it lies outside of installed packages and of Python itself."""
+        return not _FOREIGN.search(self.file)
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """One traceback, with what it was raised from."""
+
+    first: int
+    """index of its first line"""
+    last: int
+    """index of the line with the exception"""
+    exception: str
+    message: str
+    frames: tuple[Frame, ...]
+    prefix: str = ""
+    """what the launcher put before its lines"""
+
+    @property
+    def frame(self) -> Frame | None:
+        """The innermost frame of the user's code; None where all are of libraries."""
+        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
+
+
+def read(lines: Sequence[str], start: int) -> Traceback | None:
+    """The traceback whose header stands at index `start`; lines of other ranks in between are passed over."""
+    prefix, header = without_prefix(lines[start])
+    indent = len(header) - len(header.lstrip())
+    frames: list[Frame] = []
+    for index in range(start + 1, len(lines)):
+        mark, text = without_prefix(lines[index])
+        if mark != prefix:
+            continue
+        text = text[indent:] if text[:indent].isspace() else text
+        if found := _FRAME.match(text):
+            frames.append(Frame(found[1], int(found[2]), found[3] or ""))
+        elif text.startswith((" ", "\t")) or not text:
+            if frames and not frames[-1].code and text.strip(" ^~"):
+                frames[-1] = Frame(frames[-1].file, frames[-1].line, frames[-1].function, text.strip()[:200])
+        elif ending := _EXCEPTION.match(text):
+            return Traceback(start, index, ending[1], (ending[2] or "").strip(), tuple(frames), prefix)
+        elif frames:
+            return None  # cut off, or another's words in between that nothing tells apart
+    return None
+
+
+def handled_by(lines: Sequence[str], after: Traceback) -> int | None:
+    """The index of the traceback that was raised while this one was handled (or from it); None for the last one.
+
+    Such a one is not what ended the program, and its frames may all be of libraries.
+    """
+    chained = False
+    for index in range(after.last + 1, min(after.last + 40, len(lines))):
+        chained = chained or any(words in lines[index] for words in _CHAIN)
+        if HEADER in lines[index]:
+            return index if chained else None
+    return None

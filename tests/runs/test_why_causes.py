@@ -1,0 +1,91 @@
+"""The causes are data: each is whole, knows its own real message, lets its near-miss pass, and cannot run away."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SYMPTOM, Cause, all_causes, by_word, cause_of
+from runner.runs.why.logs import LINE_BYTES
+
+IN_LOGS = [cause for cause in all_causes() if cause.kind in (CAUSE, SYMPTOM, SLOW)]
+
+
+def names(cause: Cause) -> str:
+    return cause.code
+
+
+def test_there_are_at_least_sixty_causes_with_codes_of_their_own() -> None:
+    codes = [cause.code for cause in all_causes()]
+    assert len(codes) == len(set(codes))
+    assert len([cause for cause in IN_LOGS if cause.kind == CAUSE]) >= 60
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", code) for code in codes)
+
+
+@pytest.mark.parametrize("cause", all_causes(), ids=names)
+def test_a_cause_says_what_why_and_what_to_do(cause: Cause) -> None:
+    assert cause.says and cause.explanation.endswith(".") and cause.fix and cause.find
+    assert not cause.says.endswith(".") and len(cause.says) < 120
+
+
+def test_a_cause_yields_only_to_causes_that_exist() -> None:
+    codes = {cause.code for cause in all_causes()}
+    assert {code for cause in all_causes() for code in cause.yields} <= codes
+
+
+@pytest.mark.parametrize("cause", IN_LOGS, ids=names)
+def test_a_cause_knows_its_own_message_and_no_other_cause_takes_it(cause: Cause) -> None:
+    found = cause_of(cause.message)
+    assert found is not None and found.code == cause.code
+
+
+@pytest.mark.parametrize("cause", IN_LOGS, ids=names)
+def test_a_near_miss_does_not_match(cause: Cause) -> None:
+    assert cause.near_miss and not cause.fits(cause.near_miss)
+
+
+@pytest.mark.parametrize("cause", IN_LOGS, ids=names)
+def test_every_message_has_a_source(cause: Cause) -> None:
+    """Where it was seen: a public thread, or the program that was made to say it."""
+    assert re.search(r"^[\w.-]+/[\w.-]+#\d+|provoked|own words", cause.source), cause.source
+
+
+@pytest.mark.parametrize("cause", [each for each in IN_LOGS if each.match or each.unless], ids=names)
+def test_no_pattern_runs_away(cause: Cause) -> None:
+    """The longest line that is ever shown to a pattern, made of what the pattern likes, costs milliseconds."""
+    pieces = [*cause.find, cause.message, "a" * 50, " ", ": ", "[0]", "/x", "error: ", "0", "fe80:", "task 1"]
+    for length in (256, 1024, LINE_BYTES):  # growing: a pattern that explodes is seen before it takes for ever
+        for piece in pieces:
+            line = (cause.find[0] + piece * (length // max(len(piece), 1)))[:length]
+            start = time.process_time()
+            cause.fits(line)
+            assert time.process_time() - start < 0.1, (cause.code, piece, length)
+
+
+def test_exceptions_exit_codes_and_reasons_have_a_row_for_what_nobody_foresaw() -> None:
+    assert by_word(EXCEPTION, "*") and by_word(PENDING, "*") and by_word(PENDING, "")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["Priority", "Resources", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobHeldUser", "JobHeldAdmin",
+     "PartitionDown", "BadConstraints", "JobArrayTaskLimit", "ReqNodeNotAvail", "PartitionTimeLimit",
+     "PartitionNodeLimit", "QOSMaxJobsPerUserLimit", "AssocGrpCPUMinutesLimit", "Reservation", "Licenses"],
+)  # fmt: skip
+def test_every_common_reason_for_waiting_has_its_own_row(reason: str) -> None:
+    found = by_word(PENDING, reason)
+    assert found is not None and found.code != "pending-unknown"
+
+
+@pytest.mark.parametrize("code", [126, 127, 134, 135, 137, 139, 143])
+def test_exit_codes_of_signals_and_shells_are_known(code: int) -> None:
+    assert by_word(EXIT, str(code)) is not None
+
+
+def test_the_page_lists_every_cause_with_its_words() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "why.md").read_text()
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*?)(?: \(said by others\))? \|$", page, re.MULTILINE))
+    assert rows == {cause.code: cause.says for cause in all_causes()}

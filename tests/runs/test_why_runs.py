@@ -1,0 +1,178 @@
+"""`runner why RUN`: what the scheduler, the run folder and the logs of the newest attempt say together."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.why.explain import explain_run
+from runner.runs.why.progress import pace
+from tests.lab.slurm import SlurmLab
+
+ERROR = "Traceback (most recent call last):\n  File \"/home/u/train.py\", line 3, in main\n    f()\nKeyError: 'text'\n"
+
+
+def make_run(folder: Path, name: str = "sft-0001", **values: Any) -> Run:
+    """A run that ended long ago, without a scheduler unless told."""
+    settings = {"scheduler": "local", "job_ids": ("local-999999999",), "process": "gone", **values}
+    run = Run(name, folder / name, "sft", "generic-slurm", created="2026", state=SUBMITTED, **settings)
+    run.folder.mkdir(parents=True)
+    save(run)
+    return run
+
+
+def attempt(run: Run, number: int, **texts: str) -> Path:
+    folder = run.folder / "attempts" / str(number)
+    folder.mkdir(parents=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def why(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {**(env or os.environ), "RUNNER_RUNS": str(folder)}
+    argv = (sys.executable, "-m", "runner", "why", "--site", "generic-slurm", *words)
+    return subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=60)
+
+
+def test_only_the_newest_attempt_is_explained_and_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="1\n")
+    attempt(run, 2, exit_code="1\n")
+    run.log.write_text(
+        f"job.sbatch: attempt 1 on nid001\nCUDA out of memory. Tried\njob.sbatch: attempt 2 on nid001\n{ERROR}"
+    )
+    answer = explain_run(run)
+    assert answer.cause is not None and answer.cause.code == "key-missing"
+    assert answer.evidence == f"{run.log}:7" and "attempt 2" in answer.state
+
+
+def test_the_rank_follows_from_torchruns_folders(tmp_path: Path) -> None:
+    run = make_run(tmp_path, nodes=2, processes_per_node=2)
+    folder = attempt(run, 1, exit_code="1\n") / "node-1" / "17_x" / "attempt_0" / "1"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text(ERROR)
+    answer = explain_run(run)
+    assert answer.rank == 3 and answer.cause is not None and answer.cause.code == "key-missing"
+
+
+def test_where_no_log_speaks_the_exit_code_does(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="137\n", first_failure="137 task 5 node 1\n")
+    run.log.write_text("step 1\n")
+    answer = explain_run(run)
+    assert answer.cause is not None and (answer.cause.code, answer.rank) == ("exit-killed", 5)
+
+
+def test_the_rank_that_the_run_folder_noted_completes_the_evidence(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="1\n", first_failure="1 task 6 node 1\n")
+    run.log.write_text(ERROR)
+    assert explain_run(run).rank == 6
+
+
+def test_a_run_that_ended_well_has_no_cause_but_may_have_been_slow(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="0\n")
+    run.log.write_text(f"{ERROR}nid001:1:1 [0] NCCL INFO Using network Socket\n")
+    answer = explain_run(run)
+    assert answer.fine and answer.cause is None and [each.cause.code for each in answer.slow] == ["nccl-over-sockets"]
+
+
+def metrics(path: Path, rates: list[float], pause: float = 1.0, end: float = 1000.0) -> Path:
+    times = [end - pause * (len(rates) - 1 - index) for index in range(len(rates))]
+    lines = [{"step": step, "time": at, "tokens_per_second": rate}
+             for step, (at, rate) in enumerate(zip(times, rates, strict=True), 1)]  # fmt: skip
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9')
+    return path
+
+
+def test_the_metrics_tell_a_run_that_stands_still_from_one_that_is_slower_than_it_was(tmp_path: Path) -> None:
+    path = metrics(tmp_path / "metrics.jsonl", [1000.0] * 60)
+    assert (found := pace(path, now=1005.0)) and not found.stuck and not found.note
+    assert (found := pace(path, now=1400.0)) and found.stuck and "400 s" in found.note
+    assert (found := pace(path, now=9000.0, running=False)) and not found.stuck
+    metrics(path, [1000.0] * 60 + [400.0] * 20)
+    assert (found := pace(path, now=1001.0)) and "40%" in found.note
+    assert pace(tmp_path / "none") is None
+
+
+def test_a_long_step_is_no_standstill(tmp_path: Path) -> None:
+    path = metrics(tmp_path / "metrics.jsonl", [10.0] * 30, pause=200.0)
+    assert (found := pace(path, now=2200.0)) and not found.stuck
+
+
+def test_the_command_says_cause_evidence_code_and_fix_and_json_says_the_same(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="1\n")
+    run.log.write_text(ERROR)
+    said = why(tmp_path, run.name)
+    assert said.returncode == 0 and not said.stderr
+    assert f"evidence: {run.log}:4: KeyError: 'text'" in said.stdout
+    assert "code:     /home/u/train.py:3 in main: f()" in said.stdout and "try:      " in said.stdout
+    record = json.loads(why(tmp_path, "last", "--json").stdout)
+    assert record["cause"]["code"] == "key-missing" and record["frame"]["line"] == 3
+    assert (record["evidence"]["file"], record["evidence"]["number"]) == (str(run.log), 4)
+
+
+def test_exit_codes_tell_known_from_unknown_and_from_wrong_use(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("quux: fatal: the flux capacitor failed\n")
+    unknown = why(tmp_path, "--log", str(log))
+    assert unknown.returncode == 1 and "cause:    not known" in unknown.stdout and f"{log}:1: quux" in unknown.stdout
+    log.write_text("all is well\n")
+    assert why(tmp_path, "--log", str(log)).returncode == 0
+    assert why(tmp_path, "last", "--log", str(log)).returncode == 2
+    assert "because:" in why(tmp_path, "nosuch").stderr
+
+
+@pytest.fixture
+def submitted(plain_slurm: SlurmLab, tmp_path: Path) -> Any:
+    """submitted(NAME, SCRIPT, FLAG…): a run of the lab's Slurm."""
+
+    def submit(name: str, script: str, *flags: str) -> Run:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "job.sbatch").write_text(f"#!/bin/bash\n{script}\n")
+        argv = ("sbatch", "--parsable", "--output=/dev/null", *flags, "job.sbatch")
+        job_id = plain_slurm.run(argv, cwd=folder).stdout.strip()
+        (folder / "job.sbatch").unlink()
+        folder.rmdir()
+        return make_run(tmp_path, name, scheduler="slurm", job_ids=(job_id,), process="")
+
+    return submit
+
+
+def test_reasons_for_waiting_are_explained_on_a_real_cluster(
+    plain_slurm: SlurmLab, submitted: Any, tmp_path: Path
+) -> None:
+    expected = {
+        submitted("held", "true", "--hold").name: "pending-held-user",
+        submitted("later", "true", "--begin=now+1hour").name: "pending-begin-time",
+        submitted("after", "true", f"--dependency=afterok:{submitted('first', 'true', '--hold').job_id}").name:
+            "pending-dependency",
+    }  # fmt: skip
+    time.sleep(2.5)  # the scheduler's next pass gives the reasons
+    for name, code in expected.items():
+        record = json.loads(why(tmp_path, name, "--json", env=plain_slurm.environ).stdout)
+        assert (record["cause"]["code"], record["evidence"]["place"]) == (code, "squeue")
+        assert record["known"] and record["state"].startswith("PENDING")
+
+
+def test_a_job_that_slurm_ended_is_explained_by_its_state_where_no_log_speaks(
+    plain_slurm: SlurmLab, submitted: Any, tmp_path: Path
+) -> None:
+    run = submitted("ended", "sleep 60")
+    plain_slurm.wait_for(run.job_id, "RUNNING")
+    plain_slurm.run(("scancel", run.job_id))
+    plain_slurm.wait_for(run.job_id, "CANCELLED")
+    record = json.loads(why(tmp_path, "ended", "--json", env=plain_slurm.environ).stdout)
+    assert (record["cause"]["code"], record["evidence"]["place"]) == ("cancelled", "Slurm")
