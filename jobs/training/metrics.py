@@ -35,9 +35,9 @@ class TokenCounter:
 class Metrics(TrainerCallback):
     """Writes one JSON object per log step, on rank 0, and prints the progress.
 
-    Keys: step, loss (mean since the last entry), grad_norm, learning_rate, tokens (this entry, all processes),
-    total_tokens, tokens_per_second (all processes), tokens_per_second_per_process, memory_bytes (peak: of the GPU of
-    rank 0, else of its process), seconds (training time of this attempt), attempt, time (Unix).
+    Keys: step, total_steps (of the whole run), loss (mean since the last entry), grad_norm, learning_rate, tokens (this
+    entry, all processes), total_tokens, tokens_per_second (all processes), tokens_per_second_per_process, memory_bytes
+    (peak: of the GPU of rank 0, else of its process), seconds (training time of this attempt), attempt, time (Unix).
     """
 
     def __init__(self, run: RunFolder, processes: Processes, counter: TokenCounter) -> None:
@@ -70,6 +70,7 @@ class Metrics(TrainerCallback):
         self.total_tokens += tokens
         entry = {
             "step": state.global_step,
+            "total_steps": state.max_steps,
             "loss": logs["loss"],
             "grad_norm": logs.get("grad_norm"),
             "learning_rate": logs.get("learning_rate"),

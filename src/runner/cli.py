@@ -36,9 +36,12 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "runs": {
         "launch": ("runs", "start a script or a command in an environment; prints RUN"),
         "shell": ("runs", "a prompt, or a command, in an environment or a run"),
-        "status": ("runs", "what the runs are doing"),
+        "status": ("status", "what the runs are doing"),
+        "watch": ("status", "the status again and again, until all have ended"),
         "logs": ("runs", "what a run has printed; -f follows it"),
         "cancel": ("runs", "end runs"),
+        "history": ("history", "the launches that there were, by job, environment, script"),
+        "diff": ("diff", "what differs between two launches"),
         "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),
     },
     "machine": {

@@ -40,6 +40,7 @@ def test_the_run_folder_holds_what_a_person_and_the_next_job_need(whole: Attempt
     assert summary["tokens_per_second"] > 0
     entry = json.loads((whole.run / "metrics.jsonl").read_text().splitlines()[0])
     assert {"grad_norm", "learning_rate", "tokens_per_second_per_process", "memory_bytes", "seconds"} <= set(entry)
+    assert entry["total_steps"] == STEPS
     final = Path(summary["final"])
     assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= {
         path.name for path in final.iterdir()

@@ -1,4 +1,4 @@
-"""launch, shell, status, logs, cancel."""
+"""launch, shell, logs, cancel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.project import Project
     from runner.runs.job import Overrides
-    from runner.runs.launch import MakeImage, RunPlan
+    from runner.runs.launch import MakeImage, Request, RunPlan
     from runner.runs.run import Run
     from runner.runs.status import RunStatus
 
@@ -24,10 +24,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
     _add_launch(subparsers, common)
     _add_shell(subparsers, common)
-    status = subparsers.add_parser("status", parents=[common], help="what the runs are doing")
-    status.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` or path (default: the newest)")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(run=show_status)
     logs = subparsers.add_parser("logs", parents=[common], help="what a run has printed")
     logs.add_argument("run_word", metavar="RUN", nargs="?", default="last")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
@@ -107,13 +103,11 @@ def _overrides(args: argparse.Namespace) -> Overrides:
     )
 
 
-def launch_run(args: argparse.Namespace, console: Console) -> int:
-    """`runner launch`: print the run's name, or with --dry-run the batch script."""
-    from runner.project import find_project
-    from runner.runs.launch import Request, prepare
+def launch_request(args: argparse.Namespace) -> Request:
+    """What a command line of `launch` asks for."""
+    from runner.runs.launch import Request
 
-    project = find_project()
-    request = Request(
+    return Request(
         job=args.job,
         env=args.env,
         script=args.script,
@@ -123,8 +117,16 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         overrides=_overrides(args),
         dry_run=args.dry_run,
     )
+
+
+def launch_run(args: argparse.Namespace, console: Console) -> int:
+    """`runner launch`: print the run's name, or with --dry-run the batch script."""
+    from runner.project import find_project
+    from runner.runs.launch import prepare
+
+    project = find_project()
     make_image = _make_image(project, console) if args.build and not args.dry_run else None
-    plan = prepare(request, project, os.environ, console, make_image)
+    plan = prepare(launch_request(args), project, os.environ, console, make_image)
     if args.dry_run:
         return _explain(plan, project, console)
     runs = plan.site.runs(os.environ, project)
@@ -194,28 +196,6 @@ def _runs_folder(args: argparse.Namespace) -> Path:
 
     site, _ = find_site(args.site, os.environ)
     return site.runs(os.environ, find_project())
-
-
-def show_status(args: argparse.Namespace, console: Console) -> int:
-    """`runner status`: one line per run."""
-    from runner.runs import history, status
-
-    folder = _runs_folder(args)
-    runs = [history.find_run(word, folder) for word in args.runs] or list(history.list_runs(folder)[-20:])
-    found = status.ask(runs)
-    if args.json:
-        console.answer_json([each.record() for each in found])
-        return 0
-    if not found:
-        console.say(f"no runs in {folder}; start one with `runner launch`")
-        return 0
-    rows = [
-        (each.run.name, each.run.job_id, each.state, "" if each.exit_code is None else str(each.exit_code),
-         each.elapsed, each.time_left, each.nodes, each.reason)
-        for each in found
-    ]  # fmt: skip
-    console.table(("RUN", "JOB ID", "STATE", "EXIT", "ELAPSED", "LEFT", "NODES", "REASON"), rows)
-    return 0
 
 
 def show_logs(args: argparse.Namespace, console: Console) -> int:

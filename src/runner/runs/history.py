@@ -10,12 +10,14 @@ from runner.runs.run import RECORD, Run, load
 
 def list_runs(runs_folder: Path) -> tuple[Run, ...]:
     """The runs in a folder of runs, oldest first; folders without a whole record are left out."""
-    if not runs_folder.is_dir():
+    try:
+        folders = tuple(runs_folder.iterdir())
+    except OSError:
         return ()
     found = []
-    for record in runs_folder.glob(f"*/{RECORD}"):
+    for folder in folders:
         try:
-            found.append(load(record.parent))
+            found.append(load(folder))
         except RunnerError:
             continue
     return tuple(sorted(found, key=lambda run: (run.created, run.name)))

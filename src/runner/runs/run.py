@@ -77,9 +77,12 @@ class Run:
         return tuple(sorted(found, key=lambda path: int(path.name)))
 
 
+_WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
+
+
 def save(run: Run) -> None:
     """Write RUN/run.json whole."""
-    record = {key: value for key, value in asdict(run).items() if key != "folder"}
+    record = {key: value for key, value in asdict(run).items() if key in _WRITTEN}
     # ASCII: words of a command line may be bytes that are no text, which only JSON's escapes can hold
     files.write(run.folder / RECORD, json.dumps(record, indent=2) + "\n")
 
@@ -89,9 +92,8 @@ def load(folder: Path) -> Run:
     path = folder / RECORD
     try:
         data = json.loads(path.read_text())
-        known = {each.name for each in fields(Run)} - {"folder"}
         values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in known
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in _WRITTEN
         }
         return Run(folder=folder, **values)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """What runs are doing: one question to the scheduler for all of them, and the run folder's own words.
 
-Works without sacct: an attempt writes its exit code into the run folder, and `scontrol show job` answers for the rest
-as long as Slurm remembers the job. Works without any scheduler for what the run folder tells.
+Works without sacct: an attempt writes its exit code into the run folder, and squeue answers for the rest as long as
+Slurm remembers the job. Works without any scheduler for what the run folder tells.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.machine import process, sessions
+from runner.runs import progress
+from runner.runs.progress import Progress
 from runner.runs.run import CANCELLED, PREPARING, Run
 from runner.runs.schedulers import slurm
 from runner.runs.schedulers.slurm import JobStatus
@@ -37,6 +39,11 @@ class RunStatus:
     nodes: str = ""
     elapsed: str = ""
     time_left: str = ""
+    """of the time limit"""
+    attempt: int = 0
+    """the newest attempt's number; 0 before the first"""
+    progress: Progress | None = None
+    """None where the run writes no metrics"""
 
     @property
     def active(self) -> bool:
@@ -45,18 +52,26 @@ class RunStatus:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        own = {key: value for key, value in asdict(self).items() if key != "run"}
+        own = {key: value for key, value in asdict(self).items() if key not in ("run", "progress")}
         run = self.run
+        known = self.progress.record(running=self.state == "RUNNING") if self.progress else {}
         return {"run": run.name, "job_id": run.job_id, "job_ids": list(run.job_ids), "job": run.job, "site": run.site,
                 "scheduler": run.scheduler, "created": run.created, "environment": run.environment,
-                "attempts": len(run.attempts), "folder": str(run.folder), "log": str(run.log), **own}  # fmt: skip
+                "attempts": len(run.attempts), "folder": str(run.folder), "log": str(run.log), **own,
+                **dict.fromkeys(progress.NAMES), **known}  # fmt: skip
 
 
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     """The status of each run, in order; squeue is asked once for all of them."""
     job_ids = [run.job_id for run in runs if run.scheduler == "slurm" and run.job_id]
     queue, trouble = _queue(job_ids)
-    return tuple(_settle(run, queue, trouble) for run in runs)
+    return tuple(_with_progress(_settle(run, queue, trouble)) for run in runs)
+
+
+def _with_progress(status: RunStatus) -> RunStatus:
+    attempts = status.run.attempts
+    number = int(attempts[-1].name) if attempts else 0
+    return replace(status, attempt=number, progress=progress.read(status.run.folder / "metrics.jsonl"))
 
 
 def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
@@ -79,8 +94,6 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     if run.scheduler == "local":
         return _local(run)
     known = queue.get(run.job_id)
-    if known is None and not trouble and code is None:
-        known = _details(run.job_id)
     if known is not None:
         ended = known.exit_code if known.exit_code is not None else code
         return RunStatus(run, known.state, known.reason, ended, known.nodes, known.elapsed, known.time_left)
@@ -91,15 +104,6 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     if trouble:
         return RunStatus(run, "UNKNOWN", trouble)
     return RunStatus(run, "LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
-
-
-def _details(job_id: str) -> JobStatus | None:
-    """What scontrol still remembers of a job that has left the queue."""
-    try:
-        done = process.run(slurm.details(job_id), check=False, timeout_seconds=_ANSWER_SECONDS)
-    except RunnerError:
-        return None
-    return slurm.parse_details(done.stdout) if done.exit_code == 0 else None
 
 
 def _local(run: Run) -> RunStatus:

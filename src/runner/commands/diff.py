@@ -1,0 +1,77 @@
+"""diff: what differs between two launches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from runner.errors import RunnerError
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+    from runner.project import Project
+    from runner.runs.difference import Side
+    from runner.runs.run import Run
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    diff = subparsers.add_parser("diff", parents=[common], help="what differs between two launches")
+    diff.add_argument("left", metavar="RUN", help="name, job id, `last` or path")
+    diff.add_argument(
+        "right", metavar="RUN|.", nargs="?", default=".", help="`.` (default): the same launch, here, now"
+    )
+    diff.add_argument("--json", action="store_true", help="print JSON")
+    diff.set_defaults(run=show_difference)
+
+
+def show_difference(args: argparse.Namespace, console: Console) -> int:
+    """`runner diff`: one line per difference; exit code 0 where there is none, 1 where there are."""
+    from runner.detection import find_site
+    from runner.project import find_project
+    from runner.runs.difference import compare, of_run, shown
+    from runner.runs.history import find_run
+
+    project = find_project()
+    folder = find_site(args.site, os.environ)[0].runs(os.environ, project)
+    run = find_run(args.left, folder)
+    other = None if args.right == "." else find_run(args.right, folder)
+    left, right = of_run(run), of_run(other) if other else _here(run, project, args)
+    found = compare(left, right)
+    if args.json:
+        console.answer_json({"left": left.name, "right": right.name, "equal": not found.differences,
+                             "differences": [vars(each) for each in found.differences],
+                             "left_out": found.left_out})  # fmt: skip
+        return 1 if found.differences else 0
+    for line in found.left_out:
+        console.say(f"not compared: {line}")
+    if not found.differences:
+        console.say(f"{left.name} and {right.name} are equal")
+        return 0
+    rows = [(each.kind, each.name, shown(each.left), shown(each.right)) for each in found.differences]
+    console.table(("WHAT", "NAME", left.name, right.name), rows)
+    if any(each.kind == "code" for each in found.differences):
+        console.say(f"the lines: diff -ru {run.code} {other.code if other else project.root or '.'}")
+    return 1
+
+
+def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
+    """What the run's own command line would make of the code, the environment and the site that are here now."""
+    from runner.commands.runs import launch_request
+    from runner.machine.report import Quiet
+    from runner.runs.difference import of_plan
+    from runner.runs.launch import prepare
+
+    words = list(run.command_line)
+    if "launch" not in words:
+        raise RunnerError(
+            f"{run.name} does not say how it was launched", "its record holds no command line", "name a second run"
+        )
+    at = words.index("--") if "--" in words else len(words)
+    named = words[:at].index("launch")
+    launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
+    launch.rest, launch.dry_run = tuple(words[at + 1 :]), True
+    return of_plan(prepare(launch_request(launch), project, os.environ, Quiet()), run)

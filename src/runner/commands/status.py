@@ -1,0 +1,119 @@
+"""status, watch: what the runs are doing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.commands.console import Console
+    from runner.runs.run import Run
+    from runner.runs.status import RunStatus
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+_NEWEST = 20
+_CLEAR = "\x1b[H\x1b[J"  # to the top left, and away with what stands below
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verbs."""
+    status = subparsers.add_parser("status", parents=[common], help="what the runs are doing")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(run=show_status)
+    watch = subparsers.add_parser("watch", parents=[common], help="the status again and again, until all have ended")
+    watch.set_defaults(run=watch_status)
+    for parser in (status, watch):
+        parser.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` or path (default: the newest)")
+        parser.add_argument("--all", action="store_true", help=f"all runs, not only the {_NEWEST} newest")
+
+
+def _chosen(args: argparse.Namespace, console: Console) -> list[Run]:
+    """The runs that were named, else the newest; says so where there are none."""
+    from runner.detection import find_site
+    from runner.project import find_project
+    from runner.runs.history import find_run, list_runs
+
+    site, _ = find_site(args.site, os.environ)
+    folder = site.runs(os.environ, find_project())
+    if args.runs:
+        return [find_run(word, folder) for word in args.runs]
+    runs = list_runs(folder)
+    if not runs:
+        console.say(f"no runs in {folder}; start one with `runner launch`")
+    return list(runs if args.all else runs[-_NEWEST:])
+
+
+def show_status(args: argparse.Namespace, console: Console) -> int:
+    """`runner status`: one line per run."""
+    from runner.runs.status import ask
+
+    found = ask(_chosen(args, console))
+    if args.json:
+        console.answer_json([each.record() for each in found])
+    elif found:
+        console.table(*table(found))
+    return 0
+
+
+def watch_status(args: argparse.Namespace, console: Console) -> int:
+    """`runner watch`: the table in place on a terminal; elsewhere a new one whenever something has changed."""
+    from runner.runs.watching import watch
+
+    runs = _chosen(args, console)
+    live = sys.stdout.isatty()
+    before: list[object] = []
+
+    def show(found: tuple[RunStatus, ...]) -> None:
+        header, rows = table(found)
+        moved = [(each.state, each.reason, each.attempt, each.progress) for each in found]
+        if live:
+            sys.stdout.write(_CLEAR)
+        elif moved == before:
+            return
+        before[:] = moved
+        console.table(header, rows)
+        sys.stdout.flush()
+
+    if runs:
+        watch(runs, show)
+    return 0
+
+
+def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows; columns of training that no run fills are left out."""
+    columns = [
+        ("RUN", [each.run.name for each in found]),
+        ("JOB ID", [each.run.job_id for each in found]),
+        ("ATTEMPT", [str(each.attempt or "") for each in found]),
+        ("STATE", [each.state for each in found]),
+        ("EXIT", ["" if each.exit_code is None else str(each.exit_code) for each in found]),
+        *_training(found),
+        ("ELAPSED", [each.elapsed for each in found]),
+        ("LEFT", [each.time_left for each in found]),
+        ("NODES", [each.nodes for each in found]),
+        ("REASON", [each.reason for each in found]),
+    ]
+    return tuple(name for name, _ in columns), list(zip(*(cells for _, cells in columns), strict=True))
+
+
+def _training(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
+    shown = [_progress(each) for each in found]
+    columns = zip(("STEP", "LOSS", "TOKENS/S", "END"), zip(*shown, strict=True), strict=True)
+    return [(name, list(cells)) for name, cells in columns if any(cells)]
+
+
+def _progress(status: RunStatus) -> tuple[str, str, str, str]:
+    from datetime import datetime
+
+    progress = status.progress
+    if progress is None:
+        return "", "", "", ""
+    loss = "" if progress.loss is None else f"{progress.loss:.4f}"
+    rate = "" if progress.tokens_per_second is None else f"{progress.tokens_per_second:,.0f}"
+    ending = status.state == "RUNNING" and progress.end
+    return progress.steps_text, loss, rate, datetime.fromtimestamp(ending).strftime("%m-%d %H:%M") if ending else ""

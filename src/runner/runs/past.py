@@ -1,0 +1,167 @@
+"""What run folders tell of the launches that there were, ten thousand of them in a moment; no scheduler is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+from runner.errors import RunnerError
+from runner.runs.run import CANCELLED, PREPARING, Run
+
+STATES = ("PREPARING", "SUBMITTED", "STARTED", "COMPLETED", "FAILED", "CANCELLED")
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True)
+class Past:
+    """A launch, as its folder tells it."""
+
+    run: Run
+    state: str
+    """one of STATES; STARTED where an attempt has left no exit code: it runs, or it was killed"""
+    exit_code: int | None
+    """of the newest attempt"""
+    attempts: int
+    script: str
+    """its path in the project; empty where a command was launched, or the lock is gone"""
+    command: tuple[str, ...]
+
+    @property
+    def program(self) -> str:
+        """The script, else the command as one would type it."""
+        return self.script or shlex.join(self.command)
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        run = self.run
+        return {"run": run.name, "job": run.job, "environment": run.environment, "script": self.script,
+                "command": list(self.command), "site": run.site, "state": self.state, "exit_code": self.exit_code,
+                "created": run.created, "attempts": self.attempts, "job_ids": list(run.job_ids), "image": run.image,
+                "nodes": run.nodes, "folder": str(run.folder)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which launches to show; an empty value lets all pass. Words may be patterns: `*`, `?`, `[...]`."""
+
+    env: str = ""
+    script: str = ""
+    """its path, file name or stem; of a command its first word"""
+    job: str = ""
+    site: str = ""
+    states: tuple[str, ...] = ()
+    since: datetime | None = None
+
+    def passes_record(self, run: Run) -> bool:
+        """Whether run.json alone lets it pass: no other file of the folder needs to be read else."""
+        return (
+            _matches(self.env, run.environment)
+            and _matches(self.job, run.job)
+            and self.site in ("", run.site)
+            and (self.since is None or _created(run) >= self.since)
+        )
+
+    def passes(self, past: Past) -> bool:
+        """Whether state and script let it pass too."""
+        return (not self.states or past.state in self.states) and (not self.script or self._is_script(past))
+
+    def _is_script(self, past: Past) -> bool:
+        path = PurePosixPath(past.script or (past.command[0] if past.command else ""))
+        return any(_matches(self.script, name) for name in (str(path), path.name, path.stem))
+
+
+def find(runs: Sequence[Run], wanted: Wanted) -> Iterator[Past]:
+    """The launches that are wanted, in the order given."""
+    for run in runs:
+        if wanted.passes_record(run):
+            past = look(run)
+            if wanted.passes(past):
+                yield past
+
+
+def look(run: Run) -> Past:
+    """What the folder of a run tells."""
+    folder = str(run.folder)
+    attempts = _attempts(folder)
+    code = _exit_code(f"{folder}/attempts/{attempts[-1]}") if attempts else None
+    script, command = _program(f"{folder}/lock.toml")
+    return Past(run, _state(run, bool(attempts), code), code, len(attempts), script, command)
+
+
+def _state(run: Run, started: bool, code: int | None) -> str:
+    if run.state == PREPARING or not run.job_ids:
+        return "PREPARING"
+    if run.state == CANCELLED:  # it may have saved in good order, and left 0
+        return "CANCELLED"
+    if code is not None:
+        return "FAILED" if code else "COMPLETED"
+    return "STARTED" if started else "SUBMITTED"
+
+
+# os and open() instead of Path: of ten thousand folders, the objects would take longer than the questions
+def _attempts(folder: str) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(f"{folder}/attempts") if name.isdigit())  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _exit_code(attempt: str) -> int | None:
+    try:
+        with open(f"{attempt}/exit_code", encoding="ascii") as file:  # noqa: PTH123
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+_PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)
+
+
+def _program(lock: str) -> tuple[str, tuple[str, ...]]:
+    """The script, or the command, of the table [job] of a lock.
+
+    Not by tomllib, which would take seconds for ten thousand locks: the lock is our own writing (lock.py), in which
+    texts and lists of texts are JSON but for the comma after a list's last line.
+    """
+    try:
+        with open(lock, encoding="utf-8") as file:  # noqa: PTH123
+            found = _PROGRAM.search(file.read())
+        value = json.loads(re.sub(r",\s*\Z", "]", found[2])) if found else ""
+    except (OSError, ValueError):
+        return "", ()
+    return (value, ()) if isinstance(value, str) else ("", tuple(map(str, value)))
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return not pattern or pattern == text or fnmatchcase(text, pattern)
+
+
+def _created(run: Run) -> datetime:
+    """When it was launched; the beginning of time where the record does not say so."""
+    try:
+        return datetime.fromisoformat(run.created).astimezone()
+    except ValueError:
+        return datetime.fromtimestamp(0).astimezone()
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """The moment that `7d`, `12h`, `2026-11-01` or `2026-11-01T08:30` means. Raises RunnerError otherwise."""
+    found = re.fullmatch(r"(\d{1,6})([mhdw])", text)
+    try:
+        if found:
+            return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise RunnerError(
+            f"--since {text!r} is no time",
+            "it is an age (30m, 12h, 7d, 2w) or a date (2026-11-01, 2026-11-01T08:30)",
+            "runner history --since 7d",
+            exit_code=2,
+        ) from None

@@ -1,0 +1,156 @@
+"""Two launches are compared by what they were made of; equal ones give no line, and each change gives its own."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.runs import code_tree
+from runner.runs.difference import Difference, Side, compare, of_run
+from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.secrets import HIDDEN
+
+LOCK = """\
+[run]
+name = "NAME"
+created = "2026-11-20T10:00:00+00:00"
+runner = "0.1.0"
+script_sha256 = "NAME"
+
+[image]
+reference = "/images/a.sqsh"
+link = "/images/NAME.sqsh"
+sha256 = "aa"
+
+[environment]
+name = "ngc-ds"
+path = "/NAME"
+engine = "ce"
+
+[environment.env]
+NCCL_DEBUG = "WARN"
+
+[code]
+commit = "c0"
+files = 2
+
+[job]
+name = "NAME"
+script = "jobs/sft.py"
+arguments = ["--lr", "1"]
+
+[job.resources]
+nodes = 2
+
+[site.values]
+name = "alps-clariden"
+
+[site.sources]
+name = "NAME"
+
+[packages]
+torch = "2.8.0"
+"""
+EDF = '# NAME\nimage = "/images/NAME.sqsh"\nmounts = ["/a:/a", "/b:/b"]\nwritable = true\n[env]\nX = "NAME"\n'
+
+
+def make(folder: Path, name: str, changes: Mapping[str, str] | None = None, edf: str = EDF) -> Run:
+    run = Run(name, folder / name, "sft", "alps-clariden", "slurm", "2026-11-20T10:00:00+00:00", SUBMITTED, ("17",))
+    (run.code / "jobs").mkdir(parents=True)
+    save(run)
+    lock = LOCK.replace("NAME", name)
+    for old, new in (changes or {}).items():
+        assert old in lock
+        lock = lock.replace(old, new)
+    (run.folder / "lock.toml").write_text(lock)
+    (run.folder / "environment.toml").write_text(edf.replace("NAME", name))
+    for file, text in {"jobs/sft.py": "print(1)\n", "README.md": "x\n"}.items():
+        (run.code / file).write_text(text)
+        os.utime(run.code / file, (0, 0))
+    return run
+
+
+def between(left: Run, right: Run) -> tuple[Difference, ...]:
+    return compare(of_run(left), of_run(right)).differences
+
+
+def test_names_places_and_times_of_a_launch_are_no_difference(tmp_path: Path) -> None:
+    assert between(make(tmp_path, "sft-0001"), make(tmp_path, "sft-0002")) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ('"--lr", "1"', '"--lr", "2"', ("arguments", "arguments", ["--lr", "1"], ["--lr", "2"])),
+        ('script = "jobs/sft.py"', 'command = ["x"]', ("arguments", "script", "jobs/sft.py", None)),
+        ("nodes = 2", "nodes = 4", ("resources", "nodes", 2, 4)),
+        ('sha256 = "aa"', 'sha256 = "bb"', ("image", "sha256", "aa", "bb")),
+        ('engine = "ce"', 'engine = "pyxis"', ("environment", "engine", "ce", "pyxis")),
+        ('NCCL_DEBUG = "WARN"', 'NCCL_DEBUG = "INFO"', ("variables", "NCCL_DEBUG", "WARN", "INFO")),
+        ('name = "alps-clariden"', 'name = "twcc"', ("site", "name", "alps-clariden", "twcc")),
+        ('runner = "0.1.0"', 'runner = "0.2.0"', ("run", "runner", "0.1.0", "0.2.0")),
+        ('torch = "2.8.0"', 'torch = "2.9.0"', ("packages", "torch", "2.8.0", "2.9.0")),
+    ],
+)
+def test_each_change_of_the_lock_is_one_line_of_its_kind(
+    tmp_path: Path, old: str, new: str, expected: tuple[object, ...]
+) -> None:
+    found = between(make(tmp_path, "a-1"), make(tmp_path, "a-2", {old: new}))
+    assert expected in [(each.kind, each.name, each.left, each.right) for each in found]
+    assert len(found) == (2 if "command" in new else 1)
+
+
+def test_an_image_without_a_sum_is_compared_by_its_name_alone(tmp_path: Path) -> None:
+    left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2", {'sha256 = "aa"\n': ""})
+    assert between(left, right) == ()
+    other = make(tmp_path, "a-3", {'sha256 = "aa"\n': "", "/images/a.sqsh": "/images/b.sqsh"})
+    assert [each.name for each in between(left, other)] == ["reference"]
+
+
+def test_of_the_edf_each_mount_and_key_counts_comments_do_not(tmp_path: Path) -> None:
+    left = make(tmp_path, "a-1")
+    changed = EDF.replace('"/b:/b"', '"/c:/c"').replace("writable = true", "writable = false")
+    assert [(each.name, each.left, each.right) for each in between(left, make(tmp_path, "a-2", edf=changed))] == [
+        ("mounts", "/b:/b", None),
+        ("mounts", None, "/c:/c"),
+        ("writable", True, False),
+    ]
+    turned = make(tmp_path, "a-3", edf=EDF.replace('"/a:/a", "/b:/b"', '"/b:/b", "/a:/a"'))
+    assert [each.left for each in between(left, turned)] == ["/a:/a /b:/b"]
+
+
+def test_of_the_code_every_file_is_compared_by_its_bytes(tmp_path: Path) -> None:
+    left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2")
+    (right.code / "jobs/sft.py").write_text("print(2)\n")
+    (right.code / "README.md").chmod(0o755)
+    (right.code / "jobs/new.py").symlink_to("sft.py")
+    os.utime(right.code / "jobs/new.py", (0, 0), follow_symlinks=False)
+    assert [(each.kind, each.name, each.left, each.right) for each in between(left, right)] == [
+        ("code", "README.md", "not executable", "executable"),
+        ("code", "jobs/new.py", None, "there"),
+        ("code", "jobs/sft.py", "other text", "other text"),
+    ]
+
+
+def test_what_a_job_wrote_among_its_code_is_not_its_code(tmp_path: Path) -> None:
+    left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2")
+    (right.code / "result.txt").write_text("42")
+    found = compare(of_run(left), of_run(right))
+    assert found.differences == () and found.left_out == ("code: 1 files that a-2 wrote there itself",)
+
+
+def test_without_a_snapshot_the_commit_is_compared_and_that_is_said(tmp_path: Path) -> None:
+    left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2", {'"c0"': '"c1"'})
+    assert between(left, right) == ()  # the files themselves are the same
+    right.code.rename(tmp_path / "away")
+    found = compare(of_run(left), of_run(right))
+    assert [(each.name, each.right) for each in found.differences] == [("commit", "c1")]
+    assert "a-2 is gone" in found.left_out[0]
+
+
+def test_hidden_values_are_said_to_be_left_out() -> None:
+    side = Side("a", {"environment.env": {"HF_TOKEN": HIDDEN}}, "", code_tree.Tree("a", {}))
+    found = compare(side, replace(side, name="b"))
+    assert found.differences == () and "secrets" in found.left_out[0]

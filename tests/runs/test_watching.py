@@ -1,0 +1,41 @@
+"""Watching asks ever less often while nothing changes, and stops by itself."""
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from runner.machine import sessions
+from runner.runs import watching
+from runner.runs.run import SUBMITTED, Run
+from runner.runs.status import RunStatus
+
+
+def test_the_pause_grows_to_its_limit_and_is_short_again_when_something_changes(tmp_path: Path) -> None:
+    """A process that lives for as long as the test wants stands for the run."""
+    child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE, start_new_session=True)
+    identity = sessions.identity(child.pid)
+    run = Run("a-1", tmp_path, "a", "local", "local", "2026", SUBMITTED, (f"local-{child.pid}",),
+              host=platform.node(), process=identity)  # fmt: skip
+    pauses: list[float] = []
+    states: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 20:
+            (tmp_path / "attempts/1").mkdir(parents=True)  # the attempt begins
+        if len(pauses) == 22:
+            child.communicate()
+
+    watching.watch([run], lambda found: states.append(found[0].state), sleep)
+    assert pauses[:2] == [2.0, 2.6] and max(pauses) == pauses[19] == watching.LONGEST
+    assert pauses[20] == watching.SHORTEST and len(pauses) == 22
+    assert states == ["RUNNING"] * 22 + ["LOST"]
+
+
+def test_a_scheduler_that_does_not_answer_is_waited_for_and_a_run_elsewhere_is_not() -> None:
+    run = Run("a-1", Path(os.devnull), "a", "s", "slurm", "2026")
+    assert watching.goes_on(RunStatus(run, "UNKNOWN")) and not watching.goes_on(RunStatus(run, "LOST"))
+    assert not watching.goes_on(RunStatus(replace(run, scheduler="local"), "UNKNOWN"))
