@@ -278,13 +278,6 @@ ENV = [
         line=3,
     ),
     warning(
-        "path-lost",
-        'image = "${HERE}/pytorch-25.01.sqsh"\n',
-        'image = "${HERE}/pytorch-25.01.sqsh"\n[env]\nPATH = "/opt/x/bin:/usr/bin:/bin"\n',
-        engine="enroot",
-        line=1,
-    ),
-    warning(
         "gpus-hidden",
         '[env]\nNVIDIA_VISIBLE_DEVICES = "void"\n',
         '[env]\nNVIDIA_VISIBLE_DEVICES = "all"\n',

@@ -43,16 +43,6 @@ def path_replaced(subject: Subject) -> Iterator[Finding]:
         yield subject.say("path-replaced", f"env.{name}", reason, f'{name} = "{value}:${{{name}}}"', changes=changes)
 
 
-def path_lost(subject: Subject) -> Iterator[Finding]:
-    """enroot starts the container by a login shell, and /etc/profile of Debian sets PATH anew.
-
-    Source: enroot 4.1.2, ENROOT_LOGIN_SHELL; Debian 12, base-files, /etc/profile.
-    """
-    if subject.setting.engine == "enroot" and subject.image.ngc and not subject.own.env.get("PATH"):
-        reason = "enroot starts NVIDIA's image by a login shell, which sets PATH to Debian's default"
-        yield subject.say("path-lost", "env.PATH", reason, "write the image's PATH in [env], or ENROOT_LOGIN_SHELL=no")
-
-
 def gpus_hidden(subject: Subject) -> Iterator[Finding]:
     """Slurm and the engine give each job its GPUs; a value in the file stands against that."""
     env = subject.own.env
@@ -103,4 +93,4 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
         yield subject.say("nccl-over-tcp", field, reason, fix)
 
 
-RULES = (path_replaced, path_lost, gpus_hidden, stale_tuning, nccl_over_tcp)
+RULES = (path_replaced, gpus_hidden, stale_tuning, nccl_over_tcp)
