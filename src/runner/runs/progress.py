@@ -1,14 +1,15 @@
-"""How far a run has come, from the end of its metrics.jsonl: what `training/metrics.py` of the jobs writes."""
+"""How far a run has come, from the end of its metrics.jsonl."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from runner.runs.metrics_file import newest
 
 _TAIL_BYTES = 1 << 16
 _PACE_ENTRIES = 50  # log steps that the estimate looks back on
@@ -42,7 +43,9 @@ class Progress:
 
 def read(metrics: Path) -> Progress | None:
     """The progress that a metrics.jsonl tells; None where there is none yet."""
-    entries = [entry for entry in _tail(metrics) if _number(entry, "step") is not None and "loss" in entry]
+    entries = [
+        entry for entry in newest(metrics, _TAIL_BYTES) if _number(entry, "step") is not None and "loss" in entry
+    ]
     if not entries:
         return None
     last = entries[-1]
@@ -65,25 +68,6 @@ def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | N
     if total is None or begun is None or now is None or steps <= 0 or now < begun:
         return None
     return float(now + max(total - last["step"], 0) * (now - begun) / steps)
-
-
-def _tail(path: Path) -> list[dict[str, Any]]:
-    """The entries in the last part of the file; a line that is cut at either end is passed over."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(file.seek(0, 2) - _TAIL_BYTES, 0))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            found.append(entry)
-    return found
 
 
 def _number(entry: Mapping[str, Any], name: str) -> float | None:

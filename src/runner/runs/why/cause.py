@@ -99,11 +99,6 @@ def of_kind(*kinds: str) -> tuple[Cause, ...]:
     return tuple(cause for cause in all_causes() if cause.kind in kinds)
 
 
-def by_code(code: str) -> Cause:
-    """The cause with a code."""
-    return next(cause for cause in all_causes() if cause.code == code)
-
-
 def by_word(kind: str, word: str) -> Cause | None:
     """The cause of a reason, an exit code or an exception's class."""
     return next((cause for cause in of_kind(kind) if word in cause.find), None)

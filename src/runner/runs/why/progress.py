@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+from runner.runs.metrics_file import newest
 
 _TAIL_BYTES = 4 << 20
 _WINDOW = 20  # records that are compared
@@ -30,49 +32,30 @@ class Pace:
 
 def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace | None:
     """The pace that metrics.jsonl tells; None where there is none yet."""
-    records = _records(path)
+    records = newest(path, _TAIL_BYTES)
     steps = [
         each for each in records if isinstance(each.get("step"), int) and isinstance(each.get("time"), int | float)
     ]
     if not steps:
         return None
     last = steps[-1]
-    since = max((time.time() if now is None else now) - float(last["time"]), 0.0)  # type: ignore[arg-type]
+    since = max((time.time() if now is None else now) - float(last["time"]), 0.0)
     usual = _usual_pause(steps)
     if running and since > max(_STUCK_SECONDS, 10 * usual):
         note = f"no step since {since:.0f} s; a step's record came every {usual:.1f} s before"
-        return Pace(int(last["step"]), since, note, stuck=True)  # type: ignore[call-overload]
-    return Pace(int(last["step"]), since, _slower(steps))  # type: ignore[call-overload]
+        return Pace(int(last["step"]), since, note, stuck=True)
+    return Pace(int(last["step"]), since, _slower(steps))
 
 
-def _records(path: Path) -> list[Mapping[str, object]]:
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(size - _TAIL_BYTES, 0))
-            lines = file.read(_TAIL_BYTES).split(b"\n")
-    except OSError:
-        return []
-    found: list[Mapping[str, object]] = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:  # the first may be cut, the last half written
-            continue
-        if isinstance(record, dict):
-            found.append(record)
-    return found
-
-
-def _usual_pause(steps: Sequence[Mapping[str, object]]) -> float:
-    times = [float(each["time"]) for each in steps[-200:]]  # type: ignore[arg-type]
+def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
+    times = [float(each["time"]) for each in steps[-200:]]
     pauses = [after - before for before, after in pairwise(times) if after > before]
     return statistics.median(pauses) if pauses else 0.0
 
 
-def _slower(steps: Sequence[Mapping[str, object]]) -> str:
+def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     """What to say when the newest records are slower than the best stretch of as many before."""
-    rates = [(int(each["step"]), float(rate)) for each in steps  # type: ignore[call-overload]
+    rates = [(int(each["step"]), float(rate)) for each in steps
              if isinstance(rate := each.get("tokens_per_second"), int | float) and rate > 0]  # fmt: skip
     if len(rates) < 3 * _WINDOW:
         return ""
