@@ -74,6 +74,8 @@ class Disk:
 
     def _do(self, offset: int, length: int, source: int = -1, source_offset: int = 0) -> None:
         for done in range(0, length, _STEP):
+            if self._closed:
+                return  # Ctrl-C does not wait for gigabytes
             step = min(_STEP, length - done)
             if source >= 0:
                 copy_range(source, source_offset + done, self._descriptor, offset + done, step)
