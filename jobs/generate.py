@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, generation, processes, run_folder
+from training import errors, processes, run_folder
+from training.generating import generation
 
 PROMPT = "What does `pathlib.Path.read_text(self, encoding=None)` do?"
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         threads = processes.set_threads(os.environ, peers)
         # From here on the slow imports: they read what has been set above.
         processes.settle_device(os.environ)
-        from training import supervised
+        from training.sft import supervised
 
         if peers.first:
             print(

@@ -10,8 +10,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
-from training import arguments, processes, run_folder  # noqa: E402
+from training import processes, run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
+from training.sft import arguments  # noqa: E402
 
 TWO = processes.Processes(0, 0, 2, 2, "torchrun")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training import batches
+from training.batch import batches
 from training.errors import JobError
 
 

@@ -8,7 +8,11 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import corpus, data, tokenizer  # noqa: E402
+from training.data import (  # noqa: E402
+    corpus,
+    reading,
+    tokenizer,
+)
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 
@@ -67,7 +71,7 @@ def trained(made: Path) -> "tokenizer.PreTrainedTokenizerFast":
 
 
 def test_all_ranks_map_the_same_rows(made: Path) -> None:
-    rows, folder = data.python_docs(made.parent, ALONE)
+    rows, folder = reading.python_docs(made.parent, ALONE)
     assert folder == made
     assert len(rows) == len((made / "pairs.jsonl").read_text().splitlines())
     assert rows.cache_files, "rows lie in a file that every process maps, not in memory"
@@ -83,7 +87,7 @@ def test_all_ranks_map_the_same_rows(made: Path) -> None:
     ],
 )
 def test_kinds_of_data(row: dict[str, object], kind: str) -> None:
-    assert data.check([row], "x", "text") == kind
+    assert reading.check([row], "x", "text") == kind
 
 
 @pytest.mark.parametrize(
@@ -98,13 +102,13 @@ def test_kinds_of_data(row: dict[str, object], kind: str) -> None:
 )
 def test_data_that_cannot_be_trained_on_is_refused(rows: list[dict[str, object]], expected: str) -> None:
     with pytest.raises(JobError) as caught:
-        data.check(rows, "x", "text")
+        reading.check(rows, "x", "text")
     assert expected in caught.value.what
 
 
 def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert data.load(str(tmp_path / "a.jsonl"), None, "train", streaming=False)["text"] == ["one", "two"]
+    assert reading.load(str(tmp_path / "a.jsonl"), None, "train", streaming=False)["text"] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -119,5 +123,5 @@ def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
 def test_data_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str, split: str, expected: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(JobError) as caught:
-        data.load(str(tmp_path / name), None, split, streaming=False)
+        reading.load(str(tmp_path / name), None, split, streaming=False)
     assert expected in caught.value.what

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from training import deepspeed_config
 from training.errors import JobError
+from training.zero import deepspeed_config
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

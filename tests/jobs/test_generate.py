@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import Attempt  # noqa: E402
-from training import generation  # noqa: E402
 from training.errors import JobError  # noqa: E402
+from training.generating import generation  # noqa: E402
 
 
 def test_the_answer_alone_goes_to_stdout(

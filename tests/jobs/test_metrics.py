@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import loss_picture, metrics  # noqa: E402
+from training.measuring import loss_picture, metrics  # noqa: E402
 
 
 def entry(step: int, loss: float, attempt: int = 1) -> dict[str, float]:

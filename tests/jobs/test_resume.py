@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import resume  # noqa: E402
+from training.checkpoints import resume  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from training.errors import JobError, near_miss
 
-PRESETS = Path(__file__).resolve().parent.parent / "deepspeed"
+PRESETS = Path(__file__).resolve().parents[2] / "deepspeed"
 
 # DeepSpeed ignores a key that it does not know, so a misspelt one would silently change nothing.
 # Source: DeepSpeed 0.19.8, runtime/config.py and runtime/constants.py.

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training import arguments, data, deepspeed_config, files, loss_picture, metrics, models, resume, stopping
+from training import files
 from training import settings as settings_module
-from training import tokenizer as tokenizers_of_ours
-from training.batches import Batch
+from training.batch.batches import Batch
+from training.checkpoints import resume, stopping
+from training.data import reading
+from training.data import tokenizer as made_tokenizer
 from training.errors import JobError
+from training.measuring import loss_picture, metrics
+from training.models import loading
 from training.processes import Processes, barrier, once
 from training.run_folder import RunFolder
 from training.settings import Settings
+from training.sft import arguments
+from training.zero import deepspeed_config
 
 
 def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
@@ -99,7 +105,7 @@ def _trainer(
     from transformers import PrinterCallback, ProgressCallback
     from trl import ModelConfig, get_peft_config, get_quantization_config
 
-    from training.trainer import CountingTrainer, choose_loss
+    from training.sft.trainer import CountingTrainer, choose_loss
 
     rows, held_out, model, tokenizer = _model_and_data(settings, config, run, peers)
     model_arguments = settings.build(ModelConfig)
@@ -129,7 +135,7 @@ def _trainer(
     trainer.remove_callback(PrinterCallback)
     if peers.first:
         attention = trainer.model.config._attn_implementation
-        print(f"model: {models.parameters(trainer.model):,} parameters, {attention} attention")
+        print(f"model: {loading.parameters(trainer.model):,} parameters, {attention} attention")
         print(f"loss: {'the model itself' if plain else 'TRL, in chunks'} ({why})", flush=True)
     return trainer, stop
 
@@ -144,31 +150,31 @@ def _model_and_data(settings: Settings, config: Any, run: RunFolder, peers: Proc
     name, dataset = settings["model_name_or_path"], settings["dataset_name"]
     docs_folder = None
     if dataset == arguments.PYTHON_DOCS:
-        rows, docs_folder = data.python_docs(run.cache, peers)
+        rows, docs_folder = reading.python_docs(run.cache, peers)
         held_out = None
     else:
         load = (dataset, settings.get("dataset_config"))
         streaming = bool(settings.get("dataset_streaming"))
-        rows = data.load_on_all(peers, *load, settings["dataset_train_split"], streaming)
+        rows = reading.load_on_all(peers, *load, settings["dataset_train_split"], streaming)
         evaluates = str(getattr(config.eval_strategy, "value", config.eval_strategy)) != "no"
         split = settings["dataset_test_split"]
-        held_out = data.load_on_all(peers, *load, split, streaming) if evaluates else None
-    kind = data.check(rows, dataset, settings["dataset_text_field"])
+        held_out = reading.load_on_all(peers, *load, split, streaming) if evaluates else None
+    kind = reading.check(rows, dataset, settings["dataset_text_field"])
     if name == arguments.TINY_MODEL:
-        folder = docs_folder or data.python_docs(run.cache, peers)[1]
+        folder = docs_folder or reading.python_docs(run.cache, peers)[1]
         tokenizer = _own_tokenizer(folder, settings["vocabulary_size"], run, peers)
-        return rows, held_out, models.tiny_llama(tokenizer, config.max_length or 512, config.seed), tokenizer
-    tokenizer = models.load_tokenizer(name, settings, kind)
-    models.prepare_loading(name, settings, config)
+        return rows, held_out, loading.tiny_llama(tokenizer, config.max_length or 512, config.seed), tokenizer
+    tokenizer = loading.load_tokenizer(name, settings, kind)
+    loading.prepare_loading(name, settings, config)
     return rows, held_out, name, tokenizer
 
 
 def _own_tokenizer(folder: Path, vocabulary: int, run: RunFolder, peers: Processes) -> Any:
     from transformers import AutoTokenizer
 
-    from training import corpus
+    from training.data import corpus
 
-    path = once(peers, lambda: tokenizers_of_ours.build(run.cache, corpus.texts(folder), folder.name, vocabulary))
+    path = once(peers, lambda: made_tokenizer.build(run.cache, corpus.texts(folder), folder.name, vocabulary))
     return AutoTokenizer.from_pretrained(str(path))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import corpus, files
+from training import files
+from training.data import corpus
 from training.errors import JobError, near_miss
 from training.processes import Processes, once
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from training import batches, deepspeed_config
-from training.batches import Batch
+from training.batch import batches
+from training.batch.batches import Batch
 from training.errors import JobError
 from training.processes import Processes
 from training.run_folder import RunFolder
 from training.settings import Settings, parse
+from training.zero import deepspeed_config
 
 TINY_MODEL = "tiny-llama"  # made from a config
 PYTHON_DOCS = "python-docs"  # made from the running Python's own documentation

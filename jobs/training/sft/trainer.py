@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 from trl import SFTTrainer
 
-from training.metrics import TokenCounter
+from training.measuring.metrics import TokenCounter
 
 # Logits of one micro batch up to this size are made whole; above it TRL's loss works through them in chunks.
 PLAIN_LOGITS_BYTES = 2 * 1024**3

@@ -1,0 +1,1 @@
+"""What is trained on: text of our own, datasets, tokenizers."""

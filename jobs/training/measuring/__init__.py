@@ -1,0 +1,1 @@
+"""What a person looks at: metrics, the progress line, pictures."""

@@ -1,0 +1,1 @@
+"""What is trained: models loaded, or made from a config."""
