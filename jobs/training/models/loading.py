@@ -1,11 +1,14 @@
-"""A language model small enough for a laptop, made from a config."""
+"""Models and tokenizers: one small enough for a laptop, made on the spot, or by name."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.errors import JobError
+from training.processes import Processes, once
+from training.run_folder import RunFolder
 from training.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,6 +34,17 @@ def tiny_llama(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Pr
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config)
+
+
+def demo_tokenizer(folder: Path, vocabulary: int, run: RunFolder, peers: Processes) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of the tiny model; rank 0 trains it on the documentation in `folder`."""
+    from transformers import AutoTokenizer
+
+    from training.data import corpus, tokenizer
+
+    path = once(peers, lambda: tokenizer.build(run.cache, corpus.texts(folder), folder.name, vocabulary))
+    made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path))
+    return made
 
 
 def parameters(model: PreTrainedModel) -> int:

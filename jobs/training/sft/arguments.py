@@ -1,33 +1,25 @@
-"""The arguments of `sft`: TRL's own names, a few of ours, and defaults that fit the machine or the demo."""
+"""The arguments of `sft`: TRL's own names, a few of ours, and the demo's values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from training.batch import batches
+from training import course_arguments
 from training.batch.batches import Batch
+from training.course_arguments import PYTHON_DOCS, TINY_MODEL
 from training.errors import JobError
 from training.processes import Processes
 from training.run_folder import RunFolder
-from training.settings import Settings, parse
-from training.zero import deepspeed_config
+from training.settings import Settings
 
-TINY_MODEL = "tiny-llama"  # made from a config
-PYTHON_DOCS = "python-docs"  # made from the running Python's own documentation
 LOSS_PATHS = ("auto", "plain", "trl")
 
 
 @dataclass
-class OurArguments:
+class OurArguments(course_arguments.OurArguments):
     """Arguments that TRL does not have."""
 
-    global_batch_size: int | None = field(
-        default=None,
-        metadata={"help": "Sequences per optimizer step over all processes; gradient accumulation follows from it."},
-    )
-    vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
     loss_path: str = field(
         default="auto",
         metadata={
@@ -56,36 +48,14 @@ DEMO = {
 
 def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Settings, Batch]:
     """Return the settings and the batch. Raises JobError for what can be known before any process group exists."""
-    from transformers import HfArgumentParser
-    from transformers.hf_argparser import string_to_bool
     from trl import ModelConfig, ScriptArguments, SFTConfig
 
-    types = (ScriptArguments, SFTConfig, ModelConfig, OurArguments)
-    parser = HfArgumentParser(types, prog="sft.py", allow_abbrev=False)
-    for action in parser._actions:
-        if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone means true, as other switches do
-            action.nargs, action.const = "?", True
-    settings = parse(parser, argv)
-    _fit_machine(settings, run)
+    settings = course_arguments.read("sft", (ScriptArguments, SFTConfig, ModelConfig, OurArguments), argv)
+    course_arguments.fit_machine(settings, run)
     _choose_model_and_data(settings)
-    batch = _batch(settings, peers)
-    _deepspeed(settings, batch)
+    batch = course_arguments.plan_batch(settings, peers, settings["max_length"])
+    course_arguments.plan_deepspeed(settings, batch)
     return settings, batch
-
-
-def _fit_machine(settings: Settings, run: RunFolder) -> None:
-    import torch
-
-    cuda = torch.cuda.is_available()
-    if cuda and settings.get("bf16") is not False and not settings.get("fp16") and not torch.cuda.is_bf16_supported():
-        if settings.given("bf16"):
-            raise JobError("this GPU has no bf16", torch.cuda.get_device_name(), "--fp16 true --bf16 false")
-        settings.default({"bf16": False, "fp16": True}, "script: this GPU has no bf16")
-    if not cuda:
-        settings.default({"use_cpu": True, "dataloader_pin_memory": False}, "script: no GPU")
-        settings.default({"bf16": False}, "script: no GPU, fp32 is as fast")
-    settings.default({"output_dir": str(run.checkpoints)}, "RUNNER_RUN" if not run.by_hand else "script: run by hand")
-    settings.default({"disable_tqdm": True, "report_to": ["none"]}, "script: plain lines and metrics.jsonl")
 
 
 def _choose_model_and_data(settings: Settings) -> None:
@@ -101,42 +71,3 @@ def _choose_model_and_data(settings: Settings) -> None:
         raise JobError(
             "no model is named", f"the dataset is {dataset!r}", f"--model_name_or_path NAME|FOLDER, or {TINY_MODEL}"
         )
-
-
-def _batch(settings: Settings, peers: Processes) -> Batch:
-    wanted = settings["global_batch_size"]
-    if wanted is not None and settings.given("gradient_accumulation_steps"):
-        raise JobError(
-            "--global_batch_size and --gradient_accumulation_steps are both given",
-            "the one follows from the other",
-            "leave one out",
-        )
-    batch = batches.plan(
-        settings["per_device_train_batch_size"],
-        settings["gradient_accumulation_steps"],
-        peers.world_size,
-        settings["max_length"],
-        wanted,
-    )
-    if wanted is not None:
-        settings.derive("gradient_accumulation_steps", batch.accumulation, "from global_batch_size")
-    return batch
-
-
-def _deepspeed(settings: Settings, batch: Batch) -> None:
-    """Put the path of the checked configuration in the place of a preset's name; `none` turns DeepSpeed off."""
-    name = settings.get("deepspeed")
-    if not name or str(name).lower() == "none":
-        settings.derive("deepspeed", None, settings.sources.get("deepspeed", "library default"))
-        return
-    path = deepspeed_config.resolve(str(name))
-    config = deepspeed_config.read(path)
-    expected: dict[str, Any] = {
-        "train_batch_size": batch.sequences,
-        "train_micro_batch_size_per_gpu": batch.micro,
-        "gradient_accumulation_steps": batch.accumulation,
-        "gradient_clipping": settings["max_grad_norm"],
-    }
-    deepspeed_config.batch_conflict(path, config, expected)
-    source = settings.sources["deepspeed"]
-    settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)

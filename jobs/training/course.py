@@ -1,0 +1,191 @@
+"""The course of a training, whatever is trained: settings shown, resumed, trained, left or finished."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from training import files
+from training import settings as settings_module
+from training.batch.batches import Batch
+from training.checkpoints import resume, stopping
+from training.errors import JobError
+from training.measuring import loss_picture, metrics
+from training.models import loading
+from training.processes import Processes, barrier, once
+from training.run_folder import RunFolder
+from training.settings import Settings
+from training.zero import deepspeed_config
+
+
+class Course:
+    """One start of a training. Made once the arguments are read; making it starts the process group.
+
+    settings, batch   what was asked, and the sizes of a step
+    run, peers        the folder of the run, and who this process is
+    config            transformers' TrainingArguments, or a library's own kind of it
+    checkpoint        where this start resumes, or None
+    counter           counts the tokens trained on; the trainer adds to it
+    stop              the callback that saves and leaves when asked
+    trainer           there once `make_trainer` has given it
+    """
+
+    trainer: Any
+
+    def __init__(
+        self, config_type: type, settings: Settings, batch: Batch, run: RunFolder, peers: Processes, started: float
+    ) -> None:
+        self.settings, self.batch, self.run, self.peers, self.started = settings, batch, run, peers, started
+        _quiet_libraries()
+        if peers.first:
+            print("settings (value, source)", *settings_module.show(settings, run.path / "settings.json"), sep="\n")
+            print(f"batch: {batch}", flush=True)
+        self.config = _configure(config_type, settings)  # starts the process group
+        self.checkpoint = _choose_checkpoint(settings, self.config, run, peers)
+        # Ours counts complete checkpoints only.
+        self.keep, self.config.save_total_limit = self.config.save_total_limit, None
+        self.counter = metrics.TokenCounter()
+        self.stop = stopping.SaveAndExit(run, peers)
+
+    def callbacks(self) -> list[Any]:
+        """Return what `make_trainer` gives to its trainer: the metrics, leaving in good order, complete checkpoints."""
+        marks = resume.CompleteCheckpoints(self.peers, self.keep)
+        return [metrics.Metrics(self.run, self.peers, self.counter), self.stop, marks]
+
+    def prepare(self, make_trainer: Callable[[Course], Any]) -> Any:
+        """Return the trainer, ready: without the callbacks that redraw lines, its model described."""
+        from transformers import PrinterCallback, ProgressCallback
+
+        self.trainer = make_trainer(self)
+        self.trainer.remove_callback(ProgressCallback)
+        self.trainer.remove_callback(PrinterCallback)
+        if self.peers.first:
+            attention = getattr(self.trainer.model.config, "_attn_implementation", None)
+            print(f"model: {loading.parameters(self.trainer.model):,} parameters, {attention} attention")
+            print(f"ready after {time.monotonic() - self.started:.1f} s", flush=True)
+        return self.trainer
+
+    def train(
+        self,
+        make_trainer: Callable[[Course], Any],
+        evaluate: Callable[[Course, Path, bool], dict[str, Any]] | None = None,
+    ) -> int:
+        """Return 0 when the training is done, 75 when it was asked to save and leave before its end.
+
+        `evaluate(course, final, trained)` runs on all ranks after the final model is written and returns what the
+        summary is to hold too; `trained` is false where an earlier start had taken the last step.
+        """
+        trainer = self.prepare(make_trainer)
+        ended = self.checkpoint if self.checkpoint and resume.at_the_end(self.checkpoint, self.config) else None
+        if ended is None:
+            trainer.train(resume_from_checkpoint=str(self.checkpoint.path) if self.checkpoint else None)
+        elif self.peers.first:
+            print(f"step {ended.step} was the last one: nothing is left to train", flush=True)
+        if self.stop.reason:
+            return self._leave()
+        final = save_final(trainer, ended, Path(self.config.output_dir) / "final", self.peers)
+        found = evaluate(self, final, ended is None) if evaluate else {}
+        if self.peers.first:
+            self._finish(final, found)
+        barrier(self.peers)
+        return 0
+
+    @property
+    def title(self) -> str:
+        """E.g. `sft-0007: tiny-llama on python-docs`."""
+        model = self.settings.get("model_name_or_path") or self.settings.get("model_type")
+        data = self.settings.get("dataset_name") or self.settings.get("train_file")
+        return f"{self.run.path.name}: {model} on {data}"
+
+    def _leave(self) -> int:
+        step = self.trainer.state.global_step
+        if self.peers.first:
+            checkpoint = Path(self.config.output_dir) / f"checkpoint-{step}"
+            stopping.leave_note(self.run, step, checkpoint, self.stop.reason)
+            because = f"saved step {step} because of {self.stop.reason}"
+            print(f"{because}; leaving with exit code {stopping.CONTINUE}: continue me", flush=True)
+        barrier(self.peers)
+        return stopping.CONTINUE
+
+    def _finish(self, final: Path, found: dict[str, Any]) -> None:
+        entries = metrics.read(self.run.metrics)
+        summary = {**metrics.summarise(entries), "final": str(final), **found}
+        files.write_json(self.run.summary, summary)
+        drawn = loss_picture.draw(entries, self.run.picture, self.title)
+        print(f"final model {final}")
+        print(f"picture {self.run.picture}" if drawn else "no picture: matplotlib is not in this image")
+        if entries:
+            losses = f"loss {summary['first_loss']:.3f} -> {summary['last_loss']:.3f}"
+            print(f"done: {summary['steps']} steps, {losses}, {summary['tokens_per_second']} tok/s", flush=True)
+
+
+def save_final(trainer: Any, ended: resume.Checkpoint | None, path: Path, peers: Processes) -> Path:
+    """Write the Hugging Face model, tokenizer and chat template; an older final gives way only to a whole one.
+
+    Of a training that had `ended` before this start, the weights are those of its last checkpoint.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    once(peers, lambda: _clear(partial))
+    if ended is not None:
+        once(peers, lambda: resume.copy_model(ended.path, partial))
+    else:
+        trainer.save_model(str(partial))
+    barrier(peers)
+    once(peers, lambda: files.replace_folder(partial, path))
+    return path
+
+
+def _clear(folder: Path) -> None:
+    import shutil
+
+    if folder.exists():
+        shutil.rmtree(folder)
+
+
+def _quiet_libraries() -> None:
+    """Turn off bars that redraw themselves, and what the libraries say to each other on every rank."""
+    import warnings
+
+    import datasets
+    from transformers.utils import logging
+
+    datasets.disable_progress_bars()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|transformers|accelerate")
+
+
+def _configure(config_type: type, settings: Settings) -> Any:
+    try:
+        config = settings.build(config_type)
+        if settings["deepspeed"]:
+            from deepspeed.comm import init_distributed
+
+            deepspeed_config.leave_out_what_is_not_built()
+            # On the CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
+            init_distributed(auto_mpi_discovery=False, verbose=False)
+        return config
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        raise JobError(
+            f"{config_type.__name__} refuses the arguments", why, "change the argument that is named"
+        ) from error
+
+
+def _choose_checkpoint(settings: Settings, config: Any, run: RunFolder, peers: Processes) -> resume.Checkpoint | None:
+    """Return where to resume, the same on all ranks; say what was skipped and why."""
+    wanted = settings.get("resume_from_checkpoint")
+    config.resume_from_checkpoint = None
+    folder = Path(config.output_dir)
+    checkpoint, skipped = once(peers, lambda: resume.choose(folder, wanted, automatic=not run.by_hand))
+    path = settings["deepspeed"]
+    stage = deepspeed_config.stage(deepspeed_config.read(Path(path))) if path else None
+    if checkpoint:
+        resume.refuse_other_world_size(checkpoint, peers, stage)
+    if peers.first:
+        for line in skipped:
+            print(line)
+        if checkpoint:
+            print(f"resuming from {checkpoint.path} (step {checkpoint.step})", flush=True)
+    return checkpoint

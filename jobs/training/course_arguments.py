@@ -1,0 +1,92 @@
+"""Arguments that every training has, and defaults that fit the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.batch import batches
+from training.batch.batches import Batch
+from training.errors import JobError
+from training.processes import Processes
+from training.run_folder import RunFolder
+from training.settings import Settings, parse
+from training.zero import deepspeed_config
+
+TINY_MODEL = "tiny-llama"  # made from a config
+PYTHON_DOCS = "python-docs"  # made from the running Python's own documentation
+
+
+@dataclass
+class OurArguments:
+    """Arguments that neither transformers nor TRL has."""
+
+    global_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Sequences per optimizer step over all processes; gradient accumulation follows from it."},
+    )
+    vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
+
+
+def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
+    """Return the settings of a command line whose arguments are the fields of `types`, by their own names."""
+    from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
+
+    parser = HfArgumentParser(tuple(types), prog=f"{script}.py", allow_abbrev=False)
+    for action in parser._actions:
+        if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone means true, as other switches do
+            action.nargs, action.const = "?", True
+    return parse(parser, argv)
+
+
+def fit_machine(settings: Settings, run: RunFolder) -> None:
+    """Set what follows from the machine and the run folder, where the user has not said it."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if cuda and settings.get("bf16") is not False and not settings.get("fp16") and not torch.cuda.is_bf16_supported():
+        if settings.given("bf16"):
+            raise JobError("this GPU has no bf16", torch.cuda.get_device_name(), "--fp16 true --bf16 false")
+        settings.default({"bf16": False, "fp16": True}, "script: this GPU has no bf16")
+    if not cuda:
+        settings.default({"use_cpu": True, "dataloader_pin_memory": False}, "script: no GPU")
+        settings.default({"bf16": False}, "script: no GPU, fp32 is as fast")
+    settings.default({"output_dir": str(run.checkpoints)}, "RUNNER_RUN" if not run.by_hand else "script: run by hand")
+    settings.default({"disable_tqdm": True, "report_to": ["none"]}, "script: plain lines and metrics.jsonl")
+
+
+def plan_batch(settings: Settings, peers: Processes, length: int | None) -> Batch:
+    """Return the batch of a step; where the global one is given, the accumulation follows from it."""
+    wanted = settings["global_batch_size"]
+    if wanted is not None and settings.given("gradient_accumulation_steps"):
+        raise JobError(
+            "--global_batch_size and --gradient_accumulation_steps are both given",
+            "the one follows from the other",
+            "leave one out",
+        )
+    micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    batch = batches.plan(micro, accumulation, peers.world_size, length, wanted)
+    if wanted is not None:
+        settings.derive("gradient_accumulation_steps", batch.accumulation, "from global_batch_size")
+    return batch
+
+
+def plan_deepspeed(settings: Settings, batch: Batch) -> None:
+    """Put the path of the checked configuration in the place of a preset's name; `none` turns DeepSpeed off."""
+    name = settings.get("deepspeed")
+    if not name or str(name).lower() == "none":
+        settings.derive("deepspeed", None, settings.sources.get("deepspeed", "library default"))
+        return
+    path = deepspeed_config.resolve(str(name))
+    config = deepspeed_config.read(path)
+    expected: dict[str, Any] = {
+        "train_batch_size": batch.sequences,
+        "train_micro_batch_size_per_gpu": batch.micro,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": settings["max_grad_norm"],
+    }
+    deepspeed_config.batch_conflict(path, config, expected)
+    source = settings.sources["deepspeed"]
+    settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
