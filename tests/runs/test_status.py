@@ -124,23 +124,5 @@ def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> Non
     here.log.write_text("all of it\n")
     ended = replace(here, process="x:1")
     got: list[bytes] = []
-    found = output.follow(ended, (ended.log,), got.append, Quiet())
+    found = output.follow(ended, output.One(ended.log), got.append, Quiet())
     assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
-
-
-def test_logs_of_a_rank_of_torchrun(run: Run) -> None:
-    """The newest restart's files on the node that the rank's number tells; stdout before stderr."""
-    run = replace(run, nodes=2, processes_per_node=2)
-    for restart in (0, 1):
-        folder = run.folder / f"attempts/1/node-1/none_x/attempt_{restart}/1"
-        folder.mkdir(parents=True)
-        (folder / "stdout.log").write_text("")
-        (folder / "stderr.log").write_text("")
-    found = output.rank_logs(run, 3)
-    assert [path.relative_to(run.folder).as_posix() for path in found] == [
-        "attempts/1/node-1/none_x/attempt_1/1/stdout.log",
-        "attempts/1/node-1/none_x/attempt_1/1/stderr.log",
-    ]
-    with pytest.raises(RunnerError) as caught:
-        output.rank_logs(run, 4)
-    assert "0 to 3" in caught.value.why

@@ -27,7 +27,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     logs = subparsers.add_parser("logs", parents=[common], help="what a run has printed")
     logs.add_argument("run_word", metavar="RUN", nargs="?", default="last")
     logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    logs.add_argument("--rank", type=int, metavar="N", help="what one rank wrote in the newest attempt")
+    logs.add_argument("--rank", metavar="N", help="these ranks alone: 3, or 0,3, or 0-7")
     logs.set_defaults(run=show_logs)
     cancel = subparsers.add_parser("cancel", parents=[common], help="end runs")
     cancel.add_argument("runs", nargs="+", metavar="RUN")
@@ -170,14 +170,14 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
 
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended; its exit code. Ctrl-C leaves the job alone."""
-    from runner.runs.output import follow, result_code
+    from runner.runs.output import One, follow, result_code
 
     def show(data: bytes) -> None:
         sys.stderr.buffer.write(data)
         sys.stderr.buffer.flush()
 
     try:
-        status = follow(run, (run.log,), show, console)
+        status = follow(run, One(run.log), show, console)
     except KeyboardInterrupt:
         console.say(f"\n{run.name} goes on without us: runner logs -f {run.name}; runner cancel {run.name}")
         raise
@@ -199,26 +199,32 @@ def _runs_folder(args: argparse.Namespace) -> Path:
 
 
 def show_logs(args: argparse.Namespace, console: Console) -> int:
-    """`runner logs`: what a run, or one of its ranks, has printed."""
+    """`runner logs`: what a run, or some of its ranks, have printed."""
     from runner.runs import history, output
+    from runner.runs.logs.following import Following
+    from runner.runs.logs.merged import merged, without_times
+    from runner.runs.logs.streams import check_ranks, parse_ranks
 
     run = history.find_run(args.run_word, _runs_folder(args))
-    paths = (run.log,) if args.rank is None else output.rank_logs(run, args.rank)
+    ranks = parse_ranks(args.rank) if args.rank else ()
 
     def show(data: bytes) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     if args.follow:
-        status = output.follow(run, paths, show, console)
-        _say_end(status, console)
+        _say_end(output.follow(run, Following(run, ranks), show, console), console)
         return 0
-    tails = [output.Tail(path) for path in paths]
-    for tail in tails:
-        while data := tail.read():
-            show(data)
-    if not any(tail.offset for tail in tails):
-        console.say(f"{run.name} has printed nothing yet ({paths[0]})")
+    if ranks:
+        check_ranks(run, ranks)
+    shown = False
+    for data in merged(run, ranks):
+        show(data)
+        shown = True
+    if not shown:
+        console.say(f"{run.name} has printed nothing yet ({run.log})")
+    elif not ranks and (unknown := without_times(run)):
+        console.say(f"attempt {', '.join(map(str, unknown))}: no times were kept, each rank's lines stand together")
     return 0
 
 

@@ -1,13 +1,13 @@
-"""What a run prints: its one appended file, the files of single ranks, followed until the run has ended."""
+"""What a run prints: its files, followed until the run has ended."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
-from runner.errors import RunnerError
 from runner.machine.report import Report
 from runner.runs.run import Run
 from runner.runs.status import CONTINUE, RunStatus, ask, exit_code
@@ -70,39 +70,36 @@ def has_ended(status: RunStatus) -> bool:
     return status.state == "COMPLETING" and exit_code(status.run) not in (None, CONTINUE)
 
 
-def rank_logs(run: Run, rank: int) -> tuple[Path, ...]:
-    """The files of one rank in the newest attempt: torchrun's per process, or the one of a task of srun.
+class Growing(Protocol):
+    """Files that grow."""
 
-    Raises RunnerError where there are none. Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py:
-    LOG_DIR/RUN_ID/attempt_K/LOCAL_RANK/{stdout,stderr}.log.
-    """
-    if not run.attempts:
-        raise RunnerError(f"{run.name} has not started yet", "there is no attempt", f"runner status {run.name}")
-    attempt = run.attempts[-1]
-    single = attempt / f"rank-{rank}.log"
-    if single.is_file():
-        return (single,)
-    node, local = divmod(rank, run.processes_per_node)
-    restarts = {path.parent.parent for path in (attempt / f"node-{node}").glob(f"*/attempt_*/{local}/stdout.log")}
-    if restarts:
-        newest = max(restarts, key=lambda path: (path.parent.stat().st_mtime, int(path.name.removeprefix("attempt_"))))
-        return tuple(sorted((newest / str(local)).glob("std*.log"), reverse=True))
-    if rank == 0:
-        return (run.log,)
-    world = run.nodes * run.processes_per_node
-    raise RunnerError(
-        f"{run.name} has no log of rank {rank} in {attempt}",
-        f"its ranks are 0 to {world - 1}" if rank >= world else "launched as `none`, or not started: all is in job.log",
-        f"runner logs {run.name}",
-    )
+    def new(self) -> Iterator[bytes]:
+        """What was added since the last call."""
+
+    def last(self) -> Iterator[bytes]:
+        """The same, when nothing more will come."""
 
 
-def follow(run: Run, paths: Sequence[Path], write: Callable[[bytes], None], report: Report) -> RunStatus:
+class One:
+    """A single file, as it is."""
+
+    def __init__(self, path: Path) -> None:
+        self.tail = Tail(path)
+
+    def new(self) -> Iterator[bytes]:
+        """What was added since the last call."""
+        while data := self.tail.read():
+            yield data
+
+    last = new
+
+
+def follow(run: Run, files: Growing, write: Callable[[bytes], None], report: Report) -> RunStatus:
     """Hand over what the files get until the run has ended; returns the last status.
 
     Changes of state that print nothing (waiting in the queue) are reported.
     """
-    tails, watch = [Tail(path) for path in paths], Watch(run)
+    watch = Watch(run)
     said = ""
     while True:
         status = watch.status()
@@ -111,10 +108,10 @@ def follow(run: Run, paths: Sequence[Path], write: Callable[[bytes], None], repo
             if shown != said and status.state == "PENDING":
                 report.say(f"{run.name}: waiting in the queue ({status.reason or 'no reason given yet'})")
             said = shown
-        for tail in tails:
-            while data := tail.read():
-                write(data)
-        if status is not None and has_ended(status):
+        ended = status is not None and has_ended(status)
+        for data in files.last() if ended else files.new():
+            write(data)
+        if status is not None and ended:
             return _final(status)
         time.sleep(_LOOK_SECONDS)
 

@@ -3,6 +3,8 @@
 
 # shellcheck source=/dev/null
 . payload/signals.sh
+# shellcheck source=/dev/null
+. payload/log_times.sh
 # an outer run's words would be taken for this one's
 unset RUNNER_TASK RUNNER_TASKS
 
@@ -117,8 +119,11 @@ leave() {
 # "continue me", where a task has said so (or the job itself, by attempts/N/continue: torchrun turns every exit code of
 # its workers into 1); or the step's own.
 wait_for() {
-    local code _
+    local code clock _
     signalled=
+    log_times &
+    clock=$!
+    disown "$clock" # else bash tells of its end
     wait "$1"
     code=$?
     while [ -n "$signalled" ]; do
@@ -126,6 +131,7 @@ wait_for() {
         wait "$1"
         code=$?
     done
+    kill -KILL "$clock" 2>/dev/null
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
