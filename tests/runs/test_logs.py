@@ -39,8 +39,8 @@ def shown(run: Run, ranks: Sequence[int] = ()) -> str:
 def test_lines_stand_in_the_order_in_which_the_files_grew(run: Run) -> None:
     """A line belongs to the second in which its end was there; within a second job.log is first, then the ranks."""
     put(run, job="job.sbatch: attempt 1 on a\nzero\nzero later\n", rank_1="one\none la" + "ter\n", rank_2="two\n",
-        times="100 30 job.log\n100 10 attempts/1/rank-1.log\n101 4 attempts/1/rank-2.log\n102 14 attempts/1/rank-1.log\n"
-              "103 45 job.log\n99")  # fmt: skip
+        times="100 30 job.log\n100 10 attempts/1/rank-1.log\n101 4 attempts/1/rank-2.log\n"
+              "102 14 attempts/1/rank-1.log\n103 45 job.log\n99")  # fmt: skip
     assert shown(run) == (
         "job.sbatch: attempt 1 on a\n1| one\n2| two\n1| one later\nzero\nzero later\n"
     )  # at second 100, job.log had 30 bytes: `zero` was not whole

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import RunnerError
 from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.runs import output, status
