@@ -15,7 +15,7 @@ from pathlib import Path
 RANK_ZERO_FIRST_SECONDS = 3.0
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: a context manager that it passes through sets its traceback
 class JobError(Exception):
     """What the user can mend: what went wrong, why, and what to try."""
 

@@ -1,0 +1,82 @@
+"""Blocks of one length over a token cache: random access, nothing copied but the block that is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.data.token_cache import layout
+from training.data.token_cache.layout import Array, TokenFile
+from training.errors import JobError
+
+
+class Tokens:
+    """The documents `first` to `last` of a token cache."""
+
+    def __init__(self, file: TokenFile, first: int = 0, last: int | None = None) -> None:
+        self.file, self.first, self.last = file, first, file.documents if last is None else last
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def tokens(self) -> int:
+        return int(self.file.document_ends[self.last] - self.file.document_ends[self.first])
+
+    def document(self, number: int) -> Array:
+        ends = self.file.document_ends
+        return self.file.ids[ends[self.first + number] : ends[self.first + number + 1]]
+
+    def split(self, percent: float) -> tuple[Tokens, Tokens]:
+        """Return the first `percent` of the documents, and the others; the border is rounded as `datasets` does."""
+        middle = self.first + round(len(self) * percent / 100)
+        return Tokens(self.file, self.first, middle), Tokens(self.file, middle, self.last)
+
+    def blocks(self, length: int, every_documents: int | None = None) -> Blocks:
+        """Return the blocks of `length` tokens; see Blocks."""
+        return Blocks(self, length, every_documents)
+
+
+class Blocks:
+    """A map-style dataset: row i is `input_ids` and `labels`, int64 (length,), tokens i*length to (i+1)*length.
+
+    Tokens run on from one document to the next; those behind the last whole block are left out. With
+    `every_documents`, blocks begin anew after so many documents: run_clm groups 1000 at a time.
+    """
+
+    def __init__(self, tokens: Tokens, length: int, every_documents: int | None = None) -> None:
+        if length < 1:
+            raise JobError(f"a block of {length} tokens", "it has at least 1", "--block_size 1024")
+        self.length, self.prefix = length, tokens.file.prefix
+        self._ids: Array | None = tokens.file.ids
+        borders = [tokens.first, tokens.last]
+        if every_documents:
+            borders = [*range(tokens.first, tokens.last, every_documents), tokens.last]
+        ends = tokens.file.document_ends[np.asarray(borders)]
+        # the first token of each stretch, and the number of blocks up to its end
+        self.starts, self.counts = ends[:-1], np.cumsum((ends[1:] - ends[:-1]) // length)
+
+    def __len__(self) -> int:
+        return int(self.counts[-1]) if len(self.counts) else 0
+
+    def __getitem__(self, number: int) -> dict[str, Array]:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"block {number} of {len(self)}")
+        number = int(number) % len(self)
+        stretch = int(np.searchsorted(self.counts, number, side="right"))
+        before = int(self.counts[stretch - 1]) if stretch else 0
+        start = int(self.starts[stretch]) + (number - before) * self.length
+        block = self.ids[start : start + self.length].astype(np.int64)
+        return {"input_ids": block, "labels": block}
+
+    @property
+    def ids(self) -> Array:
+        if self._ids is None:
+            self._ids = layout.read(Path(self.prefix)).ids
+        return self._ids
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A worker of a DataLoader maps the file itself; its bytes are not sent."""
+        return {**self.__dict__, "_ids": None}
