@@ -19,7 +19,11 @@ from runner.site import VALUES, Site
 from runner.site_files import SHIPPED, load_site, signs, site_names
 
 SITES = sorted(path.stem for path in SHIPPED.glob("*.toml"))
-KINDS = {"scheduler": {"slurm", "local"}, "gpu_request": {"gpus-per-node", "gres", "none"}}
+KINDS = {
+    "scheduler": {"slurm", "local"},
+    "gpu_request": {"gpus-per-node", "gres", "none"},
+    "restart_by": {"requeue", "submit", "chain"},
+}
 
 
 @pytest.fixture

@@ -66,6 +66,17 @@ class Site:
     time_minutes: int | None = None
     """limit of a job that names none"""
     launcher: str = "torchrun"
+    restart_by: str = "requeue"
+    """how a job that may is started anew: `requeue`, `submit` (a new job of the same file, where requeue is forbidden),
+    `chain` (jobs that were submitted before, where nodes may not submit either)"""
+    nccl_network: str | None = None
+    """what NCCL must say that it uses between nodes (`Using network …`); anything else is a fall-back to TCP"""
+    allreduce_within: int | None = None
+    """GB/s on the bus that an all-reduce of a node's GPUs reaches at least"""
+    allreduce_across: int | None = None
+    """the same across nodes"""
+    confirm_gpu_hours: int | None = None
+    """a launch that may take more is asked about; None: never"""
     sbatch: tuple[str, ...] = ()
     """flags that every sbatch gets"""
     srun: tuple[str, ...] = ()

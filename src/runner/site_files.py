@@ -23,10 +23,15 @@ _KINDS: dict[str, type] = {
     "cpus_per_node": int,
     "cpus_per_gpu": int,
     "time_minutes": int,
+    **dict.fromkeys(("allreduce_within", "allreduce_across", "confirm_gpu_hours"), int),
     **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
 }  # the rest are text
-_WORDS = {"scheduler": ("slurm", "local"), "gpu_request": ("gpus-per-node", "gres", "none")}
+_WORDS = {
+    "scheduler": ("slurm", "local"),
+    "gpu_request": ("gpus-per-node", "gres", "none"),
+    "restart_by": ("requeue", "submit", "chain"),
+}
 
 
 def user_folder(environ: Mapping[str, str] | None = None) -> Path:

@@ -89,7 +89,8 @@ def run_locally(folder: Path, **options: Any) -> subprocess.CompletedProcess[str
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
     settings: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 120, **options}
     extra: Mapping[str, str] = settings.pop("extra_environ", {})
-    return subprocess.run(("bash", "job.sbatch"), cwd=folder, env={**environ, **extra}, **settings)
+    words: Sequence[str] = settings.pop("argv", ())
+    return subprocess.run(("bash", "job.sbatch", *words), cwd=folder, env={**environ, **extra}, **settings)
 
 
 def command_job(*words: str, launcher: str = "none", tasks: int = 1, nodes: int = 1, **fields: Any) -> Job:

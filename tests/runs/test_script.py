@@ -14,7 +14,7 @@ from runner.environments.environment import Environment, load_environment
 from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload
-from runner.runs.job import LAUNCHERS, Job, Overrides, Resources
+from runner.runs.job import LAUNCHERS, Job, Overrides, Resources, Restart
 from runner.runs.job_making import make_job
 from runner.runs.preflight import LaunchImage, for_the_run
 from runner.runs.schedulers import flags
@@ -63,8 +63,9 @@ def rendered(place: str, launcher: str) -> str:
     )
     job = make_job(None, overrides, environment, site)
     if launcher == "torchrun":
-        job = replace(job, setup="pip list\necho 'set up'\n", task_prolog="ulimit -c 0", mail_user="me@example.org",
-                      mail_events=("END", "FAIL"))  # fmt: skip
+        job = replace(job, restart=Restart(time_limit=20, node_failure=3), preflight=not local,
+                      setup="pip list\necho 'set up'\n", task_prolog="ulimit -c 0",
+                      mail_user="me@example.org", mail_events=("END", "FAIL"))  # fmt: skip
     return script(job, attach(environment, site, engine, ENVIRON), site)
 
 
@@ -98,6 +99,8 @@ def test_payload_is_clean(tmp_path: Path) -> None:
     for name, text in payload.files().items():
         path = tmp_path / Path(name).name
         path.write_text(text)
+        if path.suffix == ".py":
+            continue
         done = subprocess.run(("shellcheck", str(path)), capture_output=True, text=True)
         assert done.stdout == "", name
     for name in ("task.sh", "signals.sh"):

@@ -63,6 +63,11 @@ def _add_launch(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     launch.add_argument("--tasks-per-node", type=int, metavar="N", help="processes per node")
     _add_resources(launch)
     launch.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help="any flag, as --sbatch=FLAG")
+    launch.add_argument("--chain", type=int, metavar="N", help="submit N jobs, each of which goes on after the last")
+    launch.add_argument(
+        "--no-preflight", dest="preflight", action="store_const", const=False, help="do not try the nodes first"
+    )
+    launch.add_argument("--yes", action="store_true", help="do not ask, however many GPU hours it may take")
     launch.add_argument("--build", action="store_true", help="build and import the image first where it is missing")
     launch.add_argument("--wait", action="store_true", help="show the output, and pass the job's exit code on")
     launch.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
@@ -100,6 +105,8 @@ def _overrides(args: argparse.Namespace) -> Overrides:
         account=args.account,
         sbatch=tuple(getattr(args, "sbatch", ())),
         srun=tuple(args.srun),
+        chain=getattr(args, "chain", None),
+        preflight=getattr(args, "preflight", None),
     )
 
 
@@ -132,6 +139,8 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
         console.warn(note)
+    if not _confirmed(plan, console, yes=args.yes):
+        return 1
     from runner.runs.submission import submit
 
     run = submit(plan, runs, sys.argv[1:], console)
@@ -146,6 +155,27 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         console.answer(run.job_id if args.parsable else run.name)
     sys.stdout.flush()  # a caller that waits for the name must not wait for the job
     return _wait(run, console) if args.wait else 0
+
+
+def _confirmed(plan: RunPlan, console: Console, *, yes: bool) -> bool:
+    """Whether the launch may cost what it may cost. Raises RunnerError where nobody can be asked."""
+    from runner.errors import RunnerError
+    from runner.runs.estimate import estimate
+
+    cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
+    if cost is None:
+        return True
+    console.say(f"this launch: {cost.text}")
+    if yes or limit is None or cost.most <= limit:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RunnerError(
+            f"this launch may take {cost.most:,.0f} GPU hours",
+            f"the site {plan.site.name} asks above {limit:,}, and there is no terminal to ask on",
+            "--yes, fewer nodes, less time, or gpu_hours in the job file's [restart]",
+        )
+    console.say(f"that is more than {limit:,}: submit it? [y/N]")
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _make_image(project: Project, console: Console) -> MakeImage:

@@ -88,11 +88,12 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
     """Header and rows; columns of training that no run fills are left out."""
     columns = [
         ("RUN", [each.run.name for each in found]),
-        ("JOB ID", [each.run.job_id for each in found]),
+        ("JOB ID", [each.job_id or each.run.job_id for each in found]),
         ("ATTEMPT", [str(each.attempt or "") for each in found]),
         ("STATE", [each.state for each in found]),
         ("EXIT", ["" if each.exit_code is None else str(each.exit_code) for each in found]),
         *_training(found),
+        *_gpu_hours(found),
         ("ELAPSED", [each.elapsed for each in found]),
         ("LEFT", [each.time_left for each in found]),
         ("NODES", [each.nodes for each in found]),
@@ -105,6 +106,13 @@ def _training(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
     shown = [_progress(each) for each in found]
     columns = zip(("STEP", "LOSS", "TOKENS/S", "END"), zip(*shown, strict=True), strict=True)
     return [(name, list(cells)) for name, cells in columns if any(cells)]
+
+
+def _gpu_hours(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
+    """Spent, and of how many where the job file sets a limit."""
+    cells = ["" if each.gpu_hours is None else f"{each.gpu_hours:.2f}" for each in found]
+    limits = [f"/{each.run.gpu_hours}" if each.run.gpu_hours else "" for each in found]
+    return [("GPU HOURS", [cell + limit for cell, limit in zip(cells, limits, strict=True)])] if any(cells) else []
 
 
 def _progress(status: RunStatus) -> tuple[str, str, str, str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from runner.errors import RunnerError
-from runner.machine import process, sessions
+from runner.machine import files, process, sessions
 from runner.machine.report import Report
-from runner.runs.run import CANCELLED, Run, save
+from runner.runs.run import CANCELLED, STOP, Run, save
 from runner.runs.schedulers import slurm
 from runner.runs.status import ask, local_pid
 
@@ -18,7 +18,7 @@ GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can leave in 
 
 def explain(runs: Sequence[Run]) -> Iterator[str]:
     """The commands that `cancel` would run."""
-    job_ids = tuple(run.job_id for run in runs if run.scheduler == "slurm" and run.job_id)
+    job_ids = tuple(job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids)
     if job_ids:
         yield " ".join(slurm.cancel(job_ids))
     for run in runs:
@@ -32,7 +32,8 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
     A run is marked before its processes are told, so that whoever watches it knows why it ends.
     """
     done: dict[str, bool] = {}
-    active = [status.run for status in ask(runs) if status.active or status.state == "UNKNOWN"]
+    found = [status for status in ask(runs) if status.active or status.state == "UNKNOWN"]
+    active = [status.run for status in found]
     for run in active:
         if run.scheduler == "local" and run.host not in ("", platform.node()):
             raise RunnerError(
@@ -42,7 +43,10 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
             )
     for run in active:
         save(replace(run, state=CANCELLED))
-    job_ids = tuple(run.job_id for run in active if run.scheduler == "slurm")
+        files.write(run.folder / STOP, "runner cancel\n")  # no attempt follows, whatever the job file allows
+    job_ids = tuple(
+        job_id for status in found if status.run.scheduler == "slurm" for job_id in status.live or (status.run.job_id,)
+    )
     if job_ids:
         process.run(slurm.cancel(job_ids), timeout_seconds=120)
     for run in active:

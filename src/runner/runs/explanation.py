@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 from runner.errors import RunnerError
 from runner.project import Project
+from runner.runs.estimate import estimate
 from runner.runs.launch import SCRIPT, RunPlan
 
 _FILES_SHOWN = 12
@@ -20,6 +21,8 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         runs = str(plan.site.run_folder)
     yield f"would run: {_command_line(plan, runs)}"
     yield f"image: {plan.image.reference or 'none: the programs of this machine'}"
+    if (cost := estimate(plan.job)) is not None:
+        yield f"cost: {cost.text}"
     yield "values, and where each comes from:"
     yield from _columns(tuple(_values(plan)))
     yield from _code(plan)
@@ -34,6 +37,9 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         "launcher": job.launcher,
         **asdict(job.resources),
         "save_seconds": job.save_seconds,
+        "hang_seconds": job.hang_seconds,
+        **(asdict(job.restart) if job.restart else {}),
+        "chain": job.chain or None,
     }
     for name, value in chosen.items():
         if value is not None:
@@ -41,7 +47,7 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     environment = plan.environment
     for name, origin in environment.origins.items():
         yield name, _of_environment(plan, name), str(origin)
-    for name in ("scheduler", "gpu_request", "image_folder", "run_folder", "modules", "sbatch", "srun"):
+    for name in ("scheduler", "gpu_request", "restart_by", "image_folder", "run_folder", "modules", "sbatch", "srun"):
         value = getattr(plan.site, name)
         if value:
             shown = " ".join(value) if isinstance(value, tuple) else str(value)

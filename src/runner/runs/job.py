@@ -18,6 +18,28 @@ LAUNCHERS = {
     "none": "the command as it is, once per node unless tasks_per_node says otherwise",
 }
 SAVE_SECONDS = 120
+HANG_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Restart:
+    """How often a job is started anew, by the cause of its end; 0: never."""
+
+    time_limit: int = 0
+    """after the time limit, or whenever the program asks to be continued (exit code 75)"""
+    preemption: int = 0
+    node_failure: int = 0
+    hang: int = 0
+    """after it was ended because it made no progress"""
+    script_failure: int = 0
+    """after any other exit code than 0 and 75"""
+    without_checkpoint: int = 3
+    """attempts in a row without a new checkpoint after which it stops, whatever else is allowed"""
+    gpu_hours: int = 0
+    """of all attempts together, after which no new one begins; 0: no limit"""
+
+
+RESTART_CAUSES = ("time_limit", "preemption", "node_failure", "hang", "script_failure")
 
 
 @dataclass(frozen=True)
@@ -60,6 +82,8 @@ class Overrides:
     env: Mapping[str, str] = field(default_factory=dict)
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
+    chain: int | None = None
+    preflight: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +112,14 @@ class Job:
     srun: tuple[str, ...] = ()
     save_seconds: int = SAVE_SECONDS
     """how long before the time limit the job is told to save and leave; 0: not at all"""
+    hang_seconds: int = HANG_SECONDS
+    """without a sign of progress, after which the job is ended; 0: never"""
+    preflight: bool = False
+    """whether each node is tried before the program starts"""
+    restart: Restart | None = None
+    """None: each start is somebody's own"""
+    chain: int = 0
+    """jobs to submit, each of which goes on with what the one before has left; 0: one that stands alone"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """warnings, one line each"""
@@ -111,6 +143,11 @@ class Job:
     def cpus_per_step_task(self) -> int:
         """CPUs of each task that srun starts: a launcher's task has those of all its processes."""
         return self.resources.cpus_per_task * (self.resources.tasks_per_node if self.one_task_per_node else 1)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.resources.nodes * self.resources.gpus_per_node
 
     @property
     def world_size(self) -> int:

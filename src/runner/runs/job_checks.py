@@ -29,6 +29,8 @@ def check(job: Job, site: Site, overrides: Overrides) -> None:
     _check_name(job.name)
     _check_numbers(job)
     _check_site(job, site, overrides)
+    if overrides.chain is not None:
+        _check_chain(overrides.chain, site)
     for name, value in job.env.items():
         check_variable(name, value)
     for what in ("setup", "task_prolog", "task_epilog"):
@@ -75,6 +77,12 @@ def _check_numbers(job: Job) -> None:
             "Slurm gives a warning 0 to 65535 seconds before the time limit",
             "0 for no warning, 120 for two minutes",
         )
+    if job.hang_seconds < 0:
+        raise RunnerError(
+            f"hang_seconds is {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
+            "it is a time without progress, in seconds",
+            "0 for never, 3600 for an hour",
+        )
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
@@ -115,6 +123,17 @@ def _check_site(job: Job, site: Site, overrides: Overrides) -> None:
             f"the site {site.name!r} needs an account",
             "jobs without one are refused there",
             "--account NAME, or put it into ~/.config/runner/sites/" + site.name + ".toml",
+        )
+
+
+def _check_chain(links: int, site: Site) -> None:
+    if links < 2:
+        raise RunnerError(f"a chain of {links} jobs", "it takes two to make one", "--chain 5, or leave it out")
+    if site.scheduler != "slurm":
+        raise RunnerError(
+            f"the site {site.name!r} has no queue for a chain of jobs",
+            "without a scheduler nothing ends a job when its time is over",
+            "leave out --chain; [restart] in the job file starts it anew by itself",
         )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed
 from runner.runs import time_limit
+from runner.runs.job import Restart
 
 KEYS = ("summary", "script", "command", "environment", "launcher", "arguments", "setup", "task_prolog", "task_epilog",
-        "save_seconds", "resources", "env", "mail", "slurm")  # fmt: skip
+        "save_seconds", "hang_seconds", "preflight", "resources", "restart", "env", "mail", "slurm")  # fmt: skip
 RESOURCES = (
     *("nodes", "gpus_per_node", "tasks_per_node", "cpu_tasks_per_node", "cpus_per_task"),
     *("memory", "time", "partition", "account"),
@@ -34,8 +35,11 @@ class JobFile:
     task_prolog: str = ""
     task_epilog: str = ""
     save_seconds: int | None = None
+    hang_seconds: int | None = None
+    preflight: bool | None = None
     resources: Mapping[str, int | str] = field(default_factory=dict)
     """by the field of Resources that it sets: `time` of the file is `time_minutes` here"""
+    restart: Restart | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     mail_user: str = ""
     mail_events: tuple[str, ...] = ()
@@ -73,7 +77,10 @@ def job_of(document: Document) -> JobFile:
         task_prolog=typed(document, ("task_prolog",), str, ""),
         task_epilog=typed(document, ("task_epilog",), str, ""),
         save_seconds=typed(document, ("save_seconds",), int),
+        hang_seconds=typed(document, ("hang_seconds",), int),
+        preflight=typed(document, ("preflight",), bool),
         resources=_resources(document),
+        restart=_restart(document),
         env=string_table(document, ("env",)),
         mail_user=typed(document, ("mail", "user"), str, ""),
         mail_events=strings(document, ("mail", "events")),
@@ -97,3 +104,21 @@ def _resources(document: Document) -> dict[str, int | str]:
     if limit is not None:
         found["time_minutes"] = time_limit.minutes(limit, str(document.place("resources", "time")))
     return found
+
+
+def _restart(document: Document) -> Restart | None:
+    """The policy of [restart]; None without that table. Raises RunnerError for a number below 0."""
+    if typed(document, ("restart",), dict) is None:
+        return None
+    names = tuple(item.name for item in fields(Restart))
+    refuse_unknown_keys(document, ("restart",), names, "job")
+    found = {name: count for name in names if (count := typed(document, ("restart", name), int)) is not None}
+    for name, count in found.items():
+        least = 1 if name == "without_checkpoint" else 0
+        if count < least:
+            raise RunnerError(
+                f"{document.place('restart', name)}: {name} is {count}",
+                f"it counts, and is {least} at least",
+                f"{name} = {least}",
+            )
+    return Restart(**found)

@@ -8,7 +8,7 @@ from typing import TypeVar
 from runner.environments.environment import Environment
 from runner.errors import RunnerError, unknown
 from runner.runs import time_limit
-from runner.runs.job import LAUNCHERS, SAVE_SECONDS, Job, Overrides, Resources
+from runner.runs.job import HANG_SECONDS, LAUNCHERS, SAVE_SECONDS, Job, Overrides, Resources, Restart
 from runner.runs.job_checks import check
 from runner.runs.job_file import JobFile
 from runner.site import Origin, Site
@@ -69,11 +69,30 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
         save_seconds=chooser.choose(
             "save_seconds", None, written.save_seconds if written else None, "save_seconds", default=SAVE_SECONDS
         ),
+        hang_seconds=chooser.choose(
+            "hang_seconds", None, written.hang_seconds if written else None, "hang_seconds", default=HANG_SECONDS
+        ),
+        preflight=chooser.choose(
+            "preflight",
+            overrides.preflight,
+            written.preflight if written else None,
+            "preflight",
+            default=False,
+        ),
+        restart=_restart(written, overrides),
+        chain=overrides.chain or 0,
         origins=chooser.origins,
         notes=_notes(chooser, site, resources),
     )
     check(job, site, overrides)
     return job
+
+
+def _restart(written: JobFile | None, overrides: Overrides) -> Restart | None:
+    """The policy of restarts. A chain is one by itself: each of its jobs goes on where the time of another is over."""
+    if written is not None and written.restart is not None:
+        return written.restart
+    return Restart(time_limit=overrides.chain - 1) if overrides.chain else None
 
 
 def _notes(chooser: _Chooser, site: Site, resources: Resources) -> tuple[str, ...]:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import payload, preflight, snapshot
+from runner.runs import payload, preflight, saving, snapshot
 from runner.runs.job import Job, Overrides
 from runner.runs.job_file import JobFile, load_job_file
 from runner.runs.job_making import make_job
@@ -97,6 +98,8 @@ def prepare(
         image = preflight.find_image(environment, site, environ)
     notes = _check(environment, image, site, environ, strict=not request.dry_run)
     job = make_job(job_file, _overrides(request, job_file, program), environment, site)
+    with suppress(RunnerError):  # the folder of runs may be known on the site alone
+        job = saving.with_measured(job, site.runs(environ, project))
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = preflight.for_the_run(environment, image)
     attachment = attach(environment, site, engine)

@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl, as `training/measuring/metrics.py` of the jobs writes it: a line of JSON for each logged step."""
+"""A run's metrics.jsonl, as `training/measuring/metrics.py` of the jobs writes it: a JSON object per line."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.machine.report import Report
-from runner.runs.run import Run
+from runner.runs.run import STOPPED, Run, reloaded
 from runner.runs.status import CONTINUE, RunStatus, ask, exit_code
 
 _LOOK_SECONDS = 0.2  # between two looks at the file
@@ -60,14 +60,16 @@ class Watch:
         ending = attempts[1] is not None
         self.next = now + (0.5 if ending else self.pause)
         self.pause = min(self.pause * 1.3, self.longest)
-        return ask([self.run])[0]
+        return ask([reloaded(self.run)])[0]
 
 
 def has_ended(status: RunStatus) -> bool:
     """Whether nothing will follow: not active, or leaving with a code that asks for no other attempt."""
     if not status.active:
         return True
-    return status.state == "COMPLETING" and exit_code(status.run) not in (None, CONTINUE)
+    code, run = exit_code(status.run), status.run
+    over = code == 0 or not run.restarts or (run.folder / STOPPED).exists()
+    return status.state == "COMPLETING" and code not in (None, CONTINUE) and over
 
 
 class Growing(Protocol):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from runner.errors import RunnerError
 from runner.machine import files
 
 RECORD = "run.json"
+LATER_JOBS = "job_ids"
+STOP, STOPPED = "stop", "stopped"
 PREPARING, SUBMITTED, CANCELLED = "preparing", "submitted", "cancelled"
 
 
@@ -36,7 +39,8 @@ class Run:
     state: str = PREPARING
     """`preparing` until the scheduler has accepted it: a run that stays so was never submitted"""
     job_ids: tuple[str, ...] = ()
-    """the scheduler's numbers, newest last; `local-PID` without a scheduler"""
+    """the scheduler's numbers, newest last, those included that the batch script has submitted (RUN/job_ids);
+    `local-PID` without a scheduler"""
     environment: str = ""
     engine: str = ""
     image: str = ""
@@ -49,6 +53,10 @@ class Run:
     """a local run's process identity (machine/sessions.py)"""
     nodes: int = 1
     processes_per_node: int = 1
+    restarts: bool = False
+    """whether the batch script may start it anew by itself"""
+    gpu_hours: int = 0
+    """the most that all attempts together may take; 0: no limit"""
     slurm: Mapping[str, str] = field(default_factory=dict)
     """the cluster and version that took it"""
 
@@ -95,7 +103,8 @@ def load(folder: Path) -> Run:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in _WRITTEN
         }
-        return Run(folder=folder, **values)
+        run = Run(folder=folder, **values)
+        return replace(run, job_ids=tuple(dict.fromkeys((*run.job_ids, *_later_jobs(folder)))))
     except FileNotFoundError:
         raise RunnerError(
             f"{folder} is not a run folder", f"it has no {RECORD}", "name a run that `runner status` lists"
@@ -104,3 +113,17 @@ def load(folder: Path) -> Run:
         raise RunnerError(
             f"cannot read {path}", str(error), "restore the file, or remove the run folder when it is not needed"
         ) from error
+
+
+def reloaded(run: Run) -> Run:
+    """The run as its record is now: its batch script may have submitted another job."""
+    with suppress(RunnerError):
+        return load(run.folder)
+    return run
+
+
+def _later_jobs(folder: Path) -> list[str]:
+    try:
+        return (folder / LATER_JOBS).read_text().split()
+    except OSError:
+        return []

@@ -147,7 +147,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
         report.say(f"in the code snapshot of {run.name}, on this machine as it is")
     else:
         report.say(f"a new container of the image of {run.name}, in its code snapshot")
-    return _Place(load_site(run.site), environment, run.folder, run.job_id if inside else "", run)
+    return _Place(load_site(run.site), environment, run.folder, status.job_id if inside else "", run)
 
 
 def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], report: Report, *, write: bool) -> Call:

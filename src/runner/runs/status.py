@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.machine import process, sessions
-from runner.runs import progress
+from runner.runs import progress, restarts
 from runner.runs.progress import Progress
 from runner.runs.run import CANCELLED, PREPARING, Run
 from runner.runs.schedulers import slurm
@@ -44,6 +44,14 @@ class RunStatus:
     """the newest attempt's number; 0 before the first"""
     progress: Progress | None = None
     """None where the run writes no metrics"""
+    job_id: str = ""
+    """of the job that counts now: of several, the one that runs, else the next one, else that of the newest attempt"""
+    live: tuple[str, ...] = ()
+    """the jobs that wait or run"""
+    causes: tuple[str, ...] = ()
+    """why each attempt has ended"""
+    gpu_hours: float | None = None
+    """of all attempts so far; None without GPUs"""
 
     @property
     def active(self) -> bool:
@@ -52,10 +60,11 @@ class RunStatus:
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        own = {key: value for key, value in asdict(self).items() if key not in ("run", "progress")}
+        own = {key: value for key, value in asdict(self).items() if key not in ("run", "progress", "live")}
         run = self.run
         known = self.progress.record(running=self.state == "RUNNING") if self.progress else {}
-        return {"run": run.name, "job_id": run.job_id, "job_ids": list(run.job_ids), "job": run.job, "site": run.site,
+        own |= {"job_id": self.job_id or run.job_id, "gpu_hours_limit": run.gpu_hours or None}
+        return {"run": run.name, "job_ids": list(run.job_ids), "job": run.job, "site": run.site,
                 "scheduler": run.scheduler, "created": run.created, "environment": run.environment,
                 "attempts": len(run.attempts), "folder": str(run.folder), "log": str(run.log), **own,
                 **dict.fromkeys(progress.NAMES), **known}  # fmt: skip
@@ -63,15 +72,25 @@ class RunStatus:
 
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     """The status of each run, in order; squeue is asked once for all of them."""
-    job_ids = [run.job_id for run in runs if run.scheduler == "slurm" and run.job_id]
+    job_ids = [job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids]
     queue, trouble = _queue(job_ids)
-    return tuple(_with_progress(_settle(run, queue, trouble)) for run in runs)
+    return tuple(_with_folder(_settle(run, queue, trouble)) for run in runs)
 
 
-def _with_progress(status: RunStatus) -> RunStatus:
+def _with_folder(status: RunStatus) -> RunStatus:
+    """The status with what the run folder tells beside it."""
     attempts = status.run.attempts
     number = int(attempts[-1].name) if attempts else 0
-    return replace(status, attempt=number, progress=progress.read(status.run.folder / "metrics.jsonl"))
+    told = restarts.read(status.run, time.time())
+    over = told.stopped if not status.active and status.state != "COMPLETED" else ""
+    return replace(
+        status,
+        attempt=number,
+        progress=progress.read(status.run.folder / "metrics.jsonl"),
+        reason=over or status.reason,
+        causes=told.causes,
+        gpu_hours=told.gpu_hours,
+    )
 
 
 def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
@@ -93,10 +112,14 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
         return RunStatus(run, "PREPARING", "its launch was broken off before it was submitted")
     if run.scheduler == "local":
         return _local(run)
-    known = queue.get(run.job_id)
+    live = tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
+    job_id = _job_that_counts(run, queue, live)
+    known = queue.get(job_id)
     if known is not None:
         ended = known.exit_code if known.exit_code is not None else code
-        return RunStatus(run, known.state, known.reason, ended, known.nodes, known.elapsed, known.time_left)
+        return RunStatus(
+            run, known.state, known.reason, ended, known.nodes, known.elapsed, known.time_left, job_id=job_id, live=live
+        )
     if code is not None:
         return _ended(run, code, trouble)
     if run.state == CANCELLED:
@@ -104,6 +127,15 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     if trouble:
         return RunStatus(run, "UNKNOWN", trouble)
     return RunStatus(run, "LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
+
+
+def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
+    """Of a run's jobs (a chain's links, restarts of the same file): the running, the next, or the newest that began."""
+    if len(run.job_ids) == 1:
+        return run.job_id
+    running = [job_id for job_id in live if queue[job_id].state != "PENDING"]
+    began = [job_id for job_id in (restarts.read(run, 0).job_id,) if job_id in queue]
+    return (*running, *live, *began, run.job_id)[0]
 
 
 def _local(run: Run) -> RunStatus:

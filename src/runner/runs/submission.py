@@ -12,19 +12,21 @@ from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, process, sessions
 from runner.machine.report import Report
-from runner.runs import lock, preflight, snapshot
+from runner.runs import bad_nodes, lock, preflight, snapshot
 from runner.runs.launch import RunPlan
 from runner.runs.preflight import LaunchImage
-from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.run import LATER_JOBS, SUBMITTED, Run, save
 from runner.runs.schedulers import local, slurm
 from runner.runs.secrets import hide_words
 
+_ESTIMATE_SECONDS = 10.0
 _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
 
 
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
     preflight.check_run_folder(runs, plan.site, plan.engine)
+    preflight.check_space(runs)
     plan = replace(plan, image=_with_sha256(plan.image, report))
     folder = folders.take_numbered(runs, plan.job.name)
     submitted = False
@@ -44,13 +46,16 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
             slurm=_slurm_version() if plan.site.scheduler == "slurm" else {},
             nodes=plan.job.resources.nodes,
             processes_per_node=plan.job.resources.tasks_per_node,
+            restarts=plan.job.restart is not None,
+            gpu_hours=plan.job.restart.gpu_hours if plan.job.restart else 0,
         )
         save(run)
         write(plan, run)
         with sessions.uninterrupted():
-            run = _start_local(run) if run.scheduler == "local" else _sbatch(run)
+            run = _start_local(run) if run.scheduler == "local" else _sbatch(run, report)
             submitted = True
             save(run)
+            run = _chain(run, plan.job.chain)
         return run
     except BaseException:
         if not submitted:
@@ -83,13 +88,42 @@ def write(plan: RunPlan, run: Run) -> None:
     files.write(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 
 
-def _sbatch(run: Run) -> Run:
+def _chain(run: Run, links: int) -> Run:
+    """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
+    for _ in range(links - 1):
+        job_id = _submitted(run, slurm.submit_after(run.folder, run.job_id))
+        run = replace(run, job_ids=(*run.job_ids, job_id))
+        files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
+    return run
+
+
+def _sbatch(run: Run, report: Report) -> Run:
     """The run with the job id that sbatch gave it."""
-    argv = slurm.submit(run.folder)
+    _tell_start(run, report)
+    excluded = bad_nodes.flags(run.folder.parent, os.environ, report)
+    return replace(run, job_ids=(_submitted(run, slurm.submit(run.folder, excluded)),), state=SUBMITTED)
+
+
+def _tell_start(run: Run, report: Report) -> None:
+    """Say when the job would start. Where Slurm does not tell, the submission itself is the judge."""
+    try:
+        done = process.run(slurm.test_only(), cwd=run.folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+    except RunnerError as error:  # a busy controller
+        report.detail(f"sbatch --test-only: {error.why}")
+        return
+    start = slurm.parse_test_only(done.stderr)
+    if start:
+        report.say(f"estimated start: {start}")
+    elif done.exit_code != 0:
+        report.warn("sbatch --test-only: " + (done.stderr.strip() or "no answer").splitlines()[-1])
+
+
+def _submitted(run: Run, argv: Sequence[str]) -> str:
+    """The job id that sbatch gave."""
     done = process.run(argv, cwd=run.folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
     if done.exit_code != 0:
         raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, and no word")
-    return replace(run, job_ids=(slurm.parse_submit(done.stdout),), state=SUBMITTED)
+    return slurm.parse_submit(done.stdout)
 
 
 def refused(words: str) -> RunnerError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from runner.runs.run import Run
+from runner.runs.run import Run, reloaded
 from runner.runs.status import RunStatus, ask
 
 SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two questions; the pause grows while nothing changes
@@ -18,7 +18,7 @@ def watch(
     pause = SHORTEST
     before: tuple[object, ...] = ()
     while True:
-        found = ask(runs)
+        found = ask([reloaded(run) for run in runs])
         show(found)
         if not any(goes_on(status) for status in found):
             return

@@ -5,14 +5,20 @@
 . payload/signals.sh
 # shellcheck source=/dev/null
 . payload/log_times.sh
+# shellcheck source=/dev/null
+. payload/restart.sh
+# shellcheck source=/dev/null
+. payload/watch.sh
 # an outer run's words would be taken for this one's
 unset RUNNER_TASK RUNNER_TASKS
 
 say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 
 # Make the first attempts/N that is not there: a requeue and a second submission of the same file are both new attempts.
+#   next_attempt GPUS [again]: of all nodes; `again` where this job was submitted to go on with what an earlier one left
 next_attempt() {
     local number=$((${SLURM_RESTART_COUNT:-0} + 1))
+    may_start "${2:-}"
     mkdir -p attempts || exit 1
     until mkdir "attempts/$number" 2>/dev/null; do
         if [ ! -d "attempts/$number" ]; then
@@ -28,7 +34,11 @@ next_attempt() {
         printf 'started %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
         printf 'job %s\n' "${SLURM_JOB_ID:-local-$$}"
         printf 'nodes %s\n' "${SLURM_JOB_NODELIST:-$(uname -n)}"
+        printf 'gpus %s\n' "$1"
+        printf 'checkpoint %s\n' "$(newest_checkpoint)"
     } >"$RUNNER_ATTEMPT/started"
+    # shellcheck disable=SC2034 # restart.sh reads from there on
+    log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
 }
 
@@ -47,6 +57,7 @@ shared_cache() {
 
 # Leave the exit code behind, so that it is known when no scheduler remembers the job.
 ended() {
+    say "attempt ${RUNNER_ATTEMPT##*/} ended with exit code $1$(gpu_account)"
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     printf '%s\n' "$1" >"$RUNNER_ATTEMPT/.exit_code.partial" &&
         mv "$RUNNER_ATTEMPT/.exit_code.partial" "$RUNNER_ATTEMPT/exit_code"
@@ -107,6 +118,12 @@ leave() {
     signalled=yes
     say "$1 ($2): asking the job to save and leave"
     : >"$RUNNER_SAVE_AND_EXIT"
+    # Slurm kills what is not gone soon: what follows is settled now
+    if [ "$1" = TERM ]; then
+        # shellcheck disable=SC2034 # restart.sh asks
+        ending=yes
+        go_on 0
+    fi
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         # URG is harmless to all but payload/task.sh, which passes it on as USR2. Refused when Slurm itself ends the job.
         scancel --signal=URG "$SLURM_JOB_ID" 2>/dev/null
@@ -115,15 +132,17 @@ leave() {
     fi
 }
 
-# Wait for the step; a trapped signal ends only the `wait`. Returns the code of the task that failed first; or 75,
-# "continue me", where a task has said so (or the job itself, by attempts/N/continue: torchrun turns every exit code of
-# its workers into 1); or the step's own.
+# wait_for STEP SECONDS: wait for the step; a trapped signal ends only the `wait`. Without progress for SECONDS it is ended
+# (payload/watch.sh). Returns the code of the task that failed first; or 75, "continue me", where a task has said so (or
+# the job itself, by attempts/N/continue: torchrun turns every exit code of its workers into 1); or the step's own.
 wait_for() {
-    local code clock _
+    local code clock watcher _
     signalled=
     log_times &
     clock=$!
-    disown "$clock" # else bash tells of its end
+    watch_over "$1" "${2:-0}" &
+    watcher=$!
+    disown "$clock" "$watcher" # else bash tells of their end
     wait "$1"
     code=$?
     while [ -n "$signalled" ]; do
@@ -131,7 +150,7 @@ wait_for() {
         wait "$1"
         code=$?
     done
-    kill -KILL "$clock" 2>/dev/null
+    kill -KILL "$clock" "$watcher" 2>/dev/null
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then

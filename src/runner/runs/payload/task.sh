@@ -56,20 +56,36 @@ if [ -z "$RUNNER_WORKDIR" ]; then
     cd "$RUNNER_RUN/code" 2>/dev/null || cd "$RUNNER_RUN" || stop "cannot enter $RUNNER_RUN" "it is not mounted" "RUN:RUN"
 fi
 
-# --- setup: once per node, by its first task; the others wait for its exit code
-if [ -f "$runner_attempt/setup.sh" ]; then
-    runner_done=$runner_attempt/setup-node-$runner_node
+# once NAME WORD…: a command that the first task of each node runs; the others wait for its exit code, in runner_code.
+once() {
+    runner_done=$runner_attempt/$1-node-$runner_node
+    shift
     if [ "$runner_local_rank" = 0 ]; then
-        runner_shell=$(command -v bash || command -v sh)
         if [ "$runner_node" = 0 ]; then
-            "$runner_shell" "$runner_attempt/setup.sh"
+            "$@"
         else
-            "$runner_shell" "$runner_attempt/setup.sh" >"$runner_done.log" 2>&1
+            "$@" >"$runner_done.log" 2>&1
         fi
         echo $? >"$runner_done"
     fi
     until [ -s "$runner_done" ]; do sleep 1; done
     read -r runner_code <"$runner_done"
+}
+
+runner_python=python
+command -v python >/dev/null || runner_python=python3
+
+# --- preflight: is this node fit for the job? Without Python in the image only the job itself will tell
+if [ -n "${RUNNER_PREFLIGHT:-}" ] && command -v "$runner_python" >/dev/null; then
+    once preflight "$runner_python" "$RUNNER_RUN/payload/preflight.py" "$runner_attempt" "$runner_node"
+    [ "$runner_code" = 0 ] || stop "the preflight ended with exit code $runner_code on node $runner_node" \
+        "a job on nodes that are not fit would fail later, or be slow" \
+        "read its words in job.log or $runner_done.log; --no-preflight starts without it" "$runner_code"
+fi
+
+# --- setup: no task goes on before it
+if [ -f "$runner_attempt/setup.sh" ]; then
+    once setup "$(command -v bash || command -v sh)" "$runner_attempt/setup.sh"
     [ "$runner_code" = 0 ] || stop "setup ended with exit code $runner_code on node $runner_node" \
         "no task starts after a setup that failed" "read its output: job.log, or $runner_done.log"
 fi
@@ -85,8 +101,6 @@ fi
     echo "task 0: world size $RUNNER_WORLD_SIZE = nodes $RUNNER_NODES x processes $RUNNER_PROCESSES" >&2
 
 # --- the program
-runner_python=python
-command -v python >/dev/null || runner_python=python3
 case $runner_launcher:$runner_kind in
 torchrun:* | accelerate:* | *:python)
     command -v "$runner_python" >/dev/null || stop "there is no Python in this image" \
@@ -122,6 +136,30 @@ if [ -f "$runner_attempt/task_prolog.sh" ]; then
     . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "mend it"
 fi
 
+# --- what a hang leaves behind: asked for by payload/watch.sh with WINCH, which is harmless to everybody else
+# shellcheck disable=SC2317,SC2154  # a trap calls it; runner_found is what tell has found
+stacks() {
+    tell USR1 $$ # programs that write their stacks then, as Python's faulthandler does
+    for runner_pipe in "${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/none}"*.pipe; do
+        # opened both ways: it never waits for a reader
+        [ ! -p "$runner_pipe" ] || echo 1 1<>"$runner_pipe"
+    done
+    command -v py-spy >/dev/null || return 0
+    for runner_pid in $runner_found; do
+        runner_file=$runner_attempt/stacks/node-$runner_node-pid-$runner_pid.txt
+        py-spy dump --pid "$runner_pid" >"$runner_file" 2>/dev/null || rm -f "$runner_file"
+    done
+}
+if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
+    # NCCL's flight recorder: its last collectives, written when it times out or when a hang is looked into
+    export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
+    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-$TORCH_NCCL_TRACE_BUFFER_SIZE}" # its name since torch 2.9
+    export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
+    mkdir -p "$runner_attempt/stacks"
+    export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$runner_attempt/stacks/nccl-rank-}"
+    export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/tmp/runner-$MASTER_PORT-}"
+fi
+
 # --- run it; a signal ends only the `wait`. TERM and USR2 reach every process by themselves, except in a container with
 # process numbers of its own, where this is number 1; URG is job.sbatch's word for "pass USR2 on" (see signals.sh).
 runner_signalled=
@@ -129,6 +167,7 @@ runner_ended=
 trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
 trap 'runner_signalled=yes; [ $$ != 1 ] || tell USR2 $$' USR2
 trap 'runner_signalled=yes; tell USR2 $$' URG
+trap 'runner_signalled=yes; stacks' WINCH
 "$@" <&0 &
 runner_child=$!
 runner_before=

@@ -66,11 +66,19 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         *((f"--account={resources.account}",) if resources.account else ()),
         "--output=job.log",
         "--open-mode=append",
+        *_requeue(job, site),
         # to the batch shell alone: a signal to the step would end every process without a handler
         *((f"--signal=B:USR2@{job.save_seconds}",) if job.save_seconds else ()),
         *((f"--mail-user={job.mail_user}",) if job.mail_user else ()),
         *((f"--mail-type={','.join(job.mail_events).upper()}",) if job.mail_events else ()),
     )
+
+
+def _requeue(job: Job, site: Site) -> tuple[str, ...]:
+    """Whether Slurm may requeue the job; left to the cluster where the job says nothing about restarts."""
+    if job.restart is None:
+        return ()
+    return ("--requeue",) if site.restart_by == "requeue" else ("--no-requeue",)
 
 
 def _gpu_request(gpus: int, site: Site) -> tuple[str, ...]:
@@ -115,6 +123,25 @@ def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:
             "choose a folder without them: RUNNER_RUNS=FOLDER",
         )
     return ("sbatch", "--parsable", *flags, "job.sbatch")
+
+
+def test_only() -> tuple[str, ...]:
+    """The sbatch command, to be run in the run folder, that submits nothing and tells when the job would start."""
+    return ("sbatch", "--test-only", "job.sbatch")
+
+
+def parse_test_only(stderr: str) -> str:
+    """When and where the job would start, in `sbatch: Job 5 to start at TIME using ...`; empty where it is not said."""
+    found = re.search(r"to start at (\S+)(?: using .*? on (?:nodes )?(\S+))?", stderr)
+    return f"{found[1]} on {found[2]}" if found and found[2] else found[1] if found else ""
+
+
+def submit_after(run_folder: Path, job_id: str) -> tuple[str, ...]:
+    """The sbatch command of a chain's next job: it begins when the one before has ended, however that was.
+
+    The word `again` tells the batch script that nobody stands behind this start (payload/restart.sh).
+    """
+    return (*submit(run_folder, (f"--dependency=afterany:{job_id}",)), "again")
 
 
 def parse_submit(stdout: str) -> str:

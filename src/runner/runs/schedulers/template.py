@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from runner.environments.attachment import Attachment
@@ -36,15 +37,27 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     return compiled.template(Path(__file__).resolve().parent / "job.sbatch.j2", environment).render(
         job=job,
         slurm=site.scheduler == "slurm",
+        restarts=_restarts(job, site),
+        gpus=job.gpus,
         directives=tuple(directives),
         modules=site.modules,
         host_setup=site.host_setup,
         carried=_carried(job, site),
         exports=_exports(attachment),
-        inside=_inside(job),
+        inside=_inside(job, site),
         texts=_texts(job, site),
         command=_lines(step, attachment, job),
     )
+
+
+def _restarts(job: Job, site: Site) -> str:
+    """The words of the line that tells payload/restart.sh the policy; empty without one."""
+    if job.restart is None:
+        return ""
+    allowed = asdict(job.restart)
+    words = [f"{name}={count}" for name, count in allowed.items() if count]
+    way = "local" if site.scheduler == "local" else "chain" if job.chain else site.restart_by
+    return " ".join((f"by={way}", *words))
 
 
 def _exports(attachment: Attachment) -> list[tuple[str, str]]:
@@ -52,7 +65,7 @@ def _exports(attachment: Attachment) -> list[tuple[str, str]]:
     return [(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()]
 
 
-def _inside(job: Job) -> list[tuple[str, str]]:
+def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
     """Variables of each task: what payload/task.sh counts with, then the job's own."""
     ours = {
         "RUNNER_NODES": str(job.resources.nodes),
@@ -60,10 +73,25 @@ def _inside(job: Job) -> list[tuple[str, str]]:
         "RUNNER_PROCESSES": str(job.resources.tasks_per_node),
         "RUNNER_CPUS_PER_PROCESS": str(job.resources.cpus_per_task),
         "RUNNER_WORLD_SIZE": str(job.world_size),
+        "RUNNER_HANG_SECONDS": str(job.hang_seconds),
         "RUNNER_WORKDIR": "yes" if job.environment.workdir else "",
         "PYTHONNOUSERSITE": "1",  # else packages of ~/.local shadow the image's
     }
-    return [*{**ours, **job.env}.items()]
+    return [*{**ours, **(_preflight(job, site) if job.preflight else {}), **job.env}.items()]
+
+
+def _preflight(job: Job, site: Site) -> dict[str, str]:
+    """What payload/preflight.py is to find on each node; what the site does not promise is only measured."""
+    promised = {
+        "RUNNER_EXPECT_NETWORK": site.nccl_network,
+        "RUNNER_EXPECT_WITHIN": site.allreduce_within,
+        "RUNNER_EXPECT_ACROSS": site.allreduce_across,
+    }
+    return {
+        "RUNNER_PREFLIGHT": "yes",
+        "RUNNER_GPUS_PER_NODE": str(job.resources.gpus_per_node),
+        **{name: str(value) for name, value in promised.items() if value is not None},
+    }
 
 
 def _carried(job: Job, site: Site) -> tuple[tuple[str, ...], str]:

@@ -1,0 +1,239 @@
+"""Before a job's program starts: is this node fit for it? Runs inside the container, once per node (payload/task.sh).
+
+    preflight.py ATTEMPT NODE        NODE counts from 0, as payload/task.sh counts
+
+Python 3.10 and nothing else is needed; with torch the GPUs are computed with, and NCCL (without GPUs: gloo) is measured
+within the node and across all nodes. What a node must reach comes from the site, by RUNNER_EXPECT_* variables.
+Results lie in ATTEMPT/preflight/; a node that is not fit leaves ATTEMPT/bad-node-NODE with the reason. The exit code is
+76 where nodes or the network are to blame (the batch script may try other nodes), 1 where no other nodes would help.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+UNFIT = 76
+_SECONDS = 60  # for all that is measured; eight nodes take half of it
+_CLOCK_SECONDS = 30  # between this node's clock and that of the run folder's file system
+_FREE = 0.9  # of a GPU's memory, before the program starts
+_SLOW = 0.7  # of the median of a node's GPUs
+
+
+class Unfit(Exception):
+    """This node cannot do the job."""
+
+
+class Unsure(Exception):
+    """Nodes or their network are to blame, and nobody can say which."""
+
+
+class Wrong(Exception):
+    """The job cannot run so on any nodes."""
+
+
+def main(argv: list[str]) -> int:
+    attempt, node = Path(argv[0]), int(argv[1])
+    folder = attempt / "preflight"
+    folder.mkdir(exist_ok=True)
+    started = time.monotonic()
+    try:
+        say(node, "; ".join(checked(folder, node)) + f"; {time.monotonic() - started:.0f} s")
+    except Unfit as fault:
+        (attempt / f"bad-node-{node}").write_text(f"{fault}\n")
+        say(node, f"this node is not fit: {fault}")
+        return UNFIT
+    except Unsure as fault:
+        say(node, str(fault))
+        return UNFIT
+    except Wrong as fault:
+        say(node, f"the job cannot run so: {fault}")
+        return 1
+    return 0
+
+
+def say(node: int, text: str) -> None:
+    sys.stderr.write(f"preflight: node {node}: {text}\n")
+    sys.stderr.flush()
+
+
+def checked(folder: Path, node: int) -> list[str]:
+    """What was found, a phrase each. Raises Unfit, Unsure or Wrong."""
+    gpus = int(os.environ.get("RUNNER_GPUS_PER_NODE") or 0)
+    check_clock(folder / f"clock-{node}", time.time())
+    found = [check_memory(Path("/proc/meminfo").read_text())]
+    if gpus:
+        found += check_gpus(nvidia_smi, gpus)
+    if has_torch():
+        found += measured(folder, node, gpus or int(os.environ.get("RUNNER_PROCESSES") or 1), "cuda" if gpus else "cpu")
+    return found
+
+
+def check_clock(mark: Path, now: float) -> None:
+    """Raise Unfit where the clock is not that of the file system: tokens, certificates and time limits go wrong."""
+    mark.write_text("")
+    away = now - mark.stat().st_mtime
+    if abs(away) > _CLOCK_SECONDS:
+        raise Unfit(f"its clock is {away:+.0f} s from that of the run folder's file system")
+
+
+def check_memory(meminfo: str) -> str:
+    """Return how much memory is free. Raises Unfit where somebody else has most of it."""
+    kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.splitlines() if line.endswith(" kB")}
+    total, free = kibibytes["MemTotal"], kibibytes["MemAvailable"]
+    if free < 0.3 * total:
+        raise Unfit(f"only {free >> 20} of {total >> 20} GiB of memory are free: another job's processes?")
+    return f"{free >> 20} of {total >> 20} GiB of memory free"
+
+
+def nvidia_smi(*fields: str) -> list[list[str]] | None:
+    """Rows of nvidia-smi, one per GPU; None where it is not there or does not know a field (older drivers)."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    except subprocess.TimeoutExpired:
+        raise Unfit("nvidia-smi does not answer: a GPU has fallen off the bus, or its driver hangs") from None
+    if done.returncode != 0:
+        if "not a valid field" in done.stdout + done.stderr:
+            return None
+        raise Unfit(f"nvidia-smi: {(done.stdout + done.stderr).strip().splitlines()[-1:] or done.returncode}")
+    return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def check_gpus(query: Any, wanted: int) -> list[str]:
+    """Return what the driver says of the GPUs. Raises Unfit for one that is missing, in use, or known to be broken."""
+    shown = query("name", "memory.total", "memory.used")
+    if shown is None:
+        return ["no nvidia-smi in this image"]
+    if len(shown) < wanted:
+        raise Unfit(f"{len(shown)} GPUs are visible, {wanted} were asked for")
+    for index, (_, total, used) in enumerate(shown):
+        if total.isdigit() and used.isdigit() and int(used) > (1 - _FREE) * int(total):
+            raise Unfit(f"GPU {index} has {used} of {total} MiB in use: another job's process?")
+    for field, what in (
+        ("ecc.errors.uncorrected.volatile.total", "uncorrected memory errors"),
+        ("remapped_rows.failure", "a row of memory that could not be remapped"),
+        ("retired_pages.pending", "memory pages that are to be retired"),
+        ("clocks_throttle_reasons.hw_thermal_slowdown", "a clock that is lowered for heat"),
+        ("clocks_throttle_reasons.hw_power_brake_slowdown", "a clock that is lowered by the power brake"),
+    ):
+        for index, row in enumerate(query(field) or []):
+            if row[0] not in ("0", "No", "Not Active", "[N/A]", "N/A", "[Not Supported]", ""):
+                raise Unfit(f"GPU {index} has {what} ({row[0]})")
+    return [f"{len(shown)} x {shown[0][0]}"]
+
+
+def has_torch() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("torch") is not None
+
+
+def measured(folder: Path, node: int, processes: int, device: str) -> list[str]:
+    """What torch measures in a process per GPU. Raises Unfit, Unsure or Wrong."""
+    deadline = time.monotonic() + _SECONDS
+    results = spawned(folder, node, processes, device, "all", deadline)
+    missing = [rank for rank, result in results.items() if "within" not in result]
+    if "skipped" in results[0]:
+        return [results[0]["skipped"]]
+    for rank, result in results.items():
+        if "unfit" in result:
+            raise Unfit(f"process {rank}: {result['unfit']}")
+    if missing:
+        fault = results[missing[0]].get("fault", "no end in time")
+        raise Unfit(f"processes {missing} did not end the all-reduce within the node ({fault})")
+    judge_speed([result["gemm"] for result in results.values()], device)
+    first = results[0]
+    found = [f"{first['gemm']:.2f} TFLOP/s"]
+    if first["within"] is not None:
+        found.append(f"{first['within']:.1f} GB/s within the node")
+        expect(first["within"], "WITHIN", "all-reduce within the node")
+    nodes = int(os.environ.get("RUNNER_NODES") or 1)
+    if nodes > 1:
+        found.append(judge_across(folder, node, nodes, results))
+    return found
+
+
+def judge_speed(speeds: list[float], device: str) -> None:
+    """Raise Unfit for a GPU that is much slower than those beside it."""
+    median = sorted(speeds)[len(speeds) // 2]
+    for index, speed in enumerate(speeds):
+        if device == "cuda" and speed < _SLOW * median:
+            raise Unfit(f"GPU {index} computes with {speed:.0f} TFLOP/s, those beside it with {median:.0f}")
+
+
+def expect(value: float, name: str, what: str) -> None:
+    """Raise Unfit where the site has promised more GB/s."""
+    wanted = float(os.environ.get(f"RUNNER_EXPECT_{name}") or 0)
+    if value < wanted:
+        raise Unfit(f"{what}: {value:.1f} GB/s, the site promises {wanted:.0f}")
+
+
+def judge_across(folder: Path, node: int, nodes: int, results: dict[int, dict[str, Any]]) -> str:
+    """What the nodes measured together. Raises Unfit where this one is to blame, Unsure, or Wrong where all are."""
+    first = results[0]
+    network, promised = first.get("network", ""), os.environ.get("RUNNER_EXPECT_NETWORK") or ""
+    if promised and network and promised.lower() not in network.lower():
+        # on all nodes: an image without the plugin; on some: these nodes
+        others = networks(folder, nodes)
+        fault = f"NCCL uses {network!r}, and the site promises {promised!r}"
+        raise (Unfit if any(promised.lower() in each.lower() for each in others) else Wrong)(fault)
+    if "across" not in first:
+        behind = [other for other in range(nodes) if not (folder / f"within-{other}").exists()]
+        if behind:
+            raise Unsure(f"nodes {behind} did not get as far")
+        raise Unsure(f"the all-reduce across {nodes} nodes failed: {first.get('fault', 'no end in time')}")
+    wanted = float(os.environ.get("RUNNER_EXPECT_ACROSS") or 0)
+    if first["across"] < wanted:
+        pairs = first.get("pairs") or {}
+        mine = max(pairs.values(), default=first["across"])
+        fault = f"all-reduce across {nodes} nodes: {first['across']:.1f} GB/s, the site promises {wanted:.0f}"
+        raise Unfit(f"{fault}; with its neighbours {mine:.1f}") if pairs and mine < wanted else Unsure(fault)
+    return f"{first['across']:.1f} GB/s across {nodes} nodes" + (f" by {network}" if network else "")
+
+
+def networks(folder: Path, nodes: int) -> list[str]:
+    """What NCCL uses on each node, where that is known within a few seconds."""
+    deadline = time.monotonic() + 5
+    names = [folder / f"network-{node}" for node in range(nodes)]
+    while not all(name.exists() for name in names) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return [name.read_text().strip() for name in names if name.exists()]
+
+
+def spawned(
+    folder: Path, node: int, processes: int, device: str, what: str, deadline: float
+) -> dict[int, dict[str, Any]]:
+    """The results of one process per GPU, by local rank; what is not there at the deadline is killed."""
+    worker = Path(__file__).with_name("preflight_worker.py")
+    children = []
+    for rank in range(processes):
+        with (folder / f"{node}-{rank}.log").open("w") as log:
+            argv = (sys.executable, str(worker), str(folder), str(node), str(rank), str(processes), device, what)
+            children.append(subprocess.Popen(argv, stdout=log, stderr=log))
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for child in children:
+        child.kill()
+        child.wait()
+    return {rank: read(folder / f"{node}-{rank}.json") for rank in range(processes)}
+
+
+def read(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

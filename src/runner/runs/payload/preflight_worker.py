@@ -1,0 +1,194 @@
+"""One process of the preflight: a product of matrices, an all-reduce within the node, one across all nodes.
+
+    preflight_worker.py FOLDER NODE LOCAL_RANK PROCESSES cuda|cpu all
+
+Writes what it has found so far to FOLDER/NODE-LOCAL_RANK.json after each part: who waits for it may have to kill it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+_MIB = {"cpu": 8, "cuda": 256}
+_SIZE = {"cpu": 512, "cuda": 8192}
+_TIMES = 5
+
+
+class Worker:
+    """The parts, in the order in which `main` calls them; each tells what it has found."""
+
+    def __init__(self, folder: Path, node: int, rank: int, processes: int, device: str) -> None:
+        import torch
+
+        self.folder, self.node, self.rank, self.processes, self.kind = folder, node, rank, processes, device
+        self.nodes = int(os.environ.get("RUNNER_NODES") or 1)
+        self.found: dict[str, Any] = {}
+        self.backend = "nccl" if device == "cuda" else "gloo"
+        if device == "cuda" and not (torch.version.cuda or torch.version.hip):
+            self.tell(skipped="torch here knows no GPUs: they are not measured")
+            raise SystemExit(0)
+        if device == "cuda" and torch.cuda.device_count() <= rank:
+            self.tell(unfit=f"CUDA shows {torch.cuda.device_count()} GPUs")
+            raise SystemExit(1)
+        if device == "cuda":
+            torch.cuda.set_device(rank)
+        self.device = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
+
+    def tell(self, **found: Any) -> None:
+        """Write all that is known so far."""
+        self.found.update(found)
+        path = self.folder / f"{self.node}-{self.rank}.json"
+        unfinished = path.with_suffix(".partial")
+        unfinished.write_text(json.dumps(self.found))
+        unfinished.replace(path)
+
+    def memory(self) -> None:
+        """Say `unfit` where somebody else holds memory of this GPU."""
+        import torch
+
+        if self.kind == "cuda":
+            free, total = torch.cuda.mem_get_info(self.rank)
+            if free < 0.9 * total:
+                self.tell(unfit=f"only {free >> 30} of {total >> 30} GiB of GPU memory are free")
+
+    def product(self) -> None:
+        """A product whose result is known, and its speed."""
+        import torch
+
+        size = _SIZE[self.kind]
+        precision = torch.bfloat16 if self.kind == "cuda" else torch.float32
+        ones = torch.ones(size, size, dtype=precision, device=self.device)
+        result = ones @ ones
+        self.wait()
+        begun = time.perf_counter()
+        for _ in range(_TIMES):
+            result = ones @ ones
+        self.wait()
+        speed = _TIMES * 2 * size**3 / (time.perf_counter() - begun) / 1e12
+        self.tell(gemm=speed)
+        if not bool((result == size).all()):
+            self.tell(unfit="a product of matrices came out wrong")
+
+    def wait(self) -> None:
+        import torch
+
+        if self.kind == "cuda":
+            torch.cuda.synchronize()
+
+    def bandwidth(self, group: Any, size: int) -> float:
+        """GB/s on the bus in an all-reduce of `size` processes, as nccl-tests count it."""
+        import torch
+        import torch.distributed as distributed
+
+        data = torch.ones(_MIB[self.kind] << 18, dtype=torch.float32, device=self.device)
+        for _ in range(2):
+            distributed.all_reduce(data, group=group)
+        self.wait()
+        begun = time.perf_counter()
+        for _ in range(_TIMES):
+            distributed.all_reduce(data, group=group)
+        self.wait()
+        seconds = (time.perf_counter() - begun) / _TIMES
+        return float(2 * (size - 1) / size * data.numel() * 4 / seconds / 1e9)
+
+    def join(self, address: str, port: int, rank: int, size: int) -> None:
+        import torch.distributed as distributed
+
+        distributed.init_process_group(
+            self.backend, init_method=f"tcp://{address}:{port}", rank=rank, world_size=size,
+            timeout=timedelta(seconds=40),
+        )  # fmt: skip
+
+    def leave(self) -> None:
+        import torch.distributed as distributed
+
+        distributed.destroy_process_group()
+
+    def within(self, port: int) -> None:
+        """Within the node; nothing to measure for one process."""
+        speed = None
+        if self.processes > 1:
+            self.join("127.0.0.1", port, self.rank, self.processes)
+            speed = self.bandwidth(None, self.processes)
+            self.leave()
+        self.tell(within=speed)
+        if self.rank == 0:
+            (self.folder / f"within-{self.node}").write_text("")
+
+    def across(self, port: int) -> None:
+        """All nodes, then each with its neighbours, which tells a slow node from a slow network."""
+        import torch.distributed as distributed
+
+        world = self.nodes * self.processes
+        mine = self.node * self.processes + self.rank
+        self.join(os.environ["MASTER_ADDR"], port, mine, world)
+        speed = self.slowest(self.bandwidth(None, world))
+        network = self.network()
+        if network and self.rank == 0:
+            (self.folder / f"network-{self.node}").write_text(network)
+        self.tell(network=network)
+        wanted = float(os.environ.get("RUNNER_EXPECT_ACROSS") or 0)
+        pairs: dict[str, float] = {}
+        if speed < wanted and self.nodes > 2:
+            for first in (0, 1):
+                pairs.update(self.with_neighbour(first, distributed))
+        self.tell(across=speed, pairs=pairs)
+        self.leave()
+
+    def slowest(self, speed: float) -> float:
+        """The same number for all, so that all decide alike."""
+        import torch
+        import torch.distributed as distributed
+
+        number = torch.tensor([speed], dtype=torch.float32, device=self.device)
+        distributed.all_reduce(number, op=distributed.ReduceOp.MIN)
+        return float(number.item())
+
+    def with_neighbour(self, first: int, distributed: Any) -> dict[str, float]:
+        """The speed with the next node of a row of pairs; every process makes every group."""
+        speed: dict[str, float] = {}
+        nodes = [(first + number) % self.nodes for number in range(self.nodes)]
+        for one, other in zip(nodes[::2], nodes[1::2], strict=False):
+            ranks = [node * self.processes + rank for node in sorted((one, other)) for rank in range(self.processes)]
+            group = distributed.new_group(ranks)
+            if self.node in (one, other):
+                speed[f"{one}-{other}"] = self.bandwidth(group, len(ranks))
+        return speed
+
+    def network(self) -> str:
+        """What NCCL says that it uses between nodes: `AWS Libfabric`, `IB`, `Socket`; empty without NCCL."""
+        texts = [path.read_text(errors="replace") for path in self.folder.glob(f"nccl-{self.node}-{self.rank}.*")]
+        found = re.findall(r"Using network (.+)", "\n".join(texts))
+        return str(found[-1]).strip() if found else ""
+
+
+def main(argv: list[str]) -> int:
+    folder, node, rank, processes, device = Path(argv[0]), int(argv[1]), int(argv[2]), int(argv[3]), argv[4]
+    os.environ["NCCL_DEBUG"] = "INFO"
+    os.environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET"
+    os.environ["NCCL_DEBUG_FILE"] = str(folder / f"nccl-{node}-{rank}.%h.%p")
+    if device == "cpu":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    worker = Worker(folder, node, rank, processes, device)
+    port = int(os.environ["MASTER_PORT"])
+    try:
+        worker.memory()
+        worker.product()
+        worker.within(port + 1)
+        if worker.nodes > 1:
+            worker.across(port + 2)
+    except Exception as error:
+        worker.tell(fault=f"{type(error).__name__}: {str(error).splitlines()[:1]}")
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

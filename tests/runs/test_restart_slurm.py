@@ -1,0 +1,222 @@
+"""Runs that survive on a real Slurm: time limit, preemption, a lost node, no requeue, chains; and what stays ended."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.runs.job import Restart
+from runner.runs.run import Run, load, save
+from runner.runs.schedulers import slurm as scheduler
+from runner.runs.status import _settle
+from runner.site import Site
+from tests.conftest import need
+from tests.lab import parts
+from tests.lab.slurm import SlurmLab
+from tests.runs.scripts import SLURM, shell_job, write_run
+from tests.runs.test_restart import causes
+
+# saves when it is told to, ten steps further each time, and is done at step 20
+TRAINING = """
+trap : TERM
+step=$(ls ../checkpoints 2>/dev/null | sed 's/.*-//' | sort -n | tail -n 1); step=${step:-0}
+echo "from step $step"
+[ "$step" -lt 20 ] || exit 0
+until [ -e "$RUNNER_SAVE_AND_EXIT" ]; do sleep 0.1; done
+mkdir -p "../checkpoints/checkpoint-$((step + 10))"
+echo '{}' >"../checkpoints/checkpoint-$((step + 10))/complete.json"
+exit 75
+"""
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    """Two nodes; jobs of the partition `high` take them from those of the others, by requeue or by cancelling."""
+    need(*parts.SLURM)
+    preemption = (
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
+        "PartitionName=high Nodes=ALL PriorityTier=10 State=UP",
+        "PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL State=UP",
+    )
+    with SlurmLab(nodes=2, plugins=(), extra_config=preemption) as made:
+        yield made
+
+
+def written(folder: Path, text: str = TRAINING, *, site: Site = SLURM, nodes: int = 1, **policy: int) -> Path:
+    """A run folder of a job with that policy, one minute long, which is told at once that its time is over."""
+    job = shell_job(text, save_seconds=60, nodes=nodes, restart=Restart(**policy))
+    return write_run(folder, replace(job, resources=replace(job.resources, time_minutes=1)), site=site)
+
+
+def patient(folder: Path, text: str = TRAINING, *, nodes: int = 1, **policy: int) -> Path:
+    """The same with an hour."""
+    return write_run(folder, shell_job(text, nodes=nodes, restart=Restart(**policy)), site=SLURM)
+
+
+def submit(lab: SlurmLab, run: Path, *flags: str) -> str:
+    return scheduler.parse_submit(lab.run(scheduler.submit(run, flags), cwd=run).stdout)
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.05)
+
+
+def began(run: Path, number: int = 1) -> Callable[[], bool]:
+    """Whether the program of attempt N runs."""
+
+    def has_begun() -> bool:
+        log = (run / "job.log").read_text() if (run / "job.log").exists() else ""
+        return "from step" in log.partition(f"attempt {number} on")[2]
+
+    return has_begun
+
+
+def kill_node(lab: SlurmLab, node: str, job_id: str) -> None:
+    """What a crash of the node leaves: nothing of slurmd, of the job's shepherds, of its processes."""
+    lab.stop_node(node)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode(errors="replace")
+            around = (process / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        mine = f"SLURM_JOB_ID={job_id}" in around and f"SLURMD_NODENAME={node}" in around
+        shepherd = words.startswith(f"slurmstepd: [{job_id}.") and f"SLURM_CONF={lab.folder}/slurm.conf" in around
+        if mine or shepherd:
+            os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_the_time_limit_is_passed_twice(lab: SlurmLab, tmp_path: Path) -> None:
+    """One submission: told, saved, requeued, resumed, until it is done."""
+    run = written(tmp_path, time_limit=5)
+    job_id = submit(lab, run)
+    until(lambda: (run / "attempts/3/exit_code").exists(), 120)
+    fields = lab.wait_for(job_id, ENDED)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "2")
+    assert causes(run) == ["time_limit", "time_limit", "done"]
+    log = (run / "job.log").read_text()
+    assert log.index("from step 0\n") < log.index("from step 10\n") < log.index("from step 20\n")
+    assert [(run / f"attempts/{n}/exit_code").read_text() for n in (1, 2, 3)] == ["75\n", "75\n", "0\n"]
+
+
+def test_a_program_that_does_not_leave_in_time_is_requeued_too(lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm ends it at the limit: what follows is settled before Slurm kills the batch script."""
+    text = 'echo "from step 0"; [ ! -d ../attempts/2 ] || exit 0; sleep 600'
+    run = written(tmp_path, text, time_limit=1)
+    job_id = submit(lab, run)
+    until(lambda: (run / "attempts/2/exit_code").exists(), 180)
+    assert lab.wait_for(job_id, ENDED)["JobState"] == "COMPLETED"
+    assert causes(run) == ["time_limit", "done"]
+
+
+def test_preemption_by_requeue(lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm requeues the job by itself; it saves before, and goes on when the nodes are free again."""
+    run = patient(tmp_path / "low", preemption=3, nodes=2)
+    job_id = submit(lab, run, "--exclusive")
+    until(began(run))
+    high = write_run(tmp_path / "high", shell_job("sleep 3", nodes=2), site=SLURM)
+    submit(lab, high, "--exclusive", "--partition=high")
+    until(began(run, 2))
+    assert causes_of_ended(run) == ["preemption"]
+    assert "from step 10\n" in (run / "job.log").read_text()
+    lab.run(scheduler.cancel((job_id,)))
+    lab.wait_for(job_id, "CANCELLED")
+
+
+def causes_of_ended(run: Path) -> list[str]:
+    return [path.read_text().strip() for path in sorted((run / "attempts").glob("*/cause"))]
+
+
+def test_preemption_by_cancelling(lab: SlurmLab, tmp_path: Path) -> None:
+    """Slurm forgets the job: the batch script brings it back."""
+    run = patient(tmp_path / "low", preemption=3, nodes=2)
+    job_id = submit(lab, run, "--exclusive", "--partition=cancelled")
+    until(began(run))
+    high = write_run(tmp_path / "high", shell_job("sleep 3", nodes=2), site=SLURM)
+    submit(lab, high, "--exclusive", "--partition=high")
+    until(began(run, 2))
+    assert causes_of_ended(run) == ["preemption"]
+    lab.run(scheduler.cancel((job_id,)))
+    lab.wait_for(job_id, "CANCELLED")
+
+
+def test_a_lost_node(lab: SlurmLab, tmp_path: Path) -> None:
+    """Nothing of the attempt can say a word; Slurm requeues it, and the next attempt counts it."""
+    run = patient(tmp_path, node_failure=1)
+    job_id = submit(lab, run, "--nodelist=nid001")
+    until(began(run))
+    kill_node(lab, "nid001", job_id)
+    lab.run(("scontrol", "update", "nodename=nid001", "state=down", "reason=crash"))
+    lab.start_node("nid001")
+    lab.run(("scontrol", "update", "nodename=nid001", "state=resume"))
+    until(began(run, 2))
+    assert causes_of_ended(run) == ["node_failure"]
+    kill_node(lab, "nid001", job_id)
+    lab.run(("scontrol", "update", "nodename=nid001", "state=down", "reason=crash"))
+    lab.start_node("nid001")
+    lab.run(("scontrol", "update", "nodename=nid001", "state=resume"))
+    assert lab.wait_for(job_id, ENDED, 60)["JobState"] == "FAILED"
+    assert "ended by node_failure for time 2, and the job file allows 1" in (run / "stopped").read_text()
+
+
+def test_what_a_person_cancels_stays_cancelled(lab: SlurmLab, tmp_path: Path) -> None:
+    """Although it saves and says "continue me"."""
+    run = patient(tmp_path, time_limit=9, preemption=9, node_failure=9, script_failure=9)
+    job_id = submit(lab, run)
+    until(began(run))
+    lab.run(scheduler.cancel((job_id,)))
+    until((run / "attempts/1/exit_code").exists)
+    assert lab.wait_for(job_id, "CANCELLED")["Restarts"] == "0"
+    assert causes(run) == ["cancelled"]
+    assert (run / "attempts/1/exit_code").read_text() == "75\n"
+
+
+def test_a_crash_loop_stops_by_itself(lab: SlurmLab, tmp_path: Path) -> None:
+    run = patient(tmp_path, 'echo "from step 0"; exit 3', script_failure=50, without_checkpoint=2)
+    job_id = submit(lab, run)
+    until((run / "stopped").exists)
+    assert lab.wait_for(job_id, ENDED)["JobState"] == "FAILED"
+    assert causes(run) == ["script_failure"] * 2
+    assert "(crash loop)" in (run / "stopped").read_text()
+
+
+def test_where_requeue_is_forbidden_the_file_is_submitted_again(lab: SlurmLab, tmp_path: Path) -> None:
+    """Another job, an attempt of the same run; the tool finds it by the run folder."""
+    run = written(tmp_path, time_limit=5, site=replace(SLURM, restart_by="submit"))
+    first = submit(lab, run)
+    save(Run("x-1", run, "x", "generic-slurm", "slurm", "2026", state="submitted", job_ids=(first,)))
+    until(lambda: (run / "attempts/3/exit_code").exists(), 120)
+    assert causes(run) == ["time_limit", "time_limit", "done"]
+    ids = load(run).job_ids
+    assert len(set(ids)) == 3
+    lab.wait_for(ids[-1], "COMPLETED")
+    assert "SLURM_RESTART_COUNT" not in (run / "job.log").read_text()
+
+
+def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
+    """Each link waits for the one before; those that are left when it is done are cancelled."""
+    run = written(tmp_path, time_limit=9, site=replace(SLURM, restart_by="chain"))
+    ids = [submit(lab, run)]
+    for _ in range(4):
+        argv = scheduler.submit_after(run, ids[-1])
+        ids.append(scheduler.parse_submit(lab.run(argv, cwd=run).stdout))
+        (run / "job_ids").write_text("".join(f"{each}\n" for each in ids[1:]))
+    save(Run("x-1", run, "x", "generic-slurm", "slurm", "2026", state="submitted", job_ids=(ids[0],)))
+    shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
+    assert _settle(load(run), shown, "").job_id in ids[:2]  # the one that counts is not the last of the chain
+    until(lambda: (run / "attempts/3/exit_code").exists(), 120)
+    lab.wait_for(ids[4], "CANCELLED")
+    assert causes(run) == ["time_limit", "time_limit", "done"]
+    states = [lab.wait_for(each, ENDED)["JobState"] for each in ids]
+    assert states == ["FAILED", "FAILED", "COMPLETED", "CANCELLED", "CANCELLED"]  # 75 is a failure to Slurm
+    shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
+    assert (_settle(load(run), shown, "").state, _settle(load(run), shown, "").job_id) == ("COMPLETED", ids[2])
