@@ -67,6 +67,9 @@ def point_caches(run: RunFolder, environment: dict[str, str] | os._Environ[str])
     settings of plots) is used as it is.
     """
     home = Path(environment.get("HOME") or "/")
+    fetched = run.cache / "huggingface" / "prefetched"  # by `runner prefetch`; a job that is offline has only these
+    if environment.get("HF_HUB_OFFLINE") == "1" and fetched.is_dir():
+        environment.setdefault("HF_HOME", str(fetched.parent))
     if not (Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface").is_dir():
         environment.setdefault("HF_HOME", str(run.cache / "huggingface"))
     if not (Path(environment.get("XDG_CONFIG_HOME") or home / ".config") / "matplotlib").is_dir():

@@ -44,6 +44,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "diff": ("diff", "what differs between two launches"),
         "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),
     },
+    "models": {
+        "prefetch": ("models", "bring models and data that a job names into the site's cache"),
+    },
     "machine": {
         "init": ("host", "copy recipes, environments and jobs here, to edit them"),
         "site": ("host", "list | show the sites (clusters) and where each value comes from"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import files
-from training.data import corpus
+from training.data import corpus, hub_cache
 from training.errors import JobError, near_miss
 from training.processes import Processes, once
 
@@ -65,7 +65,7 @@ def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
                 )
             found = datasets.load_dataset(reader, data_files=name, streaming=streaming)
         else:
-            found = datasets.load_dataset(name, name=config, streaming=streaming)
+            found = datasets.load_dataset(_prefetched(name) or name, name=config, streaming=streaming)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
         raise JobError(f"cannot load the dataset {name!r}", _first_line(error), _where_to_look(name)) from error
     if split not in found:
@@ -76,6 +76,12 @@ def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
             "--dataset_train_split NAME (or --dataset_test_split)",
         )
     return found[split]
+
+
+def _prefetched(name: str) -> str | None:
+    """Return the folder of a hub dataset's files where there is no network: `datasets` would not look there."""
+    found = hub_cache.snapshot("dataset", name, os.environ) if hub_cache.is_offline(os.environ) else None
+    return str(found) if found else None
 
 
 def check(rows: Any, name: str, text_field: str) -> str:

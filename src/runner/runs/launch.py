@@ -19,7 +19,7 @@ from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import payload, preflight, saving, snapshot
+from runner.runs import offline, payload, preflight, saving, snapshot
 from runner.runs.job import Job, Overrides
 from runner.runs.job_file import JobFile, load_job_file
 from runner.runs.job_making import make_job
@@ -100,6 +100,8 @@ def prepare(
     job = make_job(job_file, _overrides(request, job_file, program), environment, site)
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
         job = saving.with_measured(job, site.runs(environ, project))
+    job, hub_notes = offline.settle(job, environment, project, site.runs(environ, project), environ,
+                                    strict=not request.dry_run)  # fmt: skip
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = preflight.for_the_run(environment, image)
     attachment = attach(environment, site, engine)
@@ -109,7 +111,7 @@ def prepare(
     return RunPlan(
         site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,
         {**edf, **attachment.files, **payload.files(), SCRIPT: script},
-        (*notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
+        (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
     )  # fmt: skip
 
 

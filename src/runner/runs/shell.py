@@ -34,6 +34,9 @@ from runner.runs.status import ask
 from runner.site import Site
 from runner.site_files import load_site
 
+FOLDER = "{RUNNER_RUN}"
+"""in a word of the command: the shell's own folder, seen under the same path inside and outside"""
+
 
 @dataclass(frozen=True)
 class ShellRequest:
@@ -48,6 +51,10 @@ class ShellRequest:
     overrides: Overrides = field(default_factory=Overrides)
     terminal: bool = False
     """whether stdin and stdout are a terminal"""
+    without_scheduler: bool = False
+    """on this machine, though the site has a scheduler"""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """laid into the folder of the shell, which the command knows as FOLDER"""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,8 @@ def prepared(
 ) -> Iterator[Call]:
     """The call that opens the shell; the files it needs exist while the block runs."""
     site, why = find_site(request.site, environ)
+    if request.without_scheduler:
+        site = replace(site, scheduler="local")
     run = _run(request.where, site.runs(environ, project))
     if run is not None:
         yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
@@ -156,10 +165,11 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     attachment = attach(place.environment, place.site, engine)
     for note in attachment.notes:
         report.warn(note)
-    files = {EDF: emit_edf(place.environment), **attachment.files}
+    files = {EDF: emit_edf(place.environment), **attachment.files, **request.files}
     if write:  # in a run's folder only what its own engine has not put there
         folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
-    command = (*_like_a_task(place), *(request.command or prompt(request.terminal)))
+    words = tuple(word.replace(FOLDER, str(place.folder)) for word in request.command)
+    command = (*_like_a_task(place), *(words or prompt(request.terminal)))
     cache = shared_cache(place.folder, environ)
     if write:
         folders.make(cache)

@@ -1,0 +1,260 @@
+"""Models, tokenizers and datasets of the Hugging Face hub, brought into a cache that jobs without network read.
+
+    python jobs/prefetch.py --home CACHE/huggingface --wanted '{"kind": "model", "name": "openai-community/gpt2"}'
+
+`runner prefetch JOB` calls it with what the job's arguments name. Needs huggingface_hub alone, not torch. A file is
+seen only whole, a stopped download goes on where it was, and the note in `prefetched/` is written last, when every file
+has the size that the hub says. The folders of the files go to stdout, one for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from training import errors, files
+from training.data import fetching, hub_files
+from training.errors import JobError
+
+TRIES = 5
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a job names."""
+
+    kind: str  # model or dataset
+    name: str
+    revision: str = "main"
+    part: str = ""  # of a dataset: its configuration; of a model: `tokenizer`, which is configuration and tokenizer
+
+    def __str__(self) -> str:
+        part = f" ({self.part})" if self.part else ""
+        return f"{self.kind} {self.name}{part}" + (f" at {self.revision}" if self.revision != "main" else "")
+
+    @property
+    def note(self) -> str:
+        """The name of the note that says it is here; runner looks for it under the same name."""
+        words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
+        return "--".join(word for word in words if word) + ".json"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fetch what is wanted and return 0."""
+    with errors.reported("prefetch"):
+        arguments = parser().parse_args(argv)
+        home = arguments.home.absolute()
+        prepare(home)
+        for text in arguments.wanted:
+            record = fetch(Wanted(**json.loads(text)), home, dry_run=arguments.dry_run)
+            print(json.dumps(record) if arguments.json else record["folder"], flush=True)
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="prefetch.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--home", type=Path, required=True, help="what HF_HOME is for the jobs")
+    parser.add_argument("--wanted", action="append", required=True, help="JSON: kind, name, revision, part")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be fetched")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each")
+    return parser
+
+
+def prepare(home: Path) -> None:
+    """Point the library at the cache and keep its bars out of logs. To be called before it is imported."""
+    token = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "token"
+    if token.is_file():
+        os.environ.setdefault("HF_TOKEN_PATH", str(token))  # the one that `hf auth login` has left
+    os.environ.update(HF_HOME=str(home), HF_HUB_CACHE=str(home / "hub"), HF_HUB_OFFLINE="0")
+    os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_TELEMETRY="1")
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError as error:
+        raise JobError(
+            f"{sys.executable} has no huggingface_hub",
+            "it is what talks to the hub",
+            "use an environment whose image has it (--env), or `pip install huggingface_hub` and --engine host",
+        ) from error
+
+
+def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    """Bring one repository's files; return the record that is written when all of them are here."""
+    from huggingface_hub import HfApi
+
+    with hub_errors(wanted):
+        info = patiently(
+            lambda: HfApi().repo_info(wanted.name, repo_type=wanted.kind, revision=wanted.revision, files_metadata=True)
+        )
+    listed = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}
+    chosen = hub_files.choose(wanted.kind, wanted.part, listed, _card(info))
+    if not chosen:
+        raise JobError(f"there is nothing to fetch for the {wanted}", f"it holds {len(listed)} files", "see its page")
+    folder = home / "hub" / f"{wanted.kind}s--{wanted.name.replace('/', '--')}" / "snapshots" / info.sha
+    missing = wrong(folder, chosen)
+    record = {**asdict(wanted), "commit": info.sha, "folder": str(folder), "files": chosen}
+    say(f"{wanted}: {len(chosen)} of {len(listed)} files, {amount(chosen.values())}"
+        f"; {amount(chosen[name] for name in missing)} to fetch")  # fmt: skip
+    if dry_run:
+        return record
+    check_space(home, sum(chosen[name] for name in missing))
+    started = time.monotonic()
+    download(wanted, info.sha, chosen, missing, folder)
+    if missing:
+        say(f"{wanted}: all there after {time.monotonic() - started:.0f} s")
+    write_reference(folder.parents[1], wanted.revision, info.sha)
+    files.write_json(home / "prefetched" / wanted.note, record)
+    return record
+
+
+def wrong(folder: Path, wanted: Mapping[str, int]) -> list[str]:
+    """Return the files that are not in the folder in their size."""
+
+    def size(name: str) -> int:
+        try:
+            return (folder / name).stat().st_size
+        except OSError:
+            return -1
+
+    return [name for name, size_bytes in wanted.items() if size(name) != size_bytes]
+
+
+def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Sequence[str], folder: Path) -> None:
+    """Fetch the missing files, a few at a time. Raises JobError where one has another size than the hub says."""
+    from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers
+
+    blobs = folder.parents[1] / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+
+    locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)  # files of the same content are one blob
+
+    def one(name: str) -> None:
+        url = hf_hub_url(wanted.name, name, repo_type=wanted.kind, revision=commit)
+        about = get_hf_file_metadata(url, token=get_token())
+        etag = about.etag or f"{commit}-{name.replace('/', '-')}"
+        # to another host goes no token: the address itself is signed there
+        same = urlsplit(about.location).netloc == urlsplit(url).netloc
+        with locks[etag]:
+            if not is_file_of(blobs / etag, chosen[name]):
+                headers = build_hf_headers(token=get_token()) if same else {}
+                fetching.fetch(about.location, headers, blobs / etag, chosen[name], etag)
+        link(blobs / etag, folder / name)
+        if chosen[name] > 100_000_000:
+            say(f"  {name} ({amount([chosen[name]])})")
+
+    with hub_errors(wanted), ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda name: patiently(lambda: one(name)), missing))
+    left = wrong(folder, chosen)
+    if left:
+        raise JobError(
+            f"{len(left)} files of the {wanted} are not as the hub lists them",
+            f"{left[0]} has another size than {chosen[left[0]]} bytes",
+            "try again; is the disk full?",
+        )
+
+
+def is_file_of(path: Path, size_bytes: int) -> bool:
+    return path.is_file() and path.stat().st_size == size_bytes
+
+
+def link(blob: Path, path: Path) -> None:
+    """Let `path` point to a blob, as huggingface_hub's cache has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = files.unfinished(path)
+    partial.symlink_to(os.path.relpath(blob, path.parent))
+    partial.replace(path)
+
+
+def write_reference(repository: Path, revision: str, commit: str) -> None:
+    """Let libraries find the commit under the revision's name without network, as huggingface_hub itself does it."""
+    if revision != commit:
+        files.write_text(repository / "refs" / revision, commit)
+
+
+def check_space(home: Path, size_bytes: int) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free
+    if size_bytes > free:
+        raise JobError(
+            f"{home} has too little space",
+            f"{amount([size_bytes])} are to come, {amount([free])} are free",
+            "export RUNNER_CACHE=/a/larger/place, for launches too",
+        )
+
+
+def patiently(work: Any) -> Any:
+    """Return what `work` does; a network that fails for a moment is tried again, later and later."""
+    from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
+
+    for number in range(TRIES):
+        try:
+            return work()
+        except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError, JobError):
+            raise
+        except Exception as error:
+            status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "code", None)
+            if number + 1 == TRIES or (status is not None and status < 500 and status not in (408, 429)):
+                raise
+            time.sleep(float(os.environ.get("RUNNER_RETRY_SECONDS", "1")) * 2**number)
+    return None
+
+
+@contextlib.contextmanager
+def hub_errors(wanted: Wanted) -> Iterator[None]:
+    """Turn what the library raises into one clear error."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    what = f"cannot fetch the {wanted}"
+    try:
+        yield
+    except JobError:
+        raise
+    except GatedRepoError as error:
+        fix = "ask for access on its page, then `hf auth login`, or export HF_TOKEN"
+        raise JobError(what, "its owner gives access on request only", fix) from error
+    except RevisionNotFoundError as error:
+        raise JobError(what, f"it has no revision {wanted.revision!r}", "see its page for names") from error
+    except RepositoryNotFoundError as error:
+        why = "the hub has none of that name, or not for this user"
+        raise JobError(what, why, "check the name; a private one needs HF_TOKEN") from error
+    except Exception as error:  # of the HTTP library, another one in each version
+        first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        fix = f"is {endpoint} reachable from here (proxies, HF_ENDPOINT)? What has arrived is kept"
+        raise JobError(what, first, fix) from error
+
+
+def _card(info: Any) -> Mapping[str, Any]:
+    card = getattr(info, "card_data", None) or getattr(info, "cardData", None) or {}
+    return card if isinstance(card, Mapping) else dict(card.to_dict())
+
+
+def amount(sizes: Iterator[int] | Sequence[int] | Any) -> str:
+    """Return bytes in words: 5.4 GB."""
+    size = float(sum(sizes))
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""prefetch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verbs."""
+    _add_prefetch(subparsers, common)
+
+
+def _add_prefetch(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    prefetch = subparsers.add_parser(
+        "prefetch",
+        parents=[common],
+        help="bring what a job names on the hub into the site's cache",
+        usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]",
+    )
+    prefetch.add_argument("job", nargs="?", metavar="JOB", help="a job file: a name in jobs/, or a path")
+    prefetch.add_argument("--env", metavar="ENV", help="the environment whose Python fetches")
+    prefetch.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py file")
+    prefetch.add_argument("--engine", help="the container engine (default: the site's); host: this machine's Python")
+    prefetch.add_argument("--json", action="store_true", help="print a JSON object for each")
+    prefetch.add_argument("--dry-run", action="store_true", help="print what would be fetched, and its size")
+    prefetch.set_defaults(run=prefetch_job)
+
+
+def prefetch_job(args: argparse.Namespace, console: Console) -> int:
+    """`runner prefetch`: print the folder of each model and dataset in the cache."""
+    from runner.machine import process
+    from runner.project import find_project
+    from runner.runs import prefetch
+    from runner.runs.launch import Request
+
+    project = find_project()
+    request = Request(
+        job=args.job, env=args.env, script=args.script, words=args.rest, site=args.site, engine=args.engine
+    )
+    plan = prefetch.plan(request, project, os.environ, console)
+    if not plan.wanted:
+        console.say("the job names nothing on the hub: there is nothing to fetch")
+        return 0
+    console.say(f"into {plan.home}: {', '.join(map(str, plan.wanted))}")
+    options = (*(("--dry-run",) if args.dry_run else ()), *(("--json",) if args.json else ()))
+    with prefetch.prepared(plan, project, os.environ, console, options) as call:
+        return process.attached(call.argv, env=call.env, cwd=call.cwd)

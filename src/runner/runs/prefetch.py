@@ -1,0 +1,104 @@
+"""`runner prefetch`: what a job names on the hub, brought into the cache that it reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runner.detection import find_site
+from runner.environments.engines import choose
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.machine import process
+from runner.machine.report import Report
+from runner.project import Project
+from runner.runs import hub, offline, shell
+from runner.runs.hub import Wanted
+from runner.runs.launch import Request, find_environment, find_program
+from runner.runs.program import find_script
+from runner.runs.shell import Call, ShellRequest
+from runner.site import Site
+
+PAYLOAD = (
+    *("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py"),
+    *("training/data/__init__.py", "training/data/fetching.py", "training/data/hub_files.py"),
+)
+"""of jobs/: laid into the container, whatever it sees of the project"""
+ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
+"""engines that are options of srun: where one is used, no container can be had without an allocation"""
+PYTHON = 'p=$(command -v python || command -v python3) || { echo "no Python here" >&2; exit 127; }; exec "$p" "$@"'
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """What is to be fetched, where to, and by what."""
+
+    wanted: tuple[Wanted, ...]
+    home: Path
+    engine: str
+    environment: str | None
+    """its name, or its file"""
+    env: Mapping[str, str]
+    """of the environment and the job: proxies, HF_ENDPOINT"""
+    site: Site
+
+
+def plan(request: Request, project: Project, environ: Mapping[str, str], report: Report) -> Prefetch:
+    """What a launch of the same words would read from the hub."""
+    site, why = find_site(request.site, environ)
+    report.say(f"site {site.name} ({why})")
+    job_file, program = find_program(request, project)
+    name = request.env or (job_file.environment if job_file else None)
+    environment = find_environment(name, project, environ, site, report)
+    words = (*(job_file.arguments if job_file else ()), *(request.words if program.script else program.command))
+    env = {**offline.of_host(environ), **site.env, **environment.env, **(job_file.env if job_file else {})}
+    home = offline.hub_home(env, site.runs(environ, project), environ)
+    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
+    report.say(f"container engine {engine} ({engine_why})")
+    wanted = hub.wanted(words, offline.folders(project))
+    return Prefetch(wanted, home, engine, name, env, site)
+
+
+@contextmanager
+def prepared(
+    prefetch: Prefetch, project: Project, environ: Mapping[str, str], report: Report, options: tuple[str, ...]
+) -> Iterator[Call]:
+    """The call that fetches, on this machine's Python or in the job's environment; Raises RunnerError for neither."""
+    script = find_script("prefetch", project)
+    arguments = ("--home", str(prefetch.home), *options)
+    for each in prefetch.wanted:
+        arguments += ("--wanted", json.dumps(asdict(each)))
+    if prefetch.engine == "host":
+        values = {name: expand(value, environ, name) for name, value in prefetch.env.items() if name != "HF_HOME"}
+        yield Call((_python(environ), str(script), *arguments), values, project.start)
+        return
+    if prefetch.engine in ONLY_BY_SRUN:
+        report.say(f"through srun, on a node: {prefetch.engine} is a part of it (--engine host: this machine's Python)")
+    request = ShellRequest(
+        where=prefetch.environment,
+        command=("sh", "-c", PYTHON, "sh", f"{shell.FOLDER}/prefetch.py", *arguments),
+        site=prefetch.site.name,
+        engine=prefetch.engine,
+        without_scheduler=prefetch.engine not in ONLY_BY_SRUN,
+        files={name: (script.parent / name).read_text(encoding="utf-8") for name in PAYLOAD},
+    )
+    with shell.prepared(request, project, environ, report) as call:
+        yield call
+
+
+def _python(environ: Mapping[str, str]) -> str:
+    """This machine's Python that has huggingface_hub. Raises RunnerError where there is none."""
+    import sys
+
+    tried = [path for path in (process.which("python3"), process.which("python"), sys.executable) if path]
+    for path in dict.fromkeys(map(str, tried)):
+        if process.run((path, "-c", "import huggingface_hub"), check=False, timeout_seconds=60).exit_code == 0:
+            return path
+    raise RunnerError(
+        "no Python here has huggingface_hub",
+        f"tried {', '.join(dict.fromkeys(map(str, tried)))}",
+        "python3 -m venv hub && hub/bin/pip install huggingface_hub && PATH=$PWD/hub/bin:$PATH runner prefetch …",
+    )

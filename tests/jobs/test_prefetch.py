@@ -1,0 +1,207 @@
+"""What a job names on the hub is brought whole or not at all, and is then read without network."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("huggingface_hub")
+pytestmark = pytest.mark.training
+
+from tests.jobs.hub import Hub, commit_of, serving  # noqa: E402
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+MODEL = {
+    "config.json": "{}",
+    "tokenizer.json": "{}",
+    "tokenizer_config.json": "{}",
+    "model.safetensors": b"\x00" * 300_000,
+    "pytorch_model.bin": b"\x01" * 300_000,
+    "original/consolidated.00.pth": b"\x02" * 10,
+    ".gitattributes": "x",
+}
+CARD = {"configs": [{"config_name": "en", "data_files": "en/*.jsonl"}, {"config_name": "de", "data_files": "de/*"}]}
+ROWS = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three"))
+README = (
+    "---\nconfigs:\n- config_name: en\n  data_files: en/*.jsonl\n- config_name: de\n  data_files: de/*.jsonl\n---\n"
+)
+DATA = {".card.json": json.dumps(CARD), "README.md": README, "en/a.jsonl": ROWS, "de/a.jsonl": ROWS[:15] + "\n"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with serving(tmp_path / "repositories") as found:
+        found.put("model", "org/small", MODEL)
+        found.put("dataset", "org/words", DATA)
+        yield found
+
+
+def environ(hub: Hub, **variables: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "RUNNER_"))}
+    return {**kept, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "RUNNER_RETRY_SECONDS": "0.01", **variables}
+
+
+def words(home: Path, *wanted: dict[str, str], options: tuple[str, ...] = ()) -> tuple[str, ...]:
+    named = [word for each in wanted for word in ("--wanted", json.dumps(each))]
+    return (sys.executable, str(JOBS / "prefetch.py"), "--home", str(home), *options, *named)
+
+
+def fetch(hub: Hub, home: Path, *wanted: dict[str, str], code: int = 0, options: tuple[str, ...] = ()) -> Any:
+    call = words(home, *wanted, options=options)
+    done = subprocess.run(call, env=environ(hub), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+SMALL = {"kind": "model", "name": "org/small"}
+WORDS = {"kind": "dataset", "name": "org/words"}
+
+
+def note(home: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((home / "prefetched" / name).read_text())
+    return found
+
+
+def test_what_is_named_is_fetched_and_noted(hub: Hub, tmp_path: Path) -> None:
+    """The safetensors and not the same weights again in other formats; the note has every file with its size."""
+    folder = Path(fetch(hub, tmp_path / "home", SMALL).stdout.strip())
+    commit = commit_of(hub.files("model", "org/small"))
+    assert folder == tmp_path / "home/hub/models--org--small/snapshots" / commit
+    names = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == names
+    assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+    record = note(tmp_path / "home", "models--org--small--main.json")
+    assert record["files"] == {name: len(MODEL[name]) for name in sorted(names)}
+    assert (folder.parents[1] / "refs/main").read_text() == commit
+
+
+def test_a_second_time_asks_for_no_file(hub: Hub, tmp_path: Path) -> None:
+    fetch(hub, tmp_path / "home", SMALL)
+    hub.requests.clear()
+    assert "0 B to fetch" in fetch(hub, tmp_path / "home", SMALL).stderr
+    assert not [request for request in hub.requests if "/resolve/" in request]
+
+
+def test_a_dry_run_tells_sizes_and_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
+    done = fetch(hub, tmp_path / "home", SMALL, options=("--dry-run", "--json"))
+    assert "300 kB to fetch" in done.stderr
+    assert json.loads(done.stdout)["files"]["model.safetensors"] == 300_000
+    assert not (tmp_path / "home/prefetched").exists()
+    assert not [request for request in hub.requests if "/resolve/" in request]
+
+
+def test_parts(hub: Hub, tmp_path: Path) -> None:
+    """A tokenizer brings no weights; a dataset's configuration no other one's data."""
+    home = tmp_path / "home"
+    fetch(hub, home, {**SMALL, "part": "tokenizer"}, {**WORDS, "part": "en"})
+    assert set(note(home, "models--org--small--main--tokenizer.json")["files"]) == {
+        "config.json", "tokenizer.json", "tokenizer_config.json",
+    }  # fmt: skip
+    assert set(note(home, "datasets--org--words--main--en.json")["files"]) == {"README.md", "en/a.jsonl"}
+
+
+def test_a_connection_that_breaks_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    hub.cut["model.safetensors"] = 200_000
+    folder = Path(fetch(hub, tmp_path / "home", SMALL).stdout.strip())
+    assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+    asked = [request for request in hub.requests if request.startswith("GET") and "model.safetensors" in request]
+    assert any("bytes=200000-" in request for request in asked), asked
+
+
+def test_a_fetch_that_is_killed_leaves_no_half_file(hub: Hub, tmp_path: Path) -> None:
+    """kill -9 in the middle: neither note nor file is seen, and the next start goes on."""
+    home = tmp_path / "home"
+    hub.slow = True
+    process = subprocess.Popen(words(home, SMALL), env=environ(hub), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not any(path.stat().st_size > 1000 for path in home.glob("hub/models--org--small/blobs/*.part")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (home / "prefetched").exists()
+    assert not list(home.glob("hub/*/snapshots/*/model.safetensors"))
+    for left in home.glob("hub/models--org--small/blobs/*.part"):
+        os.utime(left, (0, 0))
+    hub.slow = False
+    hub.requests.clear()
+    folder = Path(fetch(hub, home, SMALL).stdout.strip())
+    assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+    assert any(re.search(r"model.safetensors bytes=[1-9]", request) for request in hub.requests)
+    assert not list(home.glob("hub/models--org--small/blobs/*.part"))
+
+
+def test_content_that_is_not_what_was_announced_is_not_kept(hub: Hub, tmp_path: Path) -> None:
+    """The etag of a large file is its SHA-256."""
+    hub.other_content.add("model.safetensors")
+    assert "is not what the hub lists" in fetch(hub, tmp_path / "home", SMALL, code=1).stderr
+    assert not list((tmp_path / "home").glob("hub/models--org--small/blobs/*.part"))
+    hub.other_content.clear()
+    fetch(hub, tmp_path / "home", SMALL)
+
+
+def test_a_damaged_file_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    folder = Path(fetch(hub, home, SMALL).stdout.strip())
+    os.truncate((folder / "model.safetensors").resolve(), 1000)
+    assert "300 kB to fetch" in fetch(hub, home, SMALL).stderr
+    assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"kind": "model", "name": "org/none"}, "the hub has none of that name"),
+        ({**SMALL, "revision": "v9"}, "no revision 'v9'"),
+        ({"kind": "model", "name": "org/gated"}, "its owner gives access on request only"),
+        ({"kind": "model", "name": "org/wrong"}, "4 bytes came, 5 were announced"),
+    ],
+)
+def test_what_cannot_be_had_is_one_clear_error(hub: Hub, tmp_path: Path, wanted: dict[str, str], expected: str) -> None:
+    for name in ("org/gated", "org/wrong"):
+        hub.put("model", name, {"odd.txt": "text"})
+    hub.gated.add("org/gated")
+    hub.wrong_size.add("odd.txt")
+    done = fetch(hub, tmp_path / "home", wanted, code=1)
+    assert expected in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "home/prefetched").exists()
+
+
+def test_a_hub_that_is_not_reached_is_named(tmp_path: Path) -> None:
+    with serving(tmp_path / "repositories") as gone:
+        pass
+    done = fetch(gone, tmp_path / "home", SMALL, code=1)
+    assert f"is {gone.url} reachable from here" in done.stderr
+
+
+LOAD = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {jobs!r})
+from training import run_folder
+run = run_folder.from_environment(os.environ, "x")
+run_folder.point_caches(run, os.environ)
+from training.data import reading
+print(reading.load("org/words", "en", "train", False)["text"][:])
+"""
+
+
+def test_a_job_without_network_reads_what_was_fetched(hub: Hub, tmp_path: Path) -> None:
+    """By the hub's own name, in the cache that runs share, with nobody to ask."""
+    fetch(hub, tmp_path / "huggingface", {**WORDS, "part": "en"})
+    hub.requests.clear()
+    variables = {"HF_HUB_OFFLINE": "1", "RUNNER_CACHE": str(tmp_path), "RUNNER_RUN": str(tmp_path / "run")}
+    done = subprocess.run(
+        (sys.executable, "-c", LOAD.format(jobs=str(JOBS))),
+        env=environ(hub, **variables), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "['one', 'two', 'three']", done.stderr
+    assert not hub.requests

@@ -1,0 +1,138 @@
+"""A launch knows what its job names on the hub, and whether that is here, before anything is submitted."""
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from runner.environments.environment import Environment
+from runner.errors import RunnerError
+from runner.project import Project
+from runner.runs import hub, offline
+from runner.runs.hub import Wanted
+from runner.runs.job import Job
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL, DATA = Wanted("model", "org/m"), Wanted("dataset", "org/d")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ()),
+        (("--model_name_or_path", "gpt2"), (Wanted("model", "gpt2"),)),
+        (("--model_name_or_path=org/m", "--model_revision=v1"), (Wanted("model", "org/m", "v1"),)),
+        (("--model-name-or-path", "org/m", "--dataset-name", "org/d"), (MODEL, DATA)),
+        (("--dataset_name", "org/d", "--dataset_config", "en"), (Wanted("dataset", "org/d", part="en"),)),
+        (("--dataset_name", "org/d", "--dataset_config_name", "en"), (Wanted("dataset", "org/d", part="en"),)),
+        (("--tokenizer_name", "gpt2"), (Wanted("model", "gpt2", part="tokenizer"),)),
+        (("--model_name_or_path", "gpt2", "--tokenizer_name", "gpt2"), (Wanted("model", "gpt2"),)),
+        (("--model_name_or_path", "tiny-llama", "--dataset_name", "python-docs"), ()),
+        (("--model_name_or_path", "/models/m", "--dataset_name", "./data"), ()),
+        (("--model_name_or_path", "~/m", "--dataset_name", "rows.jsonl"), ()),
+        (("--dataset_name", "folder/here"), ()),
+        (("--dataset_name", "a/b/c"), ()),
+        (("--model_name_or_path",), ()),
+        (("--model_name_or_path", "--packing"), ()),
+        (("--config", "train.yaml"), (Wanted("model", "org/y"), Wanted("dataset", "org/d"))),
+        (("--config", "train.yaml", "--model_name_or_path", "org/m"), (MODEL, DATA)),
+    ],
+)
+def test_names_among_the_arguments(tmp_path: Path, arguments: tuple[str, ...], expected: tuple[Wanted, ...]) -> None:
+    """Names as the hub has them; not what is a path, a file, here under that name, or made by the script itself."""
+    (tmp_path / "folder/here").mkdir(parents=True)
+    (tmp_path / "train.yaml").write_text('model_name_or_path: "org/y"  # ours\ndataset_name: org/d\npacking: true\n')
+    assert hub.wanted(arguments, (tmp_path,)) == expected
+
+
+def test_the_note_bears_the_name_that_the_script_gives_it() -> None:
+    sys.path.insert(0, str(ROOT / "jobs"))
+    try:
+        payload = importlib.import_module("prefetch")
+    finally:
+        sys.path.remove(str(ROOT / "jobs"))
+    for each in (MODEL, DATA, Wanted("model", "gpt2", "refs/pr/1", "tokenizer"), Wanted("dataset", "a/b", part="x/y")):
+        assert payload.Wanted(**asdict(each)).note == each.note
+
+
+def test_the_scripts_own_names_are_known() -> None:
+    text = "".join(path.read_text() for path in (ROOT / "jobs/training").rglob("*.py"))
+    assert set(re.findall(r'^(?:TINY_MODEL|PYTHON_DOCS) = "([^"]+)"', text, re.MULTILINE)) == hub.OWN
+
+
+def noted(home: Path, each: Wanted, seen_at: Path | None = None) -> Path:
+    """A repository as a prefetch leaves it; `seen_at`: where the home lay for it, in a container."""
+    folder = f"hub/{each.kind}s--{each.name.replace('/', '--')}/snapshots/abc"
+    (home / folder / "sub").mkdir(parents=True)
+    (home / folder / "sub/file.json").write_text("{}\n")
+    (home / hub.NOTES).mkdir(exist_ok=True)
+    record = {**asdict(each), "folder": str((seen_at or home) / folder), "files": {"sub/file.json": 3}}
+    (home / hub.NOTES / each.note).write_text(json.dumps(record))
+    return home / folder / "sub/file.json"
+
+
+def test_states(tmp_path: Path) -> None:
+    """Here, when every file has its size; wherever the one who fetched has seen the cache."""
+    file = noted(tmp_path, MODEL, Path("/elsewhere"))
+    assert hub.state(tmp_path, MODEL) == hub.State(True)
+    assert hub.state(tmp_path, DATA) == hub.State(False)
+    file.write_text("{")
+    assert "has 1 bytes, not 3" in hub.state(tmp_path, MODEL).fault
+    file.unlink()
+    assert "is missing" in hub.state(tmp_path, MODEL).fault
+    (tmp_path / hub.NOTES / MODEL.note).write_text("{")
+    assert "cannot be read" in hub.state(tmp_path, MODEL).fault
+
+
+def settled(
+    folder: Path, *arguments: str, env: Mapping[str, str] | None = None, strict: bool = True
+) -> tuple[Job, tuple[str, ...]]:
+    environment = Environment("plain", None, "")
+    job = Job("train", environment, script="jobs/x.py", arguments=arguments, env=env or {})
+    project = Project(None, folder, folder)
+    return offline.settle(job, environment, project, folder / "runs", {"RUNNER_CACHE": str(folder)}, strict=strict)
+
+
+NAMES = ("--model_name_or_path", "org/m", "--dataset_name", "org/d")
+
+
+def test_a_job_whose_names_are_all_here_is_kept_offline(tmp_path: Path) -> None:
+    for each in (MODEL, DATA):
+        noted(tmp_path / hub.HOME, each)
+    job, notes = settled(tmp_path, *NAMES)
+    assert (job.env, notes) == ({"HF_HUB_OFFLINE": "1"}, ())
+    assert settled(tmp_path, *NAMES, env={"HF_HUB_OFFLINE": "0"})[0].env == {"HF_HUB_OFFLINE": "0"}
+    job, notes = settled(tmp_path, *NAMES, "--push_to_hub")
+    assert not job.env and "pushes to the hub" in notes[0]
+
+
+def test_what_was_not_fetched_is_a_warning_with_the_command(tmp_path: Path) -> None:
+    noted(tmp_path / hub.HOME, MODEL)
+    job, notes = settled(tmp_path, *NAMES)
+    assert not job.env
+    assert "dataset 'org/d'" in notes[0] and "model" not in notes[0] and "runner prefetch train" in notes[0]
+    assert settled(tmp_path) == (Job("train", job.environment, script="jobs/x.py"), ())
+
+
+def test_a_file_that_is_missing_is_found_before_submission(tmp_path: Path) -> None:
+    file = noted(tmp_path / hub.HOME, MODEL)
+    file.unlink()
+    with pytest.raises(RunnerError, match="not whole in the cache") as caught:
+        settled(tmp_path, *NAMES)
+    assert str(file) in caught.value.why and "runner prefetch train" in caught.value.fix
+    assert "not whole" in settled(tmp_path, *NAMES, strict=False)[1][0], "a dry run warns"
+
+
+def test_a_job_that_is_offline_and_lacks_something_is_refused(tmp_path: Path) -> None:
+    """Unless the hub's own cache has some commit of it, fetched by hand."""
+    home, words = tmp_path / "own", ("--model_name_or_path", "org/m")
+    env = {"HF_HUB_OFFLINE": "1", "HF_HOME": "${RUNNER_CACHE}/own"}
+    with pytest.raises(RunnerError, match="cannot find the model 'org/m'"):
+        settled(tmp_path, *words, env=env)
+    (home / "hub/models--org--m/snapshots/abc").mkdir(parents=True)
+    assert settled(tmp_path, *words, env=env)[1] == ()
