@@ -16,6 +16,7 @@ from runner.project import Project
 from runner.runs import hub, offline
 from runner.runs.hub import Wanted
 from runner.runs.job import Job
+from runner.site_files import load_site
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL, DATA = Wanted("model", "org/m"), Wanted("dataset", "org/d")
@@ -95,7 +96,7 @@ def settled(
     environment = Environment("plain", None, "")
     job = Job("train", environment, script="jobs/x.py", arguments=arguments, env=env or {})
     project = Project(None, folder, folder)
-    return offline.settle(job, environment, project, folder / "runs", {"RUNNER_CACHE": str(folder)}, strict=strict)
+    return offline.settle(job, environment, project, load_site("local"), {"RUNNER_CACHE": str(folder)}, strict=strict)
 
 
 NAMES = ("--model_name_or_path", "org/m", "--dataset_name", "org/d")

@@ -100,8 +100,7 @@ def prepare(
     job = make_job(job_file, _overrides(request, job_file, program), environment, site)
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
         job = saving.with_measured(job, site.runs(environ, project))
-    job, hub_notes = offline.settle(job, environment, project, site.runs(environ, project), environ,
-                                    strict=not request.dry_run)  # fmt: skip
+    job, hub_notes = offline.settle(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = preflight.for_the_run(environment, image)
     attachment = attach(environment, site, engine)

@@ -14,6 +14,7 @@ from runner.runs import hub
 from runner.runs.cache import shared_cache
 from runner.runs.hub import Wanted
 from runner.runs.job import Job
+from runner.site import Site
 
 OFFLINE = "HF_HUB_OFFLINE"
 TRUE = ("1", "true", "yes", "on")
@@ -37,7 +38,7 @@ def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -
 
 
 def settle(
-    job: Job, environment: Environment, project: Project, runs: Path, environ: Mapping[str, str], *, strict: bool = True
+    job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str], *, strict: bool = True
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, offline where all that it names is here; and notes on what is not.
 
@@ -45,7 +46,7 @@ def settle(
     something; a note otherwise.
     """
     try:
-        return _settled(job, environment, project, runs, environ)
+        return _settled(job, environment, project, site, environ)
     except RunnerError as error:
         if strict:
             raise
@@ -53,14 +54,14 @@ def settle(
 
 
 def _settled(
-    job: Job, environment: Environment, project: Project, runs: Path, environ: Mapping[str, str]
+    job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str]
 ) -> tuple[Job, tuple[str, ...]]:
     named = hub.wanted(job.arguments, folders(project))
     given = {**of_host(environ), **environment.env, **job.env}
     if not named:
         return job, ()
     try:
-        home = hub_home(given, runs, environ)
+        home = hub_home(given, site.runs(environ, project), environ)
     except RunnerError as error:
         return job, (f"{error.what}: whether {named[0]} is here is not checked",)
     offline = given.get(OFFLINE, "").lower() in TRUE
