@@ -3,31 +3,51 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from training.errors import JobError, near_miss
+from training.zero import contradictions, known_keys
+
+if TYPE_CHECKING:
+    from training.batch.batches import Batch
+    from training.run_folder import RunFolder
+    from training.settings import Settings
 
 PRESETS = Path(__file__).resolve().parents[2] / "deepspeed"
+# transformers 5.23 renamed gradient_checkpointing.
+CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 
-# DeepSpeed ignores a key that it does not know, so a misspelt one would silently change nothing.
-# Source: DeepSpeed 0.19.8, runtime/config.py and runtime/constants.py.
-# fmt: off
-TOP_LEVEL_KEYS = frozenset((
-    "activation_checkpointing", "aio", "amp", "autotuning", "bf16", "bfloat16", "checkpoint",
-    "checkpoint_parallel_write_pipeline", "comms_logger", "communication_data_type", "compile",
-    "compression_training", "csv_monitor", "curriculum_learning", "data_efficiency", "data_types",
-    "dataloader_drop_last", "disable_allgather", "dump_state", "eigenvalue", "elasticity", "flops_profiler", "fp16",
-    "gradient_accumulation_steps", "gradient_clipping", "gradient_predivide_factor", "graph_harvesting",
-    "hybrid_engine", "memory_breakdown", "nebula", "optimizer", "pipeline", "prescale_gradients",
-    "progressive_layer_drop", "quantize_training", "scheduler", "seq_parallel_communication_data_type",
-    "sparse_attention", "sparse_gradients", "steps_per_print", "tensor_parallel", "tensorboard", "timers",
-    "torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism",
-    "use_node_local_storage", "wall_clock_breakdown", "wandb", "weight_quantization",
-    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
-))
-# fmt: on
+
+def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
+    """Put the path of the checked file in the place of a preset's name; `none` turns DeepSpeed off.
+
+    A file with a section activation_checkpointing turns the trainer's own on, where the user has not said otherwise.
+    Returns lines about what in the file changes nothing. Raises JobError before anything slow has started.
+    """
+    name = settings.get("deepspeed")
+    if not name or str(name).lower() == "none":
+        settings.derive("deepspeed", None, settings.sources.get("deepspeed", "library default"))
+        return ()
+    path = resolve(str(name))
+    config = read(path)
+    expected: dict[str, Any] = {
+        "train_batch_size": batch.sequences,
+        "train_micro_batch_size_per_gpu": batch.micro,
+        "gradient_accumulation_steps": batch.accumulation,
+        "gradient_clipping": settings["max_grad_norm"],
+    }
+    batch_conflict(path, config, expected)
+    _refuse_node_local(path, config, settings, run)
+    if "activation_checkpointing" in config and not any(settings.given(key) for key in CHECKPOINTING):
+        # The older name is a way to say the newer one, and warns: only the newest that there is gets the value.
+        newest = next(key for key in CHECKPOINTING if key in settings.values)
+        settings.default({newest: True}, f"{path.name}: activation_checkpointing")
+    source = settings.sources["deepspeed"]
+    settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
+    return contradictions.without_effect(config)
 
 
 def presets() -> tuple[str, ...]:
@@ -47,22 +67,19 @@ def resolve(name: str) -> Path:
     )
 
 
-def read(path: Path) -> Mapping[str, Any]:
-    """Return the configuration. Raises JobError for broken JSON, unknown keys and contradictions."""
+def read(path: Path) -> dict[str, Any]:
+    """Return the configuration. Raises JobError for broken JSON, keys given twice or unknown, and contradictions."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _once(path, pairs))
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
         raise JobError(f"{where} is not JSON", error.msg, "mend the line; JSON has no comments") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path} cannot be read", str(error), "give a text file that the container sees") from error
     if not isinstance(config, dict):
         raise JobError(f"{path} holds no JSON object", "DeepSpeed's configuration is one", "begin with '{'")
-    unlisted = [key for key in config if key not in TOP_LEVEL_KEYS]
-    _refuse_unknown(path, "", config, TOP_LEVEL_KEYS | _read_by_this_version(unlisted))
-    zero = config.get("zero_optimization", {})
-    known = _zero_keys()
-    if known:
-        _refuse_unknown(path, "zero_optimization.", zero, known)
-    _refuse_contradictions(path, config)
+    known_keys.refuse_unknown(path, config)
+    contradictions.refuse(path, config)
     return config
 
 
@@ -98,49 +115,26 @@ def leave_out_what_is_not_built() -> None:
         ops.__compatible_ops__[name] = False
 
 
-def _read_by_this_version(keys: list[str]) -> frozenset[str]:
-    """Return those keys that the installed DeepSpeed, newer or older than our list, has as a word in quotes."""
-    import importlib.util
-
-    found = importlib.util.find_spec("deepspeed") if keys else None
-    if found is None or not found.origin:
-        return frozenset()
-    sources = [path.read_text(encoding="utf-8") for path in (Path(found.origin).parent / "runtime").rglob("*.py")]
-    return frozenset(key for key in keys if any(f'"{key}"' in source or f"'{key}'" in source for source in sources))
+def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise JobError(f"{path}: the key {name!r} stands twice in one table", "JSON keeps the last", "take one out")
+    return dict(pairs)
 
 
-def _zero_keys() -> frozenset[str]:
-    """Return the keys that the installed DeepSpeed knows below `zero_optimization`; none where it cannot be asked."""
-    try:
-        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
-    except ImportError:
-        return frozenset()
-    fields = getattr(DeepSpeedZeroConfig, "model_fields", None) or DeepSpeedZeroConfig.__fields__
-    aliases = {field.alias for field in fields.values() if field.alias}
-    return frozenset(fields) | frozenset(aliases)
+def _refuse_node_local(path: Path, config: Mapping[str, Any], settings: Settings, run: RunFolder) -> None:
+    """Refuse shards on the nodes' own disks in a run that may restart elsewhere: the others' would be gone.
 
-
-def _refuse_unknown(path: Path, prefix: str, table: Mapping[str, Any], known: frozenset[str]) -> None:
-    for key in table:
-        if key not in known:
-            raise JobError(
-                f"{path}: DeepSpeed knows no key {prefix + key!r}{near_miss(key, sorted(known))}",
-                "an unknown key changes nothing, so it is a mistake",
-                "mend the name or take the key out",
-            )
-
-
-def _refuse_contradictions(path: Path, config: Mapping[str, Any]) -> None:
-    bf16 = config.get("bf16", config.get("bfloat16", {})).get("enabled", False)
-    if bf16 is True and config.get("fp16", {}).get("enabled", False) is True:
-        raise JobError(f"{path} turns on both bf16 and fp16", "a model trains in one of them", 'write "auto" for both')
-    zero = config.get("zero_optimization", {})
-    for key in ("offload_param", "stage3_gather_16bit_weights_on_model_save"):
-        wanted = zero.get(key, False)
-        off = wanted is False or (isinstance(wanted, Mapping) and wanted.get("device") in (None, "none"))
-        if not off and stage(config) != 3:
-            raise JobError(
-                f"{path}: zero_optimization.{key} with stage {stage(config)}",
-                "only stage 3 splits the weights, so only there it means something",
-                f"set stage to 3, or take {key} out",
-            )
+    Where the checkpoints lie in the run folder after all, nothing is lost: then every node's shards are in it.
+    """
+    wanted = config.get("checkpoint", {}).get("use_node_local_storage") is True or settings.get("save_on_each_node")
+    folder = os.path.realpath(str(settings.get("output_dir") or run.checkpoints))
+    shared = os.path.commonpath((folder, os.path.realpath(run.path))) == os.path.realpath(run.path)
+    if not wanted or run.by_hand or shared:
+        return
+    raise JobError(
+        f"{path}: checkpoint.use_node_local_storage, and checkpoints go to {folder}",
+        "this run restarts, maybe on other nodes, which do not have these shards",
+        f"leave --output_dir out: {run.checkpoints} is seen by every node; or set use_node_local_storage to false",
+    )

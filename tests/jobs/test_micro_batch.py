@@ -1,0 +1,123 @@
+"""`--micro_batch auto` finds the largest micro batch that fits: the same as trying all, with nothing of a try left."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from training.batch import micro_batch, probe, tries
+from training.batch.search import Search, divisors, doubling
+from training.errors import JobError
+from training.processes import Processes
+from training.run_folder import RunFolder
+from training.settings import Settings
+
+
+def search(number: int, limit: int, false_alarms: frozenset[int] = frozenset()) -> tuple[int, list[tuple[int, ...]]]:
+    """The answer and the rounds taken, where `limit` is the largest that fits.
+
+    `false_alarms` fail unless they come first: a process that has taken several tries is not like a fresh one.
+    """
+    state, rounds = Search(divisors(number)), []
+    while round_ := state.next_round():
+        fitted = 0
+        while fitted < len(round_) and round_[fitted] <= limit and (fitted == 0 or round_[fitted] not in false_alarms):
+            fitted += 1
+        rounds.append(round_)
+        state = state.after(round_, fitted)
+    return state.fits, rounds
+
+
+@given(
+    number=some.integers(1, 400),
+    limit=some.integers(0, 500),
+    false_alarms=some.frozensets(some.integers(1, 400), max_size=5),
+)
+def test_the_search_finds_what_trying_all_finds(number: int, limit: int, false_alarms: frozenset[int]) -> None:
+    found, rounds = search(number, limit, false_alarms)
+    assert found == max((one for one in divisors(number) if one <= limit), default=0)
+    assert len(rounds) <= 3 + len(false_alarms) + len(divisors(number)).bit_length()
+
+
+def test_one_process_is_enough_where_all_fit_and_two_where_doubling_meets_the_end() -> None:
+    assert search(32, 100) == (32, [(1, 2, 4, 8, 16, 32)])
+    assert search(32, 8) == (8, [(1, 2, 4, 8, 16, 32), (16, 32)])
+    assert search(24, 9) == (8, [(1, 2, 4, 8, 24), (24,), (12,)])
+    assert doubling((2, 3, 4, 6, 12), 1) == (3, 6, 12)
+
+
+def settings(**values: object) -> Settings:
+    given = {name: "command line" for name, value in values.items() if value is not None}
+    defaults = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "global_batch_size": None}
+    return Settings({**defaults, "deepspeed": None, **values}, given)
+
+
+def run_folder(path: Path) -> RunFolder:
+    return RunFolder(path, path / "attempts" / "1", path / "flag", path / "cache", by_hand=False)
+
+
+ALONE = Processes(0, 0, 1, 1, "alone")
+
+
+def test_a_number_is_the_size_per_device(tmp_path: Path) -> None:
+    chosen = settings(micro_batch="3")
+    micro_batch.settle(chosen, (), run_folder(tmp_path), ALONE, 128)
+    assert chosen["per_device_train_batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("values", "length", "expected"),
+    [
+        ({"micro_batch": "many"}, 128, "'many' is no number"),
+        ({"micro_batch": "0"}, 128, "'0' is no number"),
+        ({"micro_batch": "4", "per_device_train_batch_size": 4}, 128, "are both given"),
+        ({"micro_batch": "auto", "global_batch_size": 8}, None, "does not know how long"),
+        ({"micro_batch": "auto", "global_batch_size": 8, "gradient_accumulation_steps": 2}, 128, "is given beside"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    tmp_path: Path, values: dict[str, object], length: int | None, expected: str
+) -> None:
+    with pytest.raises(JobError) as caught:
+        micro_batch.settle(settings(**values), (), run_folder(tmp_path), ALONE, length)
+    assert expected in caught.value.what
+
+
+def test_a_file_that_says_the_number_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_micro_batch_size_per_gpu": 4}')
+    with pytest.raises(JobError, match="says train_micro_batch_size_per_gpu = 4"):
+        micro_batch.settle(settings(micro_batch="auto", deepspeed=str(path)), (), run_folder(tmp_path), ALONE, 128)
+
+
+def test_a_row_is_drawn_out_to_the_full_length() -> None:
+    row = {"input_ids": [5, 6, 7], "completion_mask": [0, 1, 1], "text": "words", "seq_lengths": [2, 1], "other": [1]}
+    assert probe.full_length(row, 7) == {
+        "input_ids": [5, 6, 7, 5, 6, 7, 5],
+        "completion_mask": [0, 1, 1, 0, 1, 1, 0],
+        "seq_lengths": [7],
+    }
+    with pytest.raises(JobError, match="no tokens"):
+        probe.full_length({"text": "words"}, 7)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ([tries.Ended(3, "all"), tries.Ended(3, "all")], (3, -1)),
+        ([tries.Ended(2, "stopped"), tries.Ended(2, "memory")], (2, 1)),
+        ([tries.Ended(1, "stopped"), tries.Ended(2, "memory")], (2, 1)),  # rank 0 fell before it had noted the second
+        ([tries.Ended(1, "memory"), tries.Ended(2, "memory")], (1, 0)),
+    ],
+)
+def test_ranks_agree_on_what_fitted(tmp_path: Path, ends: Sequence[tries.Ended], expected: tuple[int, int]) -> None:
+    assert tries.agreed(ends, tmp_path / "log") == expected
+
+
+def test_another_error_of_a_try_is_told_in_its_own_words(tmp_path: Path) -> None:
+    text = "sft: no column 'txt'\n  because: the data has text\n  try:     --dataset_text_field text\n"
+    with pytest.raises(JobError) as caught:
+        tries.agreed([tries.Ended(0, "error", text), tries.Ended(0, "stopped")], tmp_path / "log")
+    assert (caught.value.what, caught.value.fix) == ("no column 'txt'", "--dataset_text_field text")
