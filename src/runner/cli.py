@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "models": {
         "prefetch": ("models", "bring models and data that a job names into the site's cache"),
+        "memory": ("memory", "memory per GPU of a training by ZeRO stage and micro batch, on paper"),
     },
     "machine": {
         "init": ("host", "copy recipes, environments and jobs here, to edit them"),

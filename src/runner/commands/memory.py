@@ -1,0 +1,236 @@
+"""memory: what a training takes of each GPU, on paper."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from runner.errors import RunnerError
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from typing import Any
+
+    from runner.commands.console import Console
+    from runner.runs.memory.estimate import Estimate
+    from runner.runs.memory.shape import Shape
+    from runner.runs.memory.zero import Zero
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+               "intermediate_size", "vocab_size", "max_position_embeddings")  # fmt: skip
+STAGES = ("zero0", "zero1", "zero2", "zero3")
+WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    verb = subparsers.add_parser("memory", parents=[common], help="memory per GPU of a training, on paper")
+    verb.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
+    )
+    verb.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of the whole job (default: 1)")
+    verb.add_argument("--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and pass")
+    verb.add_argument(
+        "--length", type=int, metavar="TOKENS", help="of a sequence (default: 2048, or the model's own if less)"
+    )
+    verb.add_argument(
+        "--deepspeed",
+        default=",".join(STAGES),
+        metavar="NAME|FILE[,…]",
+        help="presets or JSON files (default: zero0 to zero3)",
+    )
+    verb.add_argument("--accumulation", type=int, default=1, metavar="N", help="passes per step (default: 1)")
+    verb.add_argument(
+        "--dtype", choices=tuple(WIDTHS), default="bf16", help="of weights and activations (default: bf16)"
+    )
+    verb.add_argument("--attention", choices=("sdpa", "flash_attention_2", "eager"), default="sdpa")
+    verb.add_argument("--activation_checkpointing", action="store_true", help="keep each layer's input only")
+    verb.add_argument(
+        "--lora_r", type=int, default=0, metavar="RANK", help="LoRA on all linear layers; the rest frozen"
+    )
+    verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's)")
+    verb.add_argument("--gpu_memory", metavar="SIZE", help="of one GPU, e.g. 80GiB")
+    verb.add_argument("--json", action="store_true", help="print JSON, every part in bytes")
+    shape = verb.add_argument_group("shape, in the place of MODEL or over its config")
+    shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
+    for name in SHAPE_FLAGS:
+        shape.add_argument(f"--{name}", type=int, metavar="N")
+    shape.add_argument("--tie_word_embeddings", action="store_const", const=True)
+    verb.set_defaults(run=show_memory)
+
+
+def show_memory(args: argparse.Namespace, console: Console) -> int:
+    """`runner memory`: a line per configuration and micro batch; 1 where a GPU is named and nothing fits."""
+    from dataclasses import replace
+
+    from runner.runs.memory.estimate import Plan, estimate
+    from runner.runs.memory.weights import count
+
+    shape = _shape(args)
+    length = args.length or min(2048, shape.positions or 2048)
+    if shape.positions and length > shape.positions:
+        raise RunnerError(
+            f"--length {length} is longer than the model",
+            f"it has {shape.positions} positions",
+            f"--length {shape.positions}",
+        )
+    for name in ("gpus", "accumulation"):
+        if getattr(args, name) < 1:
+            raise RunnerError(f"--{name} {getattr(args, name)}", "it counts things, so it is at least 1", f"--{name} 1")
+    attention = "eager" if args.attention == "eager" else "sdpa"
+    plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], attention,
+                args.activation_checkpointing, args.lora_r)  # fmt: skip
+    found = [
+        estimate(shape, zero, replace(plan, micro_batch=micro, checkpointing=plan.checkpointing or zero.checkpointing))
+        for zero in _zeros(args.deepspeed, shape)
+        for micro in _micro_batches(args.micro_batch)
+    ]
+    gpu = _gpu_bytes(args)
+    weights = count(shape, lora_r=args.lora_r)
+    if args.json:
+        console.answer_json(_record(shape, weights.total, weights.lora, plan, gpu, found))
+    else:
+        trained = f", {weights.lora:,} trained" if args.lora_r else ""
+        console.say(
+            f"{shape.name}: {weights.total:,} parameters{trained}; {args.gpus} GPUs, {length} tokens per sequence,"
+            f" {args.dtype}, {args.attention}{', activation checkpointing' if args.activation_checkpointing else ''}"
+        )
+        _table(found, gpu, console)
+    return _verdict(found, gpu, console)
+
+
+def _shape(args: argparse.Namespace) -> Shape:
+    from runner.runs.memory.shape import find_config, make_shape, read_config
+
+    given = {
+        name: value
+        for name in (*SHAPE_FLAGS, "model_type", "tie_word_embeddings")
+        if (value := getattr(args, name)) is not None
+    }
+    if args.model is None:
+        if not given:
+            raise RunnerError(
+                "no model is named",
+                "the shape hangs on it",
+                "runner memory MODEL, or --hidden_size and others",
+                exit_code=2,
+            )
+        return make_shape({"model_type": "llama", **given}, "the flags")
+    path = find_config(args.model, os.environ)
+    config = read_config(path)
+    return make_shape({**config, **given}, args.model)
+
+
+def _zeros(text: str, shape: Shape) -> list[Zero]:
+    from runner.project import find_project
+    from runner.runs.memory.zero import read
+
+    project = find_project()
+    return [read(_preset(name, project.roots), shape.hidden) for name in text.split(",") if name]
+
+
+def _preset(name: str, roots: tuple[Path, ...]) -> Path:
+    folders = [root / "jobs" / "deepspeed" for root in roots]
+    for folder in folders:
+        if (folder / f"{name}.json").is_file():
+            return folder / f"{name}.json"
+    if Path(name).is_file():
+        return Path(name)
+    from runner.errors import unknown
+
+    raise unknown("DeepSpeed preset", name, sorted({path.stem for folder in folders for path in folder.glob("*.json")}))
+
+
+def _micro_batches(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.strip().isdigit() and int(word) > 0 for word in words):
+        raise RunnerError(
+            f"--micro_batch {text!r} is no list of numbers", "each is a count of 1 or more", "--micro_batch 1,2,4"
+        )
+    return [int(word) for word in words]
+
+
+def _gpu_bytes(args: argparse.Namespace) -> int | None:
+    from runner.detection import find_site
+    from runner.runs.memory.gpus import USABLE_GIB, memory_bytes, parse_size
+
+    if args.gpu_memory:
+        return parse_size(args.gpu_memory)
+    if args.gpu:
+        found = memory_bytes(args.gpu)
+        if found is None:
+            raise RunnerError(
+                f"how much memory has a {args.gpu!r}?", f"known are {', '.join(USABLE_GIB)}", "--gpu_memory 80GiB"
+            )
+        return found
+    site, _ = find_site(args.site, os.environ)
+    return memory_bytes(site.gpu) if site.gpu else None
+
+
+def _table(found: list[Estimate], gpu: int | None, console: Console) -> None:
+    from runner.runs.memory.gpus import fits
+
+    head = (
+        "DEEPSPEED",
+        "MICRO",
+        "WEIGHTS",
+        "GRADIENTS",
+        "OPTIMIZER",
+        "ACTIVATIONS",
+        "LOSS",
+        "BUFFERS",
+        "TOTAL",
+        "WORST AT",
+    )
+    rows = []
+    for each in found:
+        parts = (each.weights, each.gradients, each.optimizer, each.activations, each.loss, each.buffers, each.total)
+        row = (each.zero, str(each.micro_batch), *(_gib(part) for part in parts), each.moment)
+        rows.append((*row, ("yes" if fits(each.total, gpu) else "no") if gpu else "?"))
+    console.table((*head, "FITS"), rows)
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 1024**3:.2f}"
+
+
+def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
+    from runner.runs.memory.gpus import fits
+
+    host = max(each.host for each in found)
+    if host:
+        console.say(f"offload takes up to {_gib(host)} GiB of the node's memory per GPU")
+    if gpu is None:
+        console.say("GiB per GPU; --gpu NAME or --gpu_memory SIZE says which fit")
+        return 0
+    fitting = [each for each in found if fits(each.total, gpu)]
+    console.say(f"GiB per GPU; FITS leaves 5% and 1.5 GiB of {_gib(gpu)} GiB for CUDA, NCCL and holes")
+    if fitting:
+        return 0
+    console.say(
+        "nothing fits: --activation_checkpointing, a shorter --length, --deepspeed zero3-offload, or more --gpus"
+    )
+    return 1
+
+
+def _record(
+    shape: Shape, parameters: int, lora: int, plan: Any, gpu: int | None, found: list[Estimate]
+) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from runner.runs.memory.gpus import fits
+
+    return {
+        "model": shape.name,
+        "parameters": parameters,
+        "trained": lora or parameters,
+        "gpus": plan.gpus,
+        "length": plan.length,
+        "gpu_bytes": gpu,
+        "estimates": [
+            {**asdict(each), "total": each.total, "fits": fits(each.total, gpu) if gpu else None} for each in found
+        ],
+    }

@@ -1,0 +1,201 @@
+"""Bytes per GPU: what lives all the time, and what comes on top at the worst moment of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.runs.memory.activations import per_token
+from runner.runs.memory.weights import count
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.runs.memory.activations import Activations
+    from runner.runs.memory.shape import Shape
+    from runner.runs.memory.weights import Weights
+    from runner.runs.memory.zero import Zero
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be trained, and on what."""
+
+    gpus: int
+    micro_batch: int
+    length: int
+    accumulation: int = 1
+    width: int = 2  # bytes of a weight and an activation: 2 in bf16 and fp16, 4 in fp32
+    attention: str = "sdpa"
+    checkpointing: bool = False
+    lora_r: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch * self.length
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes per GPU at the worst moment, by what they are for."""
+
+    zero: str
+    stage: int
+    micro_batch: int
+    moment: str  # forward, loss, backward or step
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    loss: int
+    buffers: int
+    host: int  # bytes of the node's memory per GPU, with offload
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.loss + self.buffers
+
+
+def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
+    """The worst of four moments: the loss is taken, its gradient is, the backward pass ends, the optimizer steps."""
+    weights = count(shape, threshold=zero.persistence, lora_r=plan.lora_r)
+    activations = per_token(shape, width=plan.width, attention=plan.attention, length=plan.length, lora_r=plan.lora_r)
+    always = _always(weights, zero, plan)
+    moments = (
+        _forward(shape, weights, activations, zero, plan),
+        _loss(shape, weights, activations, zero, plan),
+        _backward(shape, weights, activations, zero, plan),
+        _step(weights, zero, plan),
+    )
+    return max((_add(always, zero, plan, moment) for moment in moments), key=lambda each: each.total)
+
+
+@dataclass(frozen=True)
+class _Moment:
+    name: str
+    gathered: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    loss: int = 0
+    buffers: int = 0
+
+
+@dataclass(frozen=True)
+class _Always:
+    weights: int
+    gradients: int
+    optimizer: int
+    buffers: int
+    host: int
+
+
+def _add(always: _Always, zero: Zero, plan: Plan, moment: _Moment) -> Estimate:
+    return Estimate(
+        zero=zero.name, stage=zero.stage, micro_batch=plan.micro_batch, moment=moment.name,
+        weights=always.weights + moment.gathered, gradients=always.gradients + moment.gradients,
+        optimizer=always.optimizer + moment.optimizer, activations=moment.activations, loss=moment.loss,
+        buffers=always.buffers + moment.buffers, host=always.host,
+    )  # fmt: skip
+
+
+def _trained(weights: Weights, plan: Plan) -> int:
+    return weights.lora if plan.lora_r else weights.total
+
+
+def _always(weights: Weights, zero: Zero, plan: Plan) -> _Always:
+    """Weights, master copy, states of Adam, and what DeepSpeed keeps between steps."""
+    trained, width, gpus = _trained(weights, plan), plan.width, plan.gpus
+    frozen = weights.total if plan.lora_r else 0
+    mixed = width < 4
+    if zero.stage == 0:
+        return _Always((trained + frozen) * width, 0, trained * (8 + (4 if mixed else 0)), 0, 0)
+    share = -(-trained // gpus)
+    if zero.stage < 3:
+        # In fp32 too the optimizer has its own copy of its share.
+        states = 12 * share
+        kept = (trained + frozen) * width
+        if zero.offload_optimizer:
+            return _Always(kept, 0, 0, 0, states + 4 * share + width * share)
+        return _Always(kept, 0, states, 0, 0)
+    # The small ones stay whole, and their share is kept beside them.
+    split = -(-(trained + frozen) // gpus) * width
+    small = weights.small * width
+    gradients, states = share * width, share * (8 + (4 if mixed else 0))
+    bucket = zero.reduce_bucket * width
+    host = 0
+    if zero.offload_optimizer:
+        host, states, gradients = 4 * share * 4 + gradients, 0, 0
+    if zero.offload_param:
+        host, split = host + split, 0
+    return _Always(split + small, gradients, states, bucket, host)
+
+
+def _kept(shape: Shape, activations: Activations, plan: Plan) -> int:
+    """Bytes of activations at the end of the forward pass."""
+    layer = activations.layer_input if plan.checkpointing else activations.layer
+    return plan.tokens * (shape.layers * layer + activations.outside)
+
+
+def _gathered(weights: Weights, zero: Zero, plan: Plan) -> int:
+    """Weights of ZeRO-3 that are whole while the loss is taken: those that come again soon, on the way back."""
+    if zero.stage < 3 or plan.gpus == 1:
+        return 0
+    every = weights.total + weights.lora - weights.small
+    return min(every, zero.reuse_distance // 2) * plan.width
+
+
+def _accumulated(weights: Weights, zero: Zero, plan: Plan) -> int:
+    """Gradients of earlier micro batches of the same step."""
+    if plan.accumulation == 1 or zero.stage == 3:
+        return 0
+    trained = _trained(weights, plan) * plan.width
+    return trained if zero.stage < 2 else trained // plan.gpus
+
+
+def _forward(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
+    return _Moment(
+        "forward",
+        gathered=_gathered(weights, zero, plan),
+        gradients=_accumulated(weights, zero, plan),
+        activations=_kept(shape, activations, plan),
+        loss=plan.tokens * activations.loss_forward,
+    )
+
+
+def _loss(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
+    return _Moment(
+        "loss",
+        gathered=_gathered(weights, zero, plan),
+        gradients=_accumulated(weights, zero, plan),
+        activations=_kept(shape, activations, plan),
+        loss=plan.tokens * activations.loss_backward,
+    )
+
+
+def _backward(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
+    """The end of the backward pass: all gradients are there, and one layer is at work."""
+    trained = _trained(weights, plan) * plan.width
+    gradients = {0: trained, 1: trained, 2: trained // plan.gpus, 3: 0}[zero.stage]
+    if zero.stage == 2 and zero.offload_optimizer:
+        gradients = 0
+    bucket = zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
+    return _Moment(
+        "backward",
+        gathered=_gathered(weights, zero, plan),
+        gradients=gradients,
+        activations=plan.tokens * (activations.layer + activations.layer_work),
+        buffers=bucket,
+    )
+
+
+def _step(weights: Weights, zero: Zero, plan: Plan) -> _Moment:
+    """The optimizer's step: gradients in fp32 beside those they are made from."""
+    trained = _trained(weights, plan)
+    share = -(-trained // plan.gpus)
+    if zero.stage == 0:
+        return _Moment("step", gradients=trained * (plan.width + (4 if plan.width < 4 else 0)))
+    if zero.offload_optimizer:
+        return _Moment("step")
+    if zero.stage == 3:
+        return _Moment("step", gradients=min(share, zero.sub_group) * 4)
+    gradients = trained * plan.width if zero.stage == 1 else share * plan.width
+    return _Moment("step", gradients=gradients + share * 4)
