@@ -1,9 +1,9 @@
 """Bytes of tensors that one process holds in a real training step, by phase.
 
-    torchrun --nproc-per-node 2 bench/training/measured_memory.py CASE.json RESULT.json
+    torchrun --nproc-per-node 2 bench/training/measured_memory.py CASES.json RESULTS.json
 
-CASE.json: {"config": {...config.json of a model...}, "deepspeed": {...}, "micro_batch": 2, "length": 128,
-"accumulation": 1, "bf16": false, "checkpointing": false, "attention": "sdpa", "lora_r": 0}. On a GPU RESULT.json holds
+CASES.json: a list of {"config": {...config.json of a model...}, "deepspeed": {...}, "micro_batch": 2, "length": 128,
+"accumulation": 1, "bf16": false, "checkpointing": false, "attention": "sdpa", "lora_r": 0}. On a GPU it is
 `max_memory_allocated`; on a CPU the same sum, counted by watching every tensor that is made and freed.
 """
 
@@ -21,50 +21,59 @@ STEPS = 4  # DeepSpeed's third stage learns in the first what it keeps from the 
 
 
 def main(argv: Sequence[str]) -> int:
-    case = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+    cases = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     import torch
 
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
         from training.zero import deepspeed_config
 
         deepspeed_config.leave_out_what_is_not_built()
-        found = on_cpu(case)
-    else:
-        found = on_gpu(case)
+    found = [measure(case) for case in cases]
     if int(os.environ.get("RANK", "0")) == 0:
         Path(argv[1]).write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.destroy_process_group()
     return 0
 
 
-def on_gpu(case: dict[str, Any]) -> dict[str, Any]:
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Return the peak bytes of each phase, over what lived before, and the count of weights."""
     import torch
 
+    meter = Gpu() if torch.cuda.is_available() else counting()
     phases: dict[str, int] = {}
 
     def read(phase: str) -> None:
-        phases[phase] = max(phases.get(phase, 0), torch.cuda.max_memory_allocated())
-        torch.cuda.reset_peak_memory_stats()
+        phases[phase] = max(phases.get(phase, 0), meter.peak_since_the_last())
 
-    trainer = make_trainer(case, read)
-    trainer.train()
-    return {"phases": phases, "parameters": trainer.counted}
-
-
-def on_cpu(case: dict[str, Any]) -> dict[str, Any]:
-    counter = counting()
-    with counter:
-        phases: dict[str, int] = {}
-
-        def read(phase: str) -> None:
-            phases[phase] = max(phases.get(phase, 0), counter.peak)
-            counter.peak = counter.now
-
+    with meter:
         trainer = make_trainer(case, read)
         trainer.train()
     return {"phases": phases, "parameters": trainer.counted}
+
+
+class Gpu:
+    """What the caching allocator has given out."""
+
+    def __enter__(self) -> None:
+        import gc
+
+        import torch
+
+        gc.collect()
+        torch.cuda.empty_cache()
+        self.before = torch.cuda.memory_allocated()
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def peak_since_the_last(self) -> int:
+        import torch
+
+        peak = torch.cuda.max_memory_allocated() - self.before
+        torch.cuda.reset_peak_memory_stats()
+        return int(peak)
 
 
 def counting() -> Any:
@@ -96,6 +105,10 @@ def counting() -> Any:
             self.now += size
             self.peak = max(self.peak, self.now)
             weakref.finalize(storage, self.forget, key)
+
+        def peak_since_the_last(self) -> int:
+            peak, self.peak = self.peak, self.now
+            return peak
 
         def forget(self, key: int) -> None:
             self.now -= self.known.pop(key, 0)
