@@ -9,6 +9,7 @@ from typing import Any
 
 from training import files
 from training import settings as settings_module
+from training.batch import probe
 from training.batch.batches import Batch
 from training.checkpoints import resume, stopping
 from training.errors import JobError
@@ -78,6 +79,8 @@ class Course:
         summary is to hold too; `trained` is false where an earlier start had taken the last step.
         """
         trainer = self.prepare(make_trainer)
+        if probe.probing():  # started to try micro batches: no checkpoint, no final model
+            return probe.probe(trainer, self.batch.length or 0)
         ended = self.checkpoint if self.checkpoint and resume.at_the_end(self.checkpoint, self.config) else None
         if ended is None:
             trainer.train(resume_from_checkpoint=str(self.checkpoint.path) if self.checkpoint else None)

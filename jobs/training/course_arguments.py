@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from training.batch import batches
+from training import run_folder
+from training.batch import batches, micro_batch
 from training.batch.batches import Batch
 from training.errors import JobError
 from training.processes import Processes
@@ -26,6 +27,13 @@ class OurArguments:
         default=None,
         metadata={"help": "Sequences per optimizer step over all processes; gradient accumulation follows from it."},
     )
+    micro_batch: str | None = field(
+        default=None,
+        metadata={
+            "help": "Sequences of one process in one forward pass: a number, or `auto`: the largest that fits, found "
+            "by trying before the training starts, and remembered."
+        },
+    )
     vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
 
 
@@ -38,7 +46,9 @@ def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
     for action in parser._actions:
         if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone means true, as other switches do
             action.nargs, action.const = "?", True
-    return parse(parser, argv)
+    settings = parse(parser, argv)
+    settings.script, settings.words = script, tuple(argv)
+    return settings
 
 
 def fit_machine(settings: Settings, run: RunFolder) -> None:
@@ -59,6 +69,7 @@ def fit_machine(settings: Settings, run: RunFolder) -> None:
 
 def plan_batch(settings: Settings, peers: Processes, length: int | None) -> Batch:
     """Return the batch of a step; where the global one is given, the accumulation follows from it."""
+    micro_batch.settle(settings, _run(settings), peers, length)
     wanted = settings["global_batch_size"]
     if wanted is not None and settings.given("gradient_accumulation_steps"):
         raise JobError(
@@ -75,18 +86,10 @@ def plan_batch(settings: Settings, peers: Processes, length: int | None) -> Batc
 
 def plan_deepspeed(settings: Settings, batch: Batch) -> None:
     """Put the path of the checked configuration in the place of a preset's name; `none` turns DeepSpeed off."""
-    name = settings.get("deepspeed")
-    if not name or str(name).lower() == "none":
-        settings.derive("deepspeed", None, settings.sources.get("deepspeed", "library default"))
-        return
-    path = deepspeed_config.resolve(str(name))
-    config = deepspeed_config.read(path)
-    expected: dict[str, Any] = {
-        "train_batch_size": batch.sequences,
-        "train_micro_batch_size_per_gpu": batch.micro,
-        "gradient_accumulation_steps": batch.accumulation,
-        "gradient_clipping": settings["max_grad_norm"],
-    }
-    deepspeed_config.batch_conflict(path, config, expected)
-    source = settings.sources["deepspeed"]
-    settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
+    for line in deepspeed_config.settle(settings, batch, _run(settings)):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"note: {line}", flush=True)
+
+
+def _run(settings: Settings) -> RunFolder:
+    return run_folder.from_environment(os.environ, settings.script)

@@ -23,6 +23,8 @@ class Settings:
 
     values: dict[str, Any]
     sources: dict[str, str]
+    script: str = ""  # whose they are
+    words: tuple[str, ...] = ()  # the command line that gave them
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

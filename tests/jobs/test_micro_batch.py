@@ -63,7 +63,7 @@ ALONE = Processes(0, 0, 1, 1, "alone")
 
 def test_a_number_is_the_size_per_device(tmp_path: Path) -> None:
     chosen = settings(micro_batch="3")
-    micro_batch.settle(chosen, (), run_folder(tmp_path), ALONE, 128)
+    micro_batch.settle(chosen, run_folder(tmp_path), ALONE, 128)
     assert chosen["per_device_train_batch_size"] == 3
 
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_meant_is_refused(
     tmp_path: Path, values: dict[str, object], length: int | None, expected: str
 ) -> None:
     with pytest.raises(JobError) as caught:
-        micro_batch.settle(settings(**values), (), run_folder(tmp_path), ALONE, length)
+        micro_batch.settle(settings(**values), run_folder(tmp_path), ALONE, length)
     assert expected in caught.value.what
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_says_the_number_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text('{"train_micro_batch_size_per_gpu": 4}')
     with pytest.raises(JobError, match="says train_micro_batch_size_per_gpu = 4"):
-        micro_batch.settle(settings(micro_batch="auto", deepspeed=str(path)), (), run_folder(tmp_path), ALONE, 128)
+        micro_batch.settle(settings(micro_batch="auto", deepspeed=str(path)), run_folder(tmp_path), ALONE, 128)
 
 
 def test_a_row_is_drawn_out_to_the_full_length() -> None:

@@ -35,7 +35,7 @@ LIBRARIES = ("torch", "transformers", "trl", "deepspeed", "peft", "liger-kernel"
 SHARE = 0.9  # of a machine's memory without a limit: the rest is for what else runs
 
 
-def settle(settings: Settings, argv: Sequence[str], run: RunFolder, peers: Processes, length: int | None) -> None:
+def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | None) -> None:
     """Put per_device_train_batch_size, and for `auto` the accumulation, in the place of `--micro_batch`.
 
     To be called before a process group exists and before the GPU is touched: `auto` starts children of this script.
@@ -61,7 +61,7 @@ def settle(settings: Settings, argv: Sequence[str], run: RunFolder, peers: Proce
             "no length is set, so one long row may need any amount of memory",
             "--max_length TOKENS, or --micro_batch NUMBER",
         )
-    micro = _find(settings, argv, run, peers, each, length)
+    micro = _find(settings, run, peers, each, length)
     settings.derive("per_device_train_batch_size", micro, "micro_batch auto")
     settings.derive("gradient_accumulation_steps", each // micro, "from global_batch_size")
 
@@ -107,7 +107,7 @@ def _refuse_fixed(settings: Settings) -> None:
             )
 
 
-def _find(settings: Settings, argv: Sequence[str], run: RunFolder, peers: Processes, each: int, length: int) -> int:
+def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, length: int) -> int:
     """Return the largest micro batch that fits on all ranks: remembered, or tried."""
     started, talk = time.monotonic(), tries.Peers(peers, os.environ)
     key = _key(settings, peers, each, length)
@@ -124,17 +124,19 @@ def _find(settings: Settings, argv: Sequence[str], run: RunFolder, peers: Proces
         print(f"micro batch: looking for the largest of {', '.join(map(str, search.candidates))} that fits", flush=True)
     while round_ := search.next_round():
         accumulation = min(2, each // round_[0])
-        fitted, rank = tries.take(number, round_, accumulation, argv, run, talk, limit)
+        fitted, rank = tries.take(number, round_, accumulation, settings.words, run, talk, limit)
         search, number, short = search.after(round_, fitted), number + 1, rank if rank >= 0 else short
         if search.fails == search.candidates[0]:
             raise _nothing_fits(rank, length, run)
     if peers.first:
         for place in places:
             files.write_json(place, {"micro_batch": search.fits, "for": key})
-        because = f"; {search.fails} runs out of memory on rank {short}" if search.fails else ": the whole step at once"
+        because = (
+            f"; {search.fails} runs out of memory on rank {short}" if search.fails else ", the whole step in one pass"
+        )
         seconds = time.monotonic() - started
         print(
-            f"micro batch: {search.fits}{because} ({number} processes, {seconds:.0f} s; kept in {places[1]})",
+            f"micro batch: {search.fits}{because} ({number} {'round' if number == 1 else 'rounds'}, {seconds:.0f} s; kept in {places[1]})",
             flush=True,
         )
     talk.gather("end", True)  # rank 0 may be the one that keeps the store: it stays until all have read
