@@ -131,14 +131,9 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     if peers.first:
         for place in places:
             files.write_json(place, {"micro_batch": search.fits, "for": key})
-        because = (
-            f"; {search.fails} runs out of memory on rank {short}" if search.fails else ", the whole step in one pass"
-        )
-        seconds = time.monotonic() - started
-        print(
-            f"micro batch: {search.fits}{because} ({number} {'round' if number == 1 else 'rounds'}, {seconds:.0f} s; kept in {places[1]})",
-            flush=True,
-        )
+        because = f"{search.fails} runs out of memory on rank {short}" if search.fails else "the whole step in one pass"
+        took = f"{number} round{'s' if number > 1 else ''}, {time.monotonic() - started:.0f} s"
+        print(f"micro batch: {search.fits}; {because} ({took}; kept in {places[1]})", flush=True)
     talk.gather("end", True)  # rank 0 may be the one that keeps the store: it stays until all have read
     return search.fits
 
