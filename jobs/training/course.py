@@ -11,7 +11,7 @@ from training import files
 from training import settings as settings_module
 from training.batch import probe
 from training.batch.batches import Batch
-from training.checkpoints import resume, stopping
+from training.checkpoints import resume, same_model, saving, stopping, universal
 from training.errors import JobError
 from training.measuring import loss_picture, metrics
 from training.models import loading
@@ -44,16 +44,17 @@ class Course:
             print("settings (value, source)", *settings_module.show(settings, run.path / "settings.json"), sep="\n")
             print(f"batch: {batch}", flush=True)
         self.config = _configure(config_type, settings)  # starts the process group
-        self.checkpoint = _choose_checkpoint(settings, self.config, run, peers)
-        # Ours counts complete checkpoints only.
-        self.keep, self.config.save_total_limit = self.config.save_total_limit, None
+        wanted, self.config.resume_from_checkpoint = settings.get("resume_from_checkpoint"), None
+        folder = Path(self.config.output_dir)
+        self.checkpoint = resume.settle(folder, wanted, automatic=not run.by_hand, peers=peers)
+        universal.prepare(self.checkpoint, self.config, peers)
         self.counter = metrics.TokenCounter()
         self.stop = stopping.SaveAndExit(run, peers)
+        self.saver = saving.CompleteCheckpoints(run, peers)
 
     def callbacks(self) -> list[Any]:
         """Return what `make_trainer` gives to its trainer: the metrics, leaving in good order, complete checkpoints."""
-        marks = resume.CompleteCheckpoints(self.peers, self.keep)
-        return [metrics.Metrics(self.run, self.peers, self.counter), self.stop, marks]
+        return [metrics.Metrics(self.run, self.peers, self.counter), self.stop, self.saver]
 
     def prepare(self, make_trainer: Callable[[Course], Any]) -> Any:
         """Return the trainer, ready: without the callbacks that redraw lines, its model described."""
@@ -62,6 +63,8 @@ class Course:
         self.trainer = make_trainer(self)
         self.trainer.remove_callback(ProgressCallback)
         self.trainer.remove_callback(PrinterCallback)
+        same_model.refuse_other_model(self.checkpoint, self.trainer.model)
+        self.saver.attach(self.trainer)
         if self.peers.first:
             attention = getattr(self.trainer.model.config, "_attn_implementation", None)
             print(f"model: {loading.parameters(self.trainer.model):,} parameters, {attention} attention")
@@ -174,21 +177,3 @@ def _configure(config_type: type, settings: Settings) -> Any:
         raise JobError(
             f"{config_type.__name__} refuses the arguments", why, "change the argument that is named"
         ) from error
-
-
-def _choose_checkpoint(settings: Settings, config: Any, run: RunFolder, peers: Processes) -> resume.Checkpoint | None:
-    """Return where to resume, the same on all ranks; say what was skipped and why."""
-    wanted = settings.get("resume_from_checkpoint")
-    config.resume_from_checkpoint = None
-    folder = Path(config.output_dir)
-    checkpoint, skipped = once(peers, lambda: resume.choose(folder, wanted, automatic=not run.by_hand))
-    path = settings["deepspeed"]
-    stage = deepspeed_config.stage(deepspeed_config.read(Path(path))) if path else None
-    if checkpoint:
-        resume.refuse_other_world_size(checkpoint, peers, stage)
-    if peers.first:
-        for line in skipped:
-            print(line)
-        if checkpoint:
-            print(f"resuming from {checkpoint.path} (step {checkpoint.step})", flush=True)
-    return checkpoint

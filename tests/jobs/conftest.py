@@ -5,8 +5,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,7 @@ SMALL = (
     "--learning_rate=1e-3",
 )
 STEPS = 12
-TRAIN = (*SMALL, f"--max_steps={STEPS}", "--save_steps=5", "--deepspeed=zero2")
+TRAIN = (*SMALL, f"--max_steps={STEPS}", "--save_steps=3", "--deepspeed=zero2")
 
 
 @dataclass(frozen=True)
@@ -67,20 +69,26 @@ class Launcher:
         }
 
     def start(
-        self, run: Path, *arguments: str, attempt: int = 1, processes: int = 2, **variables: str
+        self,
+        run: Path,
+        *arguments: str,
+        attempt: int = 1,
+        processes: int = 2,
+        prefix: Sequence[str] = (),
+        **variables: str,
     ) -> subprocess.Popen[str]:
-        """Start sft under torchrun; stdout and stderr in one pipe."""
+        """Start sft under torchrun, itself under `prefix`; stdout and stderr in one pipe."""
         command = (
+            *prefix,
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
             *(f"--master-port={free_port()}", str(JOBS / "sft.py"), *arguments),
         )
         environment = {**self.environment(run, attempt), **variables}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def sft(
-        self, run: Path, *arguments: str, attempt: int = 1, processes: int = 2, seconds: float = 300, **variables: str
-    ) -> Attempt:
-        with self.start(run, *arguments, attempt=attempt, processes=processes, **variables) as process:
+    def sft(self, run: Path, *arguments: str, seconds: float = 300, **options: Any) -> Attempt:
+        """Run sft to its end; `options` are those of `start`."""
+        with self.start(run, *arguments, **options) as process:
             try:
                 output, _ = process.communicate(timeout=seconds)
             except subprocess.TimeoutExpired:

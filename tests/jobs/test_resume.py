@@ -1,5 +1,6 @@
-"""A job resumes from the newest checkpoint that is whole, and says which it has passed over."""
+"""A job resumes from the newest checkpoint that is whole to the last byte, and says which it has passed over."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,9 +8,25 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training.checkpoints import resume  # noqa: E402
+from training import files  # noqa: E402
+from training.checkpoints import marker, resume, same_model, saving  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
+
+ALONE = Processes(0, 0, 1, 1, "alone")
+
+
+def written(path: Path, step: int) -> None:
+    found = marker.digests(path, files.sizes(path), marker.algorithm(), sync=True)
+    marker.write(path, found, marker.algorithm(), {"step": step, "world_size": 2, "zero_stage": 2, "sequences": 4})
+
+
+def expected(folder: Path, step: int) -> resume.Checkpoint:
+    return resume.Checkpoint(folder / f"checkpoint-{step}", step, world_size=2, zero_stage=2, sequences=4)
+
+
+def found(folder: Path, wanted: str | None = None, automatic: bool = True) -> resume.Checkpoint | None:
+    return resume.settle(folder, wanted, automatic, ALONE)
 
 
 @pytest.fixture
@@ -20,13 +37,13 @@ def folder(tmp_path: Path) -> Path:
         shards.mkdir(parents=True)
         (shards / "rank_0.pt").write_bytes(b"x" * 100)
         (shards.parent / "trainer_state.json").write_text("{}")
-        resume.mark_complete(shards.parent, step, world_size=2)
+        written(shards.parent, step)
     return tmp_path
 
 
-def test_the_newest_is_that_of_the_highest_step(folder: Path) -> None:
-    checkpoint, skipped = resume.newest_complete(folder)
-    assert (checkpoint, skipped) == (resume.Checkpoint(folder / "checkpoint-10", 10, 2), ())
+def test_the_newest_is_that_of_the_highest_step(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert found(folder) == expected(folder, 10)
+    assert "skipped" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -34,50 +51,119 @@ def test_the_newest_is_that_of_the_highest_step(folder: Path) -> None:
     [
         (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99), "has 99 bytes, 100 were written"),
         (lambda path: (path / "global_step10" / "rank_0.pt").unlink(), "rank_0.pt is missing"),
-        (lambda path: (path / resume.MARKER).unlink(), "ended while writing it"),
-        (lambda path: (path / resume.MARKER).write_text('{"files": '), "cannot be read"),
+        (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99 + b"y"), "is not what was written"),
+        (lambda path: (path / marker.MARKER).unlink(), "ended while writing it"),
+        (lambda path: (path / marker.MARKER).write_text('{"files": '), "cannot be read"),
+        (lambda path: (path / marker.MARKER).write_text("[]"), "cannot be read"),
     ],
+    ids=["truncated", "missing", "flipped", "unmarked", "half a marker", "no marker"],
 )
-def test_a_damaged_one_is_passed_over_and_said(folder: Path, damage: object, reason: str) -> None:
-    damage(folder / "checkpoint-10")  # type: ignore[operator]
-    checkpoint, skipped = resume.newest_complete(folder)
-    assert checkpoint == resume.Checkpoint(folder / "checkpoint-9", 9, 2)
-    assert len(skipped) == 1
-    assert str(folder / "checkpoint-10") in skipped[0]
-    assert reason in skipped[0]
+def test_a_damaged_one_is_passed_over_and_said(
+    folder: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], reason: str
+) -> None:
+    damage(folder / "checkpoint-10")
+    assert found(folder) == expected(folder, 9)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped")]
+    assert str(folder / "checkpoint-10") in line
+    assert reason in line
+
+
+def test_every_byte_is_looked_at_by_exactly_one_rank(tmp_path: Path) -> None:
+    """Whatever the number of ranks, a flipped bit anywhere is found by one of them."""
+    names = [f"global_step1/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(4)]
+    names += ["model.safetensors", "rng_state_0.pth", "rng_state_3.pth", "trainer_state.json"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    written(tmp_path, 1)
+    for world_size in (1, 2, 4, 8):
+        for name in names:
+            whole = (tmp_path / name).read_bytes()
+            (tmp_path / name).write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
+            faults = [marker.damaged(tmp_path, rank, world_size, local_world_size=2) for rank in range(world_size)]
+            assert [fault.split()[0] for fault in faults if fault] == [name]
+            (tmp_path / name).write_bytes(whole)
+
+
+def test_a_marker_of_an_older_version_still_counts_by_its_sizes(folder: Path) -> None:
+    (folder / "checkpoint-10" / marker.MARKER).write_text(
+        '{"step": 10, "world_size": 2, "files": {"trainer_state.json": 2}}'
+    )
+    assert found(folder) == resume.Checkpoint(folder / "checkpoint-10", 10, 2)
 
 
 def test_without_any_the_job_begins_anew(tmp_path: Path) -> None:
-    assert resume.newest_complete(tmp_path / "nothing") == (None, ())
+    assert found(tmp_path / "nothing") is None
 
 
 def test_by_hand_nothing_resumes_unless_asked(folder: Path) -> None:
-    assert resume.choose(folder, None, automatic=False) == (None, ())
-    assert resume.choose(folder, "false", automatic=True) == (None, ())
-    assert resume.choose(folder, "true", automatic=False)[0] == resume.Checkpoint(folder / "checkpoint-10", 10, 2)
-    assert resume.choose(folder, str(folder / "checkpoint-2"), automatic=True)[0] == resume.Checkpoint(
-        folder / "checkpoint-2", 2, 2
-    )
+    assert found(folder, None, automatic=False) is None
+    assert found(folder, "false", automatic=True) is None
+    assert found(folder, "true", automatic=False) == expected(folder, 10)
+    assert found(folder, str(folder / "checkpoint-2"), automatic=True) == expected(folder, 2)
 
 
-def test_a_damaged_one_that_is_asked_for_by_name_is_an_error(folder: Path) -> None:
-    (folder / "checkpoint-2" / "trainer_state.json").unlink()
-    with pytest.raises(JobError, match=r"trainer_state\.json is missing"):
-        resume.choose(folder, str(folder / "checkpoint-2"), automatic=True)
-
-
-def test_zero_shards_of_another_world_size_are_refused(folder: Path) -> None:
-    checkpoint, _ = resume.newest_complete(folder)
-    assert checkpoint
-    resume.refuse_other_world_size(checkpoint, Processes(0, 0, 2, 2, "torchrun"), 3)
-    resume.refuse_other_world_size(checkpoint, Processes(0, 0, 4, 4, "torchrun"), None)
-    with pytest.raises(JobError, match="is of 2 processes, this start has 4"):
-        resume.refuse_other_world_size(checkpoint, Processes(0, 0, 4, 4, "torchrun"), 2)
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda file: file.unlink(), r"trainer_state\.json is missing"),
+        (lambda file: file.write_text("[]"), r"trainer_state\.json is not what was written"),
+    ],
+)
+def test_a_damaged_one_that_is_asked_for_by_name_is_an_error(
+    folder: Path, damage: Callable[[Path], object], reason: str
+) -> None:
+    """The user has named it: another one in its place would be a surprise."""
+    damage(folder / "checkpoint-2" / "trainer_state.json")
+    with pytest.raises(JobError, match=reason):
+        found(folder, str(folder / "checkpoint-2"))
 
 
 def test_old_checkpoints_go_and_the_last_whole_one_always_stays(folder: Path) -> None:
-    (folder / "checkpoint-10" / resume.MARKER).unlink()
-    resume.remove_old(folder, keep=1)
+    (folder / "checkpoint-10" / marker.MARKER).unlink()
+    saving.remove_old(folder, keep=1)
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-10", "checkpoint-9"]
-    resume.remove_old(folder, keep=0)
-    assert resume.newest_complete(folder)[0] == resume.Checkpoint(folder / "checkpoint-9", 9, 2)
+    saving.remove_old(folder, keep=0)
+    assert found(folder) == expected(folder, 9)
+
+
+def test_the_best_checkpoint_stays_however_old(folder: Path) -> None:
+    saving.remove_old(folder, keep=1, best=str(folder / "checkpoint-2"))
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-10", "checkpoint-2"]
+
+
+class TestAnotherModel:
+    """Is refused in one line, before DeepSpeed prints pages of shapes."""
+
+    def checkpoint(self, path: Path, **changes: int) -> resume.Checkpoint:
+        self.model(**changes).save_pretrained(path)
+        return resume.Checkpoint(path, 1, 1)
+
+    def model(self, **changes: int) -> object:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        return LlamaForCausalLM(LlamaConfig(**{"vocab_size": 64, **sizes, **changes}))
+
+    def test_the_same_one_passes(self, tmp_path: Path) -> None:
+        same_model.refuse_other_model(self.checkpoint(tmp_path), self.model())
+
+    @pytest.mark.parametrize(("name", "there"), [("num_hidden_layers", 3), ("vocab_size", 72)])
+    def test_other_sizes_are_named(self, tmp_path: Path, name: str, there: int) -> None:
+        with pytest.raises(JobError, match=f"{name} is {there} there and"):
+            same_model.refuse_other_model(self.checkpoint(tmp_path, **{name: there}), self.model())
+
+    def test_other_shapes_are_named_where_no_config_tells(self, tmp_path: Path) -> None:
+        checkpoint = self.checkpoint(tmp_path, intermediate_size=48)
+        (tmp_path / "config.json").unlink()
+        with pytest.raises(JobError, match=r"down_proj\.weight is \[16, 48\] there and \[16, 32\] here"):
+            same_model.refuse_other_model(checkpoint, self.model())
+
+    def test_a_whole_model_is_no_adapter(self, tmp_path: Path) -> None:
+        from peft import LoraConfig, get_peft_model
+
+        adapted = get_peft_model(self.model(), LoraConfig(r=2, target_modules=["q_proj"]))
+        with pytest.raises(JobError, match="it holds a whole model, this training is of a LoRA adapter"):
+            same_model.refuse_other_model(self.checkpoint(tmp_path), adapted)
+        adapted.save_pretrained(tmp_path / "adapter")
+        same_model.refuse_other_model(resume.Checkpoint(tmp_path / "adapter", 1, 1), adapted)

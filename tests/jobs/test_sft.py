@@ -90,16 +90,23 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
 def test_a_damaged_newest_checkpoint_is_skipped_and_the_older_one_gives_the_same_losses(
     launcher: Launcher, whole: Attempt, tmp_path: Path
 ) -> None:
+    """One is cut, one lacks a file, one has a flipped bit in it."""
     shutil.copytree(whole.run, tmp_path, dirs_exist_ok=True)
-    shard = next((tmp_path / "checkpoints" / f"checkpoint-{STEPS}").rglob("*optim_states.pt"))
+    cut, missing, flipped = (tmp_path / "checkpoints" / f"checkpoint-{step}" for step in (12, 9, 6))
+    shard = next(cut.rglob("*optim_states.pt"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    next((tmp_path / "checkpoints" / "checkpoint-10").rglob("*model_states.pt")).unlink()
+    next(missing.rglob("*model_states.pt")).unlink()
+    shard = next(flipped.rglob("zero_pp_rank_1*optim_states.pt"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
 
     second = launcher.sft(tmp_path, *TRAIN, attempt=2)
     assert second.code == 0, second.output
-    assert re.search(rf"skipped .*/checkpoint-{STEPS}: .* bytes, \d+ were written", second.output)
-    assert re.search(r"skipped .*/checkpoint-10: .*model_states\.pt is missing", second.output)
-    assert f"resuming from {tmp_path}/checkpoints/checkpoint-5 (step 5)" in second.output
+    assert re.search(r"skipped .*/checkpoint-12: .* bytes, \d+ were written", second.output)
+    assert re.search(r"skipped .*/checkpoint-9: .*model_states\.pt is missing", second.output)
+    assert re.search(r"skipped .*/checkpoint-6: .*zero_pp_rank_1.* is not what was written", second.output)
+    assert f"resuming from {tmp_path}/checkpoints/checkpoint-3 (step 3)" in second.output
     assert second.losses == whole.losses
 
 

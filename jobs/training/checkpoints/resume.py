@@ -1,4 +1,4 @@
-"""Checkpoints that are complete, or are not used."""
+"""Where to resume: the newest checkpoint that is whole, of this model, for this number of processes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
-from training import files
+from training.checkpoints import marker
+from training.checkpoints.marker import MARKER
 from training.errors import JobError
-from training.processes import Processes, barrier
+from training.processes import Processes, once
 
-MARKER = "complete.json"
 FOLDER = re.compile(r"checkpoint-(\d+)")
 TRAINING_STATE = (
-    *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest", "zero_to_*.py"),
+    *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest*", "zero_to_*.py"),
     MARKER,
 )
 
@@ -30,77 +28,79 @@ class Checkpoint:
     path: Path
     step: int
     world_size: int
+    zero_stage: int | None = None  # None without DeepSpeed, and where an older marker does not say it
+    sequences: int | None = None  # per step, over all processes
 
 
-def newest_complete(folder: Path) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Return the newest checkpoint whose files are all there in their sizes, and why each newer one was skipped."""
-    skipped: list[str] = []
-    found = [(int(match[1]), path) for path in _folders(folder) if (match := FOLDER.fullmatch(path.name))]
-    for _, path in sorted(found, reverse=True):
-        fault = incomplete(path)
-        if fault is None:
-            marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
-            return Checkpoint(path, marker["step"], marker["world_size"]), tuple(skipped)
-        skipped.append(f"skipped {path}: {fault}")
-    return None, tuple(skipped)
+def settle(folder: Path, wanted: str | None, automatic: bool, peers: Processes) -> Checkpoint | None:
+    """Return where to resume, the same on all ranks, every byte of it checked; say what was passed over and why.
 
-
-def incomplete(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None when its done marker and every file of it are right."""
-    try:
-        marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
-        expected: dict[str, int] = marker["files"]
-    except FileNotFoundError:
-        return f"it has no {MARKER}: the job ended while writing it"
-    except (OSError, ValueError, KeyError) as error:
-        return f"{MARKER} cannot be read ({error})"
-    for name, size_bytes in expected.items():
-        try:
-            actual = (path / name).stat().st_size
-        except OSError:
-            return f"{name} is missing"
-        if actual != size_bytes:
-            return f"{name} has {actual} bytes, {size_bytes} were written"
+    A collective. `wanted` is a path, true, false, or None for what is usual: the newest one where `automatic`.
+    Sizes are looked at by rank 0 alone; the hashes of the newest that passes are computed by all ranks together.
+    """
+    named = _named(wanted)
+    candidates = once(peers, lambda: _candidates(folder, named, wanted, automatic))
+    for checkpoint, fault in candidates:
+        if checkpoint is not None:
+            fault = _damaged_anywhere(checkpoint.path, peers)
+            if fault is None:
+                if peers.first:
+                    print(f"resuming from {checkpoint.path} (step {checkpoint.step})", flush=True)
+                return checkpoint
+            fault = f"{checkpoint.path}: {fault}"
+        if named:
+            raise JobError(f"the checkpoint {wanted!r} is not complete", fault, "name an older one, or a copy")
+        if peers.first:
+            print(f"skipped {fault}", flush=True)
     return None
 
 
-def mark_complete(path: Path, step: int, world_size: int) -> None:
-    """Sync every file of a checkpoint, then write its done marker."""
-    files.sync_tree(path)
-    written = files.sizes(path)
-    written.pop(MARKER, None)
-    files.write_json(path / MARKER, {"step": step, "world_size": world_size, "files": written})
+def _named(wanted: str | None) -> bool:
+    return wanted is not None and wanted.lower() not in ("true", "yes", "false", "no", "none")
 
 
-def choose(folder: Path, wanted: str | None, automatic: bool) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """Return the checkpoint to resume from: `wanted` is a path, true, false, or None for what is usual here."""
+def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) -> list[tuple[Checkpoint | None, str]]:
+    """Return what may be resumed from, newest first: a checkpoint of the right sizes, or what is wrong with it."""
+    if named:
+        path = Path(wanted or "")
+        if not path.is_dir():
+            fix = f"name a folder, or leave it out: {folder} is searched"
+            raise JobError(f"there is no checkpoint {wanted!r}", "no such folder", fix)
+        return [_looked_at(path)]
     word = (wanted or "").lower()
     if word in ("false", "no", "none") or (wanted is None and not automatic):
-        return None, ()
-    if wanted is None or word in ("true", "yes"):
-        return newest_complete(folder)
-    path = Path(wanted)
-    if not path.is_dir():
-        raise JobError(
-            f"there is no checkpoint {wanted!r}",
-            "no such folder",
-            f"name a folder, or leave it out: {folder} is searched",
-        )
-    fault = incomplete(path)
-    if fault:
-        raise JobError(f"the checkpoint {wanted!r} is not complete", fault, "name an older one")
-    marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
-    return Checkpoint(path, marker["step"], marker["world_size"]), ()
+        return []
+    return [_looked_at(path) for path in by_age(folder)]
 
 
-def refuse_other_world_size(checkpoint: Checkpoint, processes: Processes, zero_stage: int | None) -> None:
-    """Raise JobError where ZeRO's shards were written by another number of processes."""
-    if zero_stage and checkpoint.world_size != processes.world_size:
-        raise JobError(
-            f"{checkpoint.path} is of {checkpoint.world_size} processes, this start has {processes.world_size}",
-            f"with ZeRO-{zero_stage} each process holds one shard of the optimizer",
-            f"start {checkpoint.world_size} processes, or begin anew with --resume_from_checkpoint false",
-        )
+def _looked_at(path: Path) -> tuple[Checkpoint | None, str]:
+    fault = marker.missing_or_cut(path)
+    return (None, f"{path}: {fault}") if fault else (load(path), "")
+
+
+def by_age(folder: Path) -> list[Path]:
+    """Return the folders `checkpoint-N`, highest step first."""
+    found = [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+    steps = {path: int(match[1]) for path in found if (match := FOLDER.fullmatch(path.name))}
+    return sorted(steps, key=lambda path: -steps[path])
+
+
+def load(path: Path) -> Checkpoint:
+    """Return what the done marker says."""
+    facts = marker.read(path)
+    return Checkpoint(path, facts["step"], facts["world_size"], facts.get("zero_stage"), facts.get("sequences"))
+
+
+def _damaged_anywhere(path: Path, peers: Processes) -> str | None:
+    """Return a fault that any rank has found in its share of the files, or None. A collective."""
+    fault = marker.damaged(path, peers.rank, peers.world_size, peers.local_world_size)
+    if peers.world_size == 1:
+        return fault
+    import torch.distributed
+
+    faults: list[str | None] = [None] * peers.world_size
+    torch.distributed.all_gather_object(faults, fault)
+    return next((found for found in faults if found), None)
 
 
 def at_the_end(checkpoint: Checkpoint, config: Any) -> bool:
@@ -124,35 +124,3 @@ def copy_model(checkpoint: Path, path: Path) -> None:
     for source in checkpoint.iterdir():
         if source.is_file() and not any(fnmatch(source.name, pattern) for pattern in TRAINING_STATE):
             shutil.copy2(source, path / source.name)
-
-
-class CompleteCheckpoints(TrainerCallback):
-    """Marks each checkpoint once all ranks have written their part, and only then removes old ones."""
-
-    def __init__(self, processes: Processes, keep: int | None) -> None:
-        self.processes = processes
-        self.keep = keep
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        barrier(self.processes)
-        if self.processes.first:
-            path = Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
-            mark_complete(path, state.global_step, self.processes.world_size)
-            print(f"checkpoint {path}", flush=True)
-            if self.keep:
-                remove_old(path.parent, self.keep)
-        barrier(self.processes)
-
-
-def remove_old(folder: Path, keep: int) -> None:
-    """Keep the newest `keep` complete checkpoints; what is incomplete is left for a person to look at."""
-    found = [(int(match[1]), path) for path in _folders(folder) if (match := FOLDER.fullmatch(path.name))]
-    whole = [path for _, path in sorted(found, reverse=True) if incomplete(path) is None]
-    for path in whole[max(1, keep) :]:
-        doomed = path.with_name(f".{path.name}.removing")
-        path.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []

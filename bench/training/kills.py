@@ -1,0 +1,181 @@
+"""A training whose processes are killed, again and again: each start has to go on from a checkpoint that is whole.
+
+    python -m bench.training.kills              20 kills, every other one while a checkpoint is written: 8 minutes
+    python -m bench.training.kills --kills 2
+
+kill -9 hits one rank at a random moment. Before each start every checkpoint is read here, by code of its own, and the
+newest whole one has to be that from which the job says that it resumes. In the end the losses of all steps, those of
+steps taken twice too, have to be bitwise those of a run that nothing interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+from bench.training.attempts import SMALL, Start, entries, losses, table
+
+STEPS = 150
+TRAIN = (*SMALL, "--save_steps=3", "--save_total_limit=2", "--deepspeed=zero2")
+RESUMING = re.compile(r"^resuming from (\S+) \(step (\d+)\)$", re.MULTILINE)
+START_SECONDS = 240.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """What one kill hit."""
+
+    when: str
+    step: int  # the last one in the metrics
+    partial: bool  # files were being written
+    unmarked: bool  # files were written, but not yet safe
+    resumed_from: int  # by this start; 0: it began anew
+
+
+def newest_whole(folder: Path) -> int:
+    """Return the step of the newest checkpoint all of whose bytes are what its marker says; 0 for none."""
+    found = [0]
+    for path in folder.glob("checkpoint-*"):
+        try:
+            marker = json.loads((path / "complete.json").read_text())
+            files = {name: (path / name).read_bytes() for name in marker["files"]}
+        except (OSError, ValueError):
+            continue
+        sizes = {name: len(content) for name, content in files.items()}
+        hashes = {name: xxhash.xxh3_128_hexdigest(content) for name, content in files.items()}
+        if (sizes, hashes) == (marker["files"], marker["hashes"]):
+            found.append(marker["step"])
+    return max(found)
+
+
+class Killer:
+    """Starts a training in `run` and kills one rank of it."""
+
+    def __init__(self, run: Path, cache: Path, arguments: tuple[str, ...], seed: int) -> None:
+        self.run, self.cache, self.arguments = run, cache, arguments
+        self.chance = random.Random(seed)
+        self.checkpoints = run / "checkpoints"
+
+    def kill(self, attempt: int, while_saving: bool) -> Kill:
+        whole = newest_whole(self.checkpoints)
+        start = Start(self.run, self.arguments, 2, self.cache, attempt)
+        process = start.popen()
+        try:
+            self._await_step(attempt, whole + self.chance.randint(1, 6), process)
+            if while_saving:
+                self._await(self._partial, process)
+            time.sleep(self.chance.uniform(0, 0.12 if while_saving else 0.5))
+            state = (self._partial(), self._unmarked())
+            os.kill(self.chance.choice(ranks(process.pid)), signal.SIGKILL)
+            code = process.wait(90)
+        except BaseException:
+            process.kill()
+            raise
+        if code == 0:
+            raise RuntimeError("it ended well, though a rank was killed")
+        last = max([entry["step"] for entry in entries(self.run)], default=0)
+        when = "while saving" if while_saving else "at a step"
+        return Kill(when, last, *state, resumed_from=resumed_from(start, whole))
+
+    def finish(self, attempt: int) -> int:
+        """Run to the end; return the step from which it went on."""
+        whole = newest_whole(self.checkpoints)
+        start = Start(self.run, self.arguments, 2, self.cache, attempt)
+        start.finish()
+        return resumed_from(start, whole)
+
+    def _await_step(self, attempt: int, step: int, process: subprocess.Popen[bytes]) -> None:
+        self._await(
+            lambda: any(entry["step"] >= step and entry["attempt"] == attempt for entry in entries(self.run)), process
+        )
+
+    def _await(self, condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not condition():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"exit code {process.returncode} before the kill")
+            time.sleep(0.001)
+
+    def _partial(self) -> bool:
+        return any(self.checkpoints.glob(".checkpoint-*.partial"))
+
+    def _unmarked(self) -> bool:
+        return any(not (path / "complete.json").exists() for path in self.checkpoints.glob("checkpoint-*"))
+
+
+def resumed_from(start: Start, whole: int) -> int:
+    """Return the step from which a start says that it goes on. Raises RuntimeError where that is not `whole`."""
+    said = RESUMING.search(start.output)
+    step = int(said[2]) if said else 0
+    if step != whole:
+        raise RuntimeError(f"the newest whole checkpoint was {whole}, it resumed from {step}:\n{start.output}")
+    return step
+
+
+def ranks(launcher: int) -> list[int]:
+    """Return the processes that torchrun has started: its children that run Python."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(child) for child in children if b"sft.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def run(kills: int, seed: int, folder: Path, steps: int = STEPS) -> int:
+    """Kill, resume, compare; print the table. Raises RuntimeError where a start went wrong."""
+    cache, whole = folder / "cache", folder / "whole"
+    arguments = (*TRAIN, f"--max_steps={steps}")
+    Start(whole, arguments, 2, cache).finish()
+    killer = Killer(folder / "killed", cache, arguments, seed)
+    done = []
+    for number in range(kills):
+        done.append(killer.kill(number + 1, while_saving=number % 2 == 1))
+        print(f"kill {number + 1}: {done[-1]}", file=sys.stderr, flush=True)
+    last = killer.finish(kills + 1)
+    expected = losses(whole)
+    taken = entries(killer.run)
+    wrong = sorted({entry["step"] for entry in taken if entry["loss"] != expected[entry["step"]]})
+    report(done, last)
+    missing = sorted(expected.keys() - losses(killer.run).keys())
+    print(f"steps taken {len(taken)} for {steps}; losses that differ: {wrong or 'none'}; missing: {missing or 'none'}")
+    return 1 if wrong or missing else 0
+
+
+def report(done: list[Kill], last: int) -> None:
+    rows = []
+    for number, kill in enumerate(done, 1):
+        newest = "being written" if kill.partial else "not yet safe" if kill.unmarked else "whole"
+        went_on = str(kill.resumed_from) if kill.resumed_from else "the beginning"
+        rows.append((str(number), kill.when, str(kill.step), newest, went_on))
+    print(table(("kill", "when", "last step", "newest checkpoint", "this start went on from"), rows))
+    hit = sum(kill.partial or kill.unmarked for kill in done)
+    print(
+        f"\n{len(done)} kills, {hit} of them on an unfinished checkpoint; each start went on from the newest whole one"
+    )
+    print(f"the last start went on from step {last} and ended well")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="kills", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    folder = Path(tempfile.mkdtemp(prefix="bench-kills-"))
+    try:
+        return run(arguments.kills, arguments.seed, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,66 @@
+"""Two faults in how DeepSpeed's ZeRO-3 loads a universal checkpoint, mended after the load.
+
+Seen in DeepSpeed 0.17.6 and 0.19.8, runtime/zero/stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3:
+
+1. Every sub-group of parameters is given the same `step` tensor. torch's AdamW adds 1 to it in place, once per
+   sub-group, so with n of them the bias correction runs n times too fast: 1e-3 in the loss after a few steps.
+2. The hyper-parameters of the first parameter group are written onto every group, so that biases and norms, which
+   are not decayed, are decayed from the resume on.
+
+Both are silent. This file can go when tests/jobs/test_zero3_faults.py fails in its first half: it shows both faults
+without the work-around. Doing it on a DeepSpeed that has been mended changes nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LOADER = "load_hp_checkpoint_state_from_checkpoint_dir_stage3"
+
+
+def work_around() -> None:
+    """Mend what a ZeRO-3 optimizer has loaded, each time that it loads a universal checkpoint in this process."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    load = getattr(DeepSpeedZeroOptimizer_Stage3, LOADER)
+    if hasattr(load, "__wrapped__"):
+        return
+
+    @functools.wraps(load)
+    def load_and_mend(self: Any, checkpoint_dir: str, *arguments: Any, **named: Any) -> None:
+        load(self, checkpoint_dir, *arguments, **named)
+        own_steps(self.optimizer)
+        own_settings(self.optimizer.param_groups, saved_groups(Path(checkpoint_dir)))
+
+    setattr(DeepSpeedZeroOptimizer_Stage3, LOADER, load_and_mend)
+
+
+def own_steps(optimizer: Any) -> None:
+    """Give each parameter a step tensor of its own, where the optimizer looks for it."""
+    import torch
+
+    by_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
+    for parameter, state in optimizer.state.items():
+        if torch.is_tensor(state.get("step")):
+            device = parameter.device if by_device else torch.device("cpu")
+            state["step"] = state["step"].detach().to(device, torch.float32, copy=True)
+
+
+def own_settings(groups: Sequence[dict[str, Any]], saved: Sequence[Mapping[str, Any]]) -> None:
+    """Give each group the settings that it had; groups that are cut otherwise now are left alone."""
+    if len(groups) != len(saved):
+        return
+    for group, before in zip(groups, saved, strict=True):
+        group.update({key: value for key, value in before.items() if key != "params"})
+
+
+def saved_groups(folder: Path) -> Sequence[Mapping[str, Any]]:
+    """Return the parameter groups of a universal checkpoint; its tensors stay on the disk."""
+    import torch
+
+    state = torch.load(folder / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False, mmap=True)
+    groups: Sequence[Mapping[str, Any]] = state["optimizer_state_dict"]["param_groups"]
+    return groups
