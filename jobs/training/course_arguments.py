@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from training import run_folder
@@ -35,10 +36,17 @@ class OurArguments:
         },
     )
     vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
+    variables: list[str] = field(
+        default_factory=list,
+        metadata={"help": "VARIABLE=argument ...: where the environment variable is set, it is the argument's value."},
+    )
 
 
 def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
-    """Return the settings of a command line whose arguments are the fields of `types`, by their own names."""
+    """Return the settings of a command line whose arguments are the fields of `types`, by their own names.
+
+    What a variable of `--variables` says comes last, so that `sbatch --export` has the last word.
+    """
     from transformers import HfArgumentParser
     from transformers.hf_argparser import string_to_bool
 
@@ -47,8 +55,21 @@ def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
         if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone means true, as other switches do
             action.nargs, action.const = "?", True
     settings = parse(parser, argv)
+    values = from_variables(settings["variables"], os.environ)
+    if values:
+        settings = parse(parser, [*argv, *(f"--{name}={value}" for name, value in values.items())])
+        settings.sources.update({name: "variable, by --variables" for name in values})
     settings.script, settings.words = script, tuple(argv)
     return settings
+
+
+def from_variables(pairs: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the value of each argument of `VARIABLE=argument` whose variable is set and not empty."""
+    for pair in pairs:
+        if not re.fullmatch(r"\w+=\w+", pair):
+            raise JobError(f"--variables: cannot read {pair!r}", "each is VARIABLE=argument", "EPOCHS=num_train_epochs")
+    split = (pair.partition("=") for pair in pairs)
+    return {name: environment[variable] for variable, _, name in split if environment.get(variable)}
 
 
 def fit_machine(settings: Settings, run: RunFolder) -> None:

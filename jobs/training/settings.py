@@ -34,7 +34,7 @@ class Settings:
 
     def given(self, name: str) -> bool:
         """True where the user, not a default, has said it."""
-        return self.sources.get(name, DEFAULT).startswith(("command line", "config"))
+        return self.sources.get(name, DEFAULT).startswith(("command line", "config", "variable"))
 
     def derive(self, name: str, value: Any, source: str) -> None:
         """Set what follows from other values."""
@@ -68,16 +68,15 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         hint = near_miss(word, known) if word.startswith("-") else ""
         raise JobError(
             f"unknown argument {unknown[0]!r}{hint}",
-            "no part of the script or of TRL takes it",
+            "neither the script nor its libraries take it",
             "`--help` lists all arguments; a list takes its values after one name",
         )
-    given = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
     values = vars(namespace)
-    negated = {name[3:] for name in given if name.startswith("no_") and name not in values}
-    short = {action.dest for action in parser._actions for option in action.option_strings if option in words}
+    words_given = {word.split("=")[0] for word in words if word.startswith("-")}
+    given = {action.dest for action in parser._actions if words_given.intersection(action.option_strings)}
     sources = {name: DEFAULT for name in values}
     sources.update({name: f"config {config_path}" for name in config if name in values})
-    sources.update({name: "command line" for name in (given | negated | short) if name in values})
+    sources.update({name: "command line" for name in given if name in values})
     return Settings(values, sources)
 
 
@@ -143,7 +142,7 @@ def _refuse_unknown(path: str, names: Iterable[str], known: set[str]) -> None:
         if name not in known:
             raise JobError(
                 f"{path}: unknown argument {name!r}{near_miss(str(name), sorted(known))}",
-                "neither the script nor TRL has one of that name",
+                "neither the script nor its libraries have one of that name",
                 "mend the name or take the line out",
             )
 

@@ -67,7 +67,7 @@ def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
         else:
             found = datasets.load_dataset(_prefetched(name) or name, name=config, streaming=streaming)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
-        raise JobError(f"cannot load the dataset {name!r}", _first_line(error), _where_to_look(name)) from error
+        raise not_loaded(name, error) from error
     if split not in found:
         known = ", ".join(found)
         raise JobError(
@@ -122,6 +122,10 @@ def _check_messages(messages: Any, name: str, column: str) -> None:
             f"its first row is {messages!r:.80}",
             'write lists of {"role": "user"|"assistant"|"system", "content": TEXT}',
         )
+
+
+def not_loaded(name: str, error: Exception) -> JobError:
+    return JobError(f"cannot load the dataset {name!r}", _first_line(error), _where_to_look(name))
 
 
 def _first_line(error: Exception) -> str:

@@ -61,7 +61,7 @@ def load_tokenizer(name: str, settings: Settings, kind: str) -> PreTrainedTokeni
             name, revision=settings.get("model_revision"), trust_remote_code=bool(settings.get("trust_remote_code"))
         )
     except (OSError, ValueError) as error:
-        raise _not_found("tokenizer", name, error) from error
+        raise not_found("tokenizer", name, error) from error
     if kind == "messages" and not tokenizer.chat_template and not settings.get("chat_template_path"):
         raise JobError(
             f"the tokenizer of {name!r} has no chat template",
@@ -85,7 +85,7 @@ def prepare_loading(name: str, settings: Settings, config: Any) -> None:
     try:
         shape = AutoConfig.from_pretrained(name, revision=settings.get("model_revision"), trust_remote_code=remote_code)
     except (OSError, ValueError) as error:
-        raise _not_found("model", name, error) from error
+        raise not_found("model", name, error) from error
     positions = getattr(shape, "max_position_embeddings", None)
     if positions and config.max_length and config.max_length > positions:
         raise JobError(
@@ -104,7 +104,8 @@ def prepare_loading(name: str, settings: Settings, config: Any) -> None:
     config.model_init_kwargs = {**given, **(config.model_init_kwargs or {})}
 
 
-def _not_found(part: str, name: str, error: Exception) -> JobError:
+def not_found(part: str, name: str, error: Exception) -> JobError:
+    """Return the error of a model or tokenizer that cannot be loaded, with what the library says of it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     offline = os.environ.get("HF_HUB_OFFLINE") == "1"
     return JobError(

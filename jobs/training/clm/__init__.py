@@ -1,0 +1,1 @@
+"""Causal language modelling: its arguments, text, blocks, model and trainer."""
