@@ -57,19 +57,19 @@ def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
     settings = parse(parser, argv)
     values = from_variables(settings["variables"], os.environ)
     if values:
-        settings = parse(parser, [*argv, *(f"--{name}={value}" for name, value in values.items())])
-        settings.sources.update({name: "variable, by --variables" for name in values})
+        settings = parse(parser, [*argv, *(f"--{name}={value}" for name, (_, value) in values.items())])
+        settings.sources.update({name: f"variable {variable}" for name, (variable, _) in values.items()})
     settings.script, settings.words = script, tuple(argv)
     return settings
 
 
-def from_variables(pairs: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the value of each argument of `VARIABLE=argument` whose variable is set and not empty."""
+def from_variables(pairs: Sequence[str], environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return variable and value by argument, of each `VARIABLE=argument` whose variable is set and not empty."""
     for pair in pairs:
         if not re.fullmatch(r"\w+=\w+", pair):
             raise JobError(f"--variables: cannot read {pair!r}", "each is VARIABLE=argument", "EPOCHS=num_train_epochs")
     split = (pair.partition("=") for pair in pairs)
-    return {name: environment[variable] for variable, _, name in split if environment.get(variable)}
+    return {name: (variable, environment[variable]) for variable, _, name in split if environment.get(variable)}
 
 
 def fit_machine(settings: Settings, run: RunFolder) -> None:

@@ -51,6 +51,7 @@ class Attempt:
 @dataclass(frozen=True)
 class Launcher:
     cache: Path
+    script: str = "sft.py"
 
     def environment(self, run: Path, attempt: int = 1) -> dict[str, str]:
         """What the batch script sets, and nothing of an outer launch."""
@@ -77,17 +78,17 @@ class Launcher:
         prefix: Sequence[str] = (),
         **variables: str,
     ) -> subprocess.Popen[str]:
-        """Start sft under torchrun, itself under `prefix`; stdout and stderr in one pipe."""
+        """Start the script under torchrun, itself under `prefix`; stdout and stderr in one pipe."""
         command = (
             *prefix,
             *(sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}"),
-            *(f"--master-port={free_port()}", str(JOBS / "sft.py"), *arguments),
+            *(f"--master-port={free_port()}", str(JOBS / self.script), *arguments),
         )
         environment = {**self.environment(run, attempt), **variables}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def sft(self, run: Path, *arguments: str, seconds: float = 300, **options: Any) -> Attempt:
-        """Run sft to its end; `options` are those of `start`."""
+    def finish(self, run: Path, *arguments: str, seconds: float = 300, **options: Any) -> Attempt:
+        """Run the script to its end; `options` are those of `start`."""
         with self.start(run, *arguments, **options) as process:
             try:
                 output, _ = process.communicate(timeout=seconds)
@@ -95,6 +96,8 @@ class Launcher:
                 process.kill()
                 raise
         return Attempt(process.returncode, output, run)
+
+    sft = finish  # a launcher is one of sft unless it says otherwise
 
 
 @pytest.fixture(scope="session")

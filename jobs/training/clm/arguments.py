@@ -86,12 +86,7 @@ DEMO = {
 
 def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Settings, Batch]:
     """Return the settings and the batch. Raises JobError for what can be known before any process group exists."""
-    from transformers import TrainingArguments
-
-    types: list[type] = [TrainingArguments, ModelArguments, DataArguments, course_arguments.OurArguments]
-    if "overwrite_output_dir" not in {known.name for known in dataclasses.fields(TrainingArguments)}:
-        types.append(OverwriteArgument)
-    settings = course_arguments.read("clm", types, argv)
+    settings = course_arguments.read("clm", types(), argv)
     course_arguments.fit_machine(settings, run)
     settings.default({"logging_steps": 10}, "script")
     if not any(settings.get(name) for name in ("model_name_or_path", "model_type", "config_name", *DATA)):
@@ -103,6 +98,15 @@ def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Setting
     course_arguments.plan_deepspeed(settings, batch)
     _choose_precision(settings)
     return settings, batch
+
+
+def types() -> tuple[type, ...]:
+    """Return the dataclasses whose fields are the arguments."""
+    from transformers import TrainingArguments
+
+    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, course_arguments.OurArguments)
+    there = any(known.name == "overwrite_output_dir" for known in dataclasses.fields(TrainingArguments))
+    return ours if there else (*ours, OverwriteArgument)
 
 
 def _choose_work(settings: Settings, run: RunFolder) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from training.data.reading import READERS
+from training.clm.text import named
+from training.data.token_cache import documents
 from training.errors import JobError
 from training.settings import Settings
 
@@ -75,20 +74,12 @@ def _data(settings: Settings) -> None:
 
 
 def _check_file(name: str) -> None:
-    path = Path(name)
-    if path.suffix.lower() not in READERS:
-        raise JobError(f"cannot read {name!r}", f"known endings: {', '.join(READERS)}", "convert it to one of them")
-    if "*" in name:
-        found = sorted(path.parent.glob(path.name))
-        if not found:
-            raise JobError(f"no file matches {name!r}", "it is looked for in the container", "is the folder mounted?")
-        return
-    if not path.is_file():
-        raise JobError(
-            f"there is no file {name!r}", "it is looked for in the container", "is it mounted, and its name right?"
-        )
-    if path.stat().st_size == 0:
-        raise JobError(f"{name!r} is empty", "the file has 0 bytes", "was it written to its end?")
+    found = named(name)
+    if not found or not found[0].exists():
+        what = f"no file matches {name!r}" if "*" in name else f"there is no file {name!r}"
+        raise JobError(what, "it is looked for in the container", "is its folder mounted, and its name right?")
+    for path in found:
+        documents.kind_of(path)
 
 
 def _numbers(settings: Settings) -> None:

@@ -5,17 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from training import files
-from training.clm import arguments, blocks, model, text
+from training.clm import arguments, blocks, model
 from training.course import Course
-from training.errors import JobError
 from training.processes import Processes, barrier
 from training.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
@@ -36,49 +32,22 @@ def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
 
 
 def _trainer(course: Course) -> Any:
-    from training.clm.trainer import CountingTrainer, collate
+    from transformers import default_data_collator
 
-    settings = course.settings
-    training, held_out = text.find(course)
+    from training.clm.trainer import CountingTrainer
+
     tokenizer = model.load_tokenizer(course)
-    train_blocks = _blocks(course, training, tokenizer, "train", settings["max_train_samples"])
-    eval_blocks = _blocks(course, held_out, tokenizer, "validation", settings["max_eval_samples"])
+    train_blocks, eval_blocks = blocks.prepare(course, tokenizer)
     return CountingTrainer(
         model=model.make(course, tokenizer),
         args=course.config,
         train_dataset=train_blocks,
         eval_dataset=eval_blocks,
         processing_class=tokenizer,
-        data_collator=collate,
+        data_collator=default_data_collator,
         callbacks=course.callbacks(),
         counter=course.counter,
     )
-
-
-def _blocks(
-    course: Course, found: text.Text | None, tokenizer: PreTrainedTokenizerBase, split: str, most: int | None
-) -> Any:
-    """Return the blocks of a split, no more than asked for; say how many. Raises JobError where there is not one."""
-    from torch.utils.data import Subset
-
-    if found is None:
-        return None
-    settings, length = course.settings, course.settings["block_size"]
-    if settings["streaming"]:
-        return blocks.Stream(found, tokenizer, length, settings["append_eos"], most)
-    made = blocks.build(found, tokenizer, length, settings["append_eos"], course.run.cache, course.peers)
-    tokens = len(made.tokens)
-    if len(made) == 0:
-        raise JobError(
-            f"the text for {split} is shorter than one block",
-            f"{len(found.rows)} documents hold {tokens} tokens, a block is {length}",
-            "a smaller --block_size, or more text",
-        )
-    if course.peers.first:
-        left = f"{tokens - len(made) * length} tokens left over"
-        kept = f", of which {most} are used" if most and most < len(made) else ""
-        print(f"{split}: {len(found.rows)} documents, {len(made)} blocks of {length} tokens{kept}, {left}", flush=True)
-    return Subset(made, range(most)) if most and most < len(made) else made
 
 
 def _evaluate(course: Course, of: Path, ready: bool) -> dict[str, Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import torch
 from transformers import Trainer
 
 from training.measuring.metrics import TokenCounter
@@ -37,9 +35,3 @@ def perplexity(loss: float) -> float:
         return math.exp(loss)
     except OverflowError:
         return math.inf
-
-
-def collate(blocks: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """input_ids, labels: int64 (batch, block); the model shifts the labels by one itself."""
-    ids = torch.stack([block["input_ids"] for block in blocks])
-    return {"input_ids": ids, "labels": ids.clone()}

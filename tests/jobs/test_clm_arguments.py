@@ -1,0 +1,178 @@
+"""What cannot be meant is refused before any process waits for another; what is left out is filled in and said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.training
+
+from tests.jobs.conftest import JOBS  # noqa: E402
+from training import course_arguments, processes, run_folder  # noqa: E402
+from training.clm import arguments, model, text  # noqa: E402
+from training.errors import JobError  # noqa: E402
+from training.settings import Settings  # noqa: E402
+
+TWO = processes.Processes(0, 0, 2, 2, "torchrun")
+SCRATCH = ("--model_type=gpt2", "--tokenizer_name=tiny-llama")
+
+
+def read(folder: Path, *words: str, attempt: int = 1) -> Settings:
+    run = run_folder.from_environment(
+        {"RUNNER_RUN": str(folder), "RUNNER_ATTEMPT": str(folder / "attempts" / str(attempt))}, "clm"
+    )
+    return arguments.read(words, run, TWO)[0]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "corpus.jsonl"
+    path.write_text('{"text": "a"}\n')
+    return path
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--train_file={corpus}"], "no model is named"),
+        ([*SCRATCH], "no data are named"),
+        (["--model_type=gpt2", "--train_file={corpus}"], "no tokenizer is named"),
+        ([*SCRATCH, "--train_file={corpus}", "--dataset_name=x"], "are both given"),
+        ([*SCRATCH, "--train_file={corpus}", "--model_name_or_path=x"], "--model_type and --model_name_or_path"),
+        (["--model_name_or_path=x", "--config_overrides=n_embd=8", "--train_file={corpus}"], "--config_overrides and"),
+        ([*SCRATCH, "--train_file={corpus}", "--config_name=x"], "--model_type and --config_name"),
+        ([*SCRATCH, "--train_file=nowhere.jsonl"], "there is no file 'nowhere.jsonl'"),
+        ([*SCRATCH, "--train_file=nowhere-*.txt"], "no file matches 'nowhere-*.txt'"),
+        ([*SCRATCH, "--train_file={folder}/empty.txt"], "is empty"),
+        ([*SCRATCH, "--train_file={folder}/corpus.doc"], "cannot read"),
+        ([*SCRATCH, "--validation_file={corpus}", "--do_train"], "there is no text to train on"),
+        ([*SCRATCH, "--train_file={corpus}", "--streaming"], "--streaming without --max_steps"),
+        ([*SCRATCH, "--train_file={corpus}", "--streaming", "--max_steps=1", "--data_percentage=5"], "--data_percent"),
+        ([*SCRATCH, "--train_file={corpus}", "--data_percentage=0"], "--data_percentage 0"),
+        ([*SCRATCH, "--train_file={corpus}", "--validation_split_percentage=100"], "--validation_split_percentage 100"),
+        ([*SCRATCH, "--train_file={corpus}", "--block_size=1"], "--block_size 1"),
+        ([*SCRATCH, "--train_file={corpus}", "--block_size=2000"], "--block_size 2000 is longer than the model"),
+        ([*SCRATCH, "--train_file={corpus}", "--global_batch_size=7"], "7 sequences cannot be split evenly"),
+        ([*SCRATCH, "--train_file={corpus}", "--config_overrides=n_emb=8"], "(did you mean 'n_embd'?)"),
+        ([*SCRATCH, "--train_file={corpus}", "--config_overrides=n_embd=wide"], "--config_overrides: n_embd=wide"),
+        (["--model_type=gpt22", "--tokenizer_name=x", "--train_file={corpus}"], "there is no model type 'gpt22' (did"),
+        ([*SCRATCH, "--train_file={corpus}", "--variables=EPOCHS"], "--variables: cannot read 'EPOCHS'"),
+        (["--model_name_or_path={folder}/nothing", "--train_file={corpus}"], "cannot load the model"),
+    ],
+)
+def test_contradictions_are_refused(corpus: Path, words: list[str], what: str) -> None:
+    (corpus.parent / "empty.txt").touch()
+    (corpus.parent / "corpus.doc").write_text("text")
+    with pytest.raises(JobError) as caught:
+        read(corpus.parent, *(word.format(corpus=corpus, folder=corpus.parent) for word in words))
+    assert what in caught.value.what
+    assert caught.value.fix
+
+
+def test_the_demo_is_what_no_arguments_mean(tmp_path: Path) -> None:
+    settings = read(tmp_path)
+    assert (settings["model_name_or_path"], settings["dataset_name"]) == ("tiny-llama", "python-docs")
+    assert settings["block_size"] == 128
+    assert settings.sources["deepspeed"] == "demo default 'zero2'"
+
+
+def test_nothing_of_the_demo_reaches_a_training_of_the_users_own(corpus: Path) -> None:
+    settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}")
+    assert [name for name, source in settings.sources.items() if source.startswith("demo")] == []
+    assert (settings["deepspeed"], settings["do_train"], settings["do_eval"]) == (None, True, False)
+    assert (settings["block_size"], settings.sources["block_size"]) == (1024, "script: the model takes 1024")
+
+
+def test_an_evaluation_alone_trains_nothing_and_takes_no_checkpoint(corpus: Path) -> None:
+    settings = read(corpus.parent, *SCRATCH, f"--validation_file={corpus}", "--do_eval", "--deepspeed=zero2")
+    assert (settings["do_train"], settings["deepspeed"], settings["resume_from_checkpoint"]) == (False, None, "false")
+
+
+def test_a_restart_resumes_even_where_the_first_start_was_to_overwrite(corpus: Path) -> None:
+    words = (*SCRATCH, f"--train_file={corpus}", "--overwrite_output_dir")
+    assert read(corpus.parent, *words)["resume_from_checkpoint"] == "false"
+    assert read(corpus.parent, *words, attempt=2)["resume_from_checkpoint"] is None
+
+
+def test_a_variable_named_for_it_has_the_last_word(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`sbatch --export=ALL,EPOCHS=7` beats the job file's --num_train_epochs; an empty or absent one says nothing."""
+    monkeypatch.setenv("EPOCHS", "7")
+    monkeypatch.setenv("DATA_PERCENTAGE", "")
+    monkeypatch.delenv("CHECKPOINT_DIR", raising=False)
+    names = ("EPOCHS=num_train_epochs", "DATA_PERCENTAGE=data_percentage", "CHECKPOINT_DIR=output_dir")
+    settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}", "--num_train_epochs=2", "--variables", *names)
+    assert (settings["num_train_epochs"], settings.sources["num_train_epochs"]) == (7.0, "variable EPOCHS")
+    assert settings["data_percentage"] == 100
+    assert settings["output_dir"] == str(corpus.parent / "checkpoints")
+    assert course_arguments.from_variables(names, {"CHECKPOINT_DIR": "/x"}) == {"output_dir": ("CHECKPOINT_DIR", "/x")}
+
+
+def test_names_that_run_clm_has_had_over_the_years_are_taken(corpus: Path) -> None:
+    words = ("--torch_dtype=bfloat16", "--dataset-config-name=x", "--low_cpu_mem_usage", "--no_keep_linebreaks")
+    settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}", *words)
+    assert (settings["dtype"], settings.sources["dtype"]) == ("bfloat16", "command line")
+    assert (settings["dataset_config_name"], settings["low_cpu_mem_usage"], settings["keep_linebreaks"]) == (
+        "x", True, False)  # fmt: skip
+
+
+def test_overrides_set_what_is_there_in_its_own_kind() -> None:
+    from transformers import GPT2Config
+
+    shape = GPT2Config()
+    model.override(shape, "n_embd=1024,n_head=16,resid_pdrop=0,scale_attn_weights=false,n_inner=4096")
+    assert (shape.n_embd, shape.hidden_size, shape.n_head, shape.n_inner) == (1024, 1024, 16, 4096)
+    assert shape.resid_pdrop == 0.0
+    assert shape.scale_attn_weights is False
+
+
+@pytest.mark.parametrize(
+    ("row", "given", "column"),
+    [
+        ({"text": "a", "title": "b"}, None, "text"),
+        ({"content": "a", "stars": 5}, None, "content"),
+        ({"content": "a", "title": "b"}, "title", "title"),
+        ({"content": "a", "title": "b"}, None, "has no column 'text' of text"),
+        ({"text": 5}, None, "has no column 'text' of text"),
+        ({"txet": "a", "title": "b"}, "text", "(did you mean 'txet'?)"),
+    ],
+)
+def test_the_column_is_text_or_the_only_one(row: dict[str, object], given: str | None, column: str) -> None:
+    settings = Settings({"text_column": given}, {})
+    try:
+        assert text._column(row, "data", settings) == column
+    except JobError as error:
+        assert column in error.what
+
+
+def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
+    import gzip
+
+    import pyarrow
+    from pyarrow import parquet
+
+    lines = json.dumps({"body": "x", "n": 1})
+    (tmp_path / "a.jsonl").write_text(lines + "\n")
+    (tmp_path / "a.json").write_text(f"[\n{lines}\n]")
+    (tmp_path / "a.csv").write_text("body,n\nx,1\n")
+    (tmp_path / "a.txt").write_text("x\n")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "a.parquet")
+    for path in tmp_path.iterdir():
+        row = text._first_row(path)
+        assert isinstance(row["text" if path.suffix == ".txt" else "body"], str), path
+        assert not isinstance(row.get("n"), str) or path.suffix == ".csv", path
+
+
+def test_the_job_files_of_clm_name_arguments_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every shipped job file of clm is read to the point where the model would be fetched."""
+    import tomllib
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for path in sorted(JOBS.glob("*.toml")):
+        job = tomllib.loads(path.read_text())
+        if job.get("script") != "jobs/clm.py":
+            continue
+        words = [str(word) for word in job.get("arguments", [])]
+        parsed = course_arguments.read("clm", arguments.types(), words)
+        assert parsed.given("deepspeed") or not words, path
