@@ -140,7 +140,7 @@ def test_overrides_set_what_is_there_in_its_own_kind() -> None:
 def test_the_column_is_text_or_the_only_one(row: dict[str, object], given: str | None, column: str) -> None:
     settings = Settings({"text_column": given}, {})
     try:
-        assert text._column(row, "data", settings) == column
+        assert text.column_of(row, "data", settings) == column
     except JobError as error:
         assert column in error.what
 
@@ -159,7 +159,7 @@ def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     parquet.write_table(pyarrow.table({"body": ["x"], "n": [1]}), tmp_path / "a.parquet")
     for path in tmp_path.iterdir():
-        row = text._first_row(path)
+        row = text.first_row(path)
         assert isinstance(row["text" if path.suffix == ".txt" else "body"], str), path
         assert not isinstance(row.get("n"), str) or path.suffix == ".csv", path
 

@@ -73,7 +73,7 @@ def _files(settings: Settings) -> dict[str, Text]:
     for split, name in wanted.items():
         if name:
             paths = named(name)
-            found[split] = Text(name, _column(_first_row(paths[0]), name, settings), paths)
+            found[split] = Text(name, column_of(first_row(paths[0]), name, settings), paths)
     return found
 
 
@@ -83,7 +83,7 @@ def named(name: str) -> tuple[Path, ...]:
     return tuple(sorted(path.parent.glob(path.name))) if "*" in path.name else (path,)
 
 
-def _first_row(path: Path) -> Mapping[str, Any]:
+def first_row(path: Path) -> Mapping[str, Any]:
     """Return the first row of a file, for its columns; of Parquet the schema alone is read."""
     import csv
     import gzip
@@ -124,7 +124,7 @@ def _datasets(course: Course) -> dict[str, Text]:
                 raise JobError(f"{name!r} has no documents", f"its split {split!r} has no rows", "name another one")
             if split == "train" and settings["data_percentage"] < 100:
                 rows = rows.select(range(max(1, round(len(rows) * settings["data_percentage"] / 100))))
-            found[split] = Text(name, _column(first, name, settings), rows=rows)
+            found[split] = Text(name, column_of(first, name, settings), rows=rows)
     return found
 
 
@@ -163,7 +163,7 @@ def _stream(name: str, settings: Settings) -> Any:
     return datasets.load_dataset(reader, data_files=files, split="train", streaming=True, **options)
 
 
-def _column(first: Mapping[str, Any], name: str, settings: Settings) -> str:
+def column_of(first: Mapping[str, Any], name: str, settings: Settings) -> str:
     """Return the column to train on. Raises JobError where there is none of that name, or several to choose from."""
     columns = [column for column, value in first.items() if isinstance(value, str)]
     if settings["text_column"] is None and "text" not in columns and len(columns) == 1:

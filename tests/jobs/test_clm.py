@@ -1,0 +1,132 @@
+"""Two processes train a GPT-2 from scratch on a file, stop when asked, go on exactly, and say the perplexity."""
+
+import json
+import math
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.training
+
+from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
+from tests.jobs.test_sft import wait_for_step  # noqa: E402
+from training.clm.blocks import Stream  # noqa: E402
+from training.clm.text import Text  # noqa: E402
+from training.clm.trainer import perplexity  # noqa: E402
+from training.data import tokenizer as made_tokenizer  # noqa: E402
+from training.data.token_cache import cache  # noqa: E402
+from training.processes import Processes  # noqa: E402
+
+ALONE = Processes(0, 0, 1, 1, "alone")
+STEPS = 8
+SMALL = (
+    *("--model_type=gpt2", "--config_overrides=n_embd=32,n_head=2,n_layer=2,vocab_size=512,n_positions=64"),
+    *("--tokenizer_name=tiny-llama", "--vocabulary_size=512", "--block_size=32", "--logging_steps=1"),
+    *("--per_device_train_batch_size=2", "--learning_rate=3e-3", f"--max_steps={STEPS}", "--save_steps=5"),
+    *("--max_eval_samples=20", "--append_eos", "--do_train", "--do_eval", "--validation_split_percentage=10"),
+)
+
+
+def documents(count: int) -> list[str]:
+    """Different ones, of different lengths; one is empty."""
+    return ["".join(f"{i} times {j} is {i * j}.\n" for j in range(i % 7)) for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "numbers.jsonl"
+    path.write_text("".join(json.dumps({"content": text}) + "\n" for text in documents(300)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def clm(launcher: Launcher) -> Launcher:
+    return Launcher(launcher.cache, "clm.py")
+
+
+@pytest.fixture(scope="module")
+def whole_clm(clm: Launcher, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Attempt:
+    attempt = clm.finish(tmp_path_factory.mktemp("clm"), *SMALL, f"--train_file={corpus}")
+    assert attempt.code == 0, attempt.output
+    return attempt
+
+
+def test_it_learns_evaluates_and_leaves_a_model_to_continue_from(
+    whole_clm: Attempt, clm: Launcher, corpus: Path, tmp_path: Path
+) -> None:
+    """The final model, evaluated alone by its folder on the same text, has the perplexity that the training said."""
+    losses = whole_clm.losses
+    assert sorted(losses) == list(range(1, STEPS + 1))
+    assert losses[STEPS] < losses[1] - 0.2
+    summary = json.loads((whole_clm.run / "summary.json").read_text())
+    assert summary["perplexity"] == pytest.approx(math.exp(summary["eval_loss"]))
+    lines = (whole_clm.run / "metrics.jsonl").read_text().splitlines()
+    assert any("eval_perplexity" in json.loads(line) for line in lines)
+
+    words = (f"--model_name_or_path={summary['final']}", f"--train_file={corpus}", "--do_eval", "--block_size=32")
+    same = ("--max_eval_samples=20", "--append_eos", "--validation_split_percentage=10")
+    alone = clm.finish(tmp_path, *words, *same, processes=1)
+    assert alone.code == 0, alone.output
+    found = json.loads((tmp_path / "summary.json").read_text())
+    assert found["eval_loss"] == pytest.approx(summary["eval_loss"], abs=1e-4)
+
+
+def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
+    clm: Launcher, whole_clm: Attempt, corpus: Path, tmp_path: Path
+) -> None:
+    words = (*SMALL, f"--train_file={corpus}")
+    process = clm.start(tmp_path, *words)
+    wait_for_step(tmp_path, 2, process)
+    (tmp_path / "attempts" / "1" / "save-and-exit").touch()
+    output, _ = process.communicate(timeout=120)
+    assert "leaving with exit code 75: continue me" in output
+    second = clm.finish(tmp_path, *words, attempt=2)
+    assert second.code == 0, second.output
+    assert "resuming from" in second.output
+    assert second.losses == whole_clm.losses
+    final, expected = (json.loads((run / "summary.json").read_text()) for run in (tmp_path, whole_clm.run))
+    assert final["perplexity"] == expected["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "what"),
+    [
+        ({"body": "x", "title": "y"}, [], "has no column 'text' of text"),
+        ({"text": "too short"}, ["--block_size=64"], "is shorter than one block"),
+    ],
+)
+def test_what_is_wrong_with_the_text_is_said_by_one_rank(
+    clm: Launcher, tmp_path: Path, line: dict[str, str], words: list[str], what: str
+) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    attempt = clm.finish(tmp_path, *SMALL, f"--train_file={path}", *words, "--no_do_eval", seconds=100)
+    assert attempt.code == 1
+    assert attempt.output.count("because:") == 1, attempt.output
+    assert what in attempt.output
+
+
+def test_a_stream_gives_the_blocks_of_the_cache_in_their_order(corpus: Path, tmp_path: Path) -> None:
+    """However many workers read it, and no further than it is asked to."""
+    import datasets
+
+    tokenizer = made_tokenizer.train(documents(300), 300)
+    rows = datasets.load_dataset(
+        "json", data_files=str(corpus), split="train", streaming=True, cache_dir=str(tmp_path / "hf")
+    )
+    tokens = cache.open_tokens(cache.Corpus((corpus,), "content"), tokenizer, tmp_path, ALONE, end_of_document=True)
+    blocks = tokens.blocks(50)
+    stream = Stream(Text("numbers", "content", rows=rows), tokenizer, 50, True, len(blocks) - 3)
+    found = [block["input_ids"].tolist() for block in stream]
+    assert found == [blocks[number]["input_ids"].tolist() for number in range(len(blocks) - 3)]
+    loader = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=2)
+    assert [block["input_ids"].tolist() for block in islice(loader, 9)] == found[:9]
+    end = tokenizer.eos_token_id
+    assert sum(ids.count(end) for ids in found) > 100, "each document has its end, the empty ones too"
+
+
+def test_perplexity_of_a_diverged_model_is_infinite() -> None:
+    assert perplexity(0.0) == 1.0
+    assert perplexity(1e6) == math.inf
