@@ -143,11 +143,18 @@ def make(course: Course, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
             options.update(_from(settings), **_memory(settings))
             made: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, config=shape, **options)
         else:
+            _take_marks(shape, tokenizer)
             made = AutoModelForCausalLM.from_config(shape, **options)
     except (OSError, ValueError, ImportError) as error:
         raise loading.not_found("model", name_of(settings), error) from error
     _make_room(made, tokenizer)
     return made
+
+
+def _take_marks(shape: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a model from scratch the tokenizer's marks; those of its type are another vocabulary's."""
+    for mark in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(shape, mark, getattr(tokenizer, mark))
 
 
 def _memory(settings: Settings) -> dict[str, Any]:
@@ -156,6 +163,11 @@ def _memory(settings: Settings) -> dict[str, Any]:
 
     told = settings["low_cpu_mem_usage"] and int(transformers.__version__.split(".")[0]) < 5
     return {"low_cpu_mem_usage": True} if told else {}
+
+
+def has_experts(made: PreTrainedModel) -> bool:
+    """Return whether some weights may have no part in a step."""
+    return any(getattr(made.config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def _make_room(made: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -38,8 +38,11 @@ def _trainer(course: Course) -> Any:
 
     tokenizer = model.load_tokenizer(course)
     train_blocks, eval_blocks = blocks.prepare(course, tokenizer)
+    made = model.make(course, tokenizer)
+    if course.config.ddp_find_unused_parameters is None and not model.has_experts(made):
+        course.config.ddp_find_unused_parameters = False  # every weight has its gradient; looking costs a pass
     return CountingTrainer(
-        model=model.make(course, tokenizer),
+        model=made,
         args=course.config,
         train_dataset=train_blocks,
         eval_dataset=eval_blocks,
