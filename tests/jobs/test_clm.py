@@ -124,7 +124,7 @@ def test_a_stream_gives_the_blocks_of_the_cache_in_their_order(corpus: Path, tmp
     loader = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=2)
     assert [block["input_ids"].tolist() for block in islice(loader, 9)] == found[:9]
     end = tokenizer.eos_token_id
-    assert sum(ids.count(end) for ids in found) > 100, "each document has its end, the empty ones too"
+    assert sum(ids.count(end) for ids in found) > 100, "documents have their end"
 
 
 def test_perplexity_of_a_diverged_model_is_infinite() -> None:

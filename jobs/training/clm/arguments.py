@@ -88,7 +88,7 @@ def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Setting
     """Return the settings and the batch. Raises JobError for what can be known before any process group exists."""
     settings = course_arguments.read("clm", types(), argv)
     course_arguments.fit_machine(settings, run)
-    settings.default({"logging_steps": 10}, "script")
+    settings.default({"logging_steps": 10, "remove_unused_columns": False}, "script")
     if not any(settings.get(name) for name in ("model_name_or_path", "model_type", "config_name", *DATA)):
         settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **DEMO}, "demo default")
     _choose_work(settings, run)

@@ -100,6 +100,7 @@ class Stream(IterableDataset[dict[str, torch.Tensor]]):
     def _tokenized(self) -> Iterator[Any]:
         """Yield the token ids of some documents at a time, int64."""
         for batch in self.found.rows.iter(batch_size=DOCUMENTS_AT_ONCE):
-            words = [document or "" for document in batch[self.found.column]]
-            found = self.tokenizer(words, return_attention_mask=False, verbose=False)["input_ids"]
-            yield numpy.concatenate([numpy.asarray([*ids, *self.end], dtype=numpy.int64) for ids in found])
+            words = [document for document in batch[self.found.column] if document]
+            if words:
+                found = self.tokenizer(words, return_attention_mask=False, verbose=False)["input_ids"]
+                yield numpy.concatenate([numpy.asarray([*ids, *self.end], dtype=numpy.int64) for ids in found])

@@ -34,7 +34,7 @@ def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
 def _trainer(course: Course) -> Any:
     from transformers import default_data_collator
 
-    from training.clm.trainer import CountingTrainer
+    from training.clm.trainer import CountingTrainer, Numbered
 
     tokenizer = model.load_tokenizer(course)
     train_blocks, eval_blocks = blocks.prepare(course, tokenizer)
@@ -45,7 +45,7 @@ def _trainer(course: Course) -> Any:
         model=made,
         args=course.config,
         train_dataset=train_blocks,
-        eval_dataset=eval_blocks,
+        eval_dataset=Numbered(eval_blocks) if hasattr(eval_blocks, "__len__") else eval_blocks,
         processing_class=tokenizer,
         data_collator=default_data_collator,
         callbacks=course.callbacks(),
