@@ -102,7 +102,7 @@ def test_what_is_wrong_with_the_text_is_said_by_one_rank(
 ) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text(json.dumps(line) + "\n")
-    attempt = clm.finish(tmp_path, *SMALL, f"--train_file={path}", *words, "--no_do_eval", seconds=100)
+    attempt = clm.finish(tmp_path, *SMALL, f"--train_file={path}", *words, "--do_eval=false", seconds=100)
     assert attempt.code == 1
     assert attempt.output.count("because:") == 1, attempt.output
     assert what in attempt.output

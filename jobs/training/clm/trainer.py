@@ -46,6 +46,8 @@ class CountingTrainer(Trainer):  # type: ignore[misc]
         if self.model.training:
             self.token_counter.count += inputs["input_ids"].numel()
             inputs["use_cache"] = False
+        else:
+            num_items_in_batch = None  # the mean over this batch alone; transformers 5 counts those of all processes
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
