@@ -1,5 +1,7 @@
-"""A trained checkpoint answers; what is none is refused by name."""
+"""A trained checkpoint answers, in whichever form it was saved; what is none is refused by name."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -7,18 +9,23 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from tests.jobs.conftest import Attempt  # noqa: E402
+from tests.jobs.conftest import STEPS, Attempt  # noqa: E402
+from training.converting import trained  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.generating import generation  # noqa: E402
+from training.generating import generation, prompts  # noqa: E402
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
 
 
 def test_the_answer_alone_goes_to_stdout(
-    whole: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    whole: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, alone: None
 ) -> None:
     import generate
 
     monkeypatch.setenv("RUNNER_RUN", str(whole.run))
-    monkeypatch.delenv("RANK", raising=False)
     words = ["--max_new_tokens=8", "--prompt=What does `a` do?", "--prompt=Why?", "--seed=1"]
     assert generate.main(words) == 0
     first = capsys.readouterr()
@@ -30,10 +37,36 @@ def test_the_answer_alone_goes_to_stdout(
     assert capsys.readouterr().out == first.out, "the same seed gives the same text"
 
 
-def test_the_default_is_the_final_model_of_the_run(whole: Attempt) -> None:
-    final = whole.run / "checkpoints" / "final"
-    assert generation.find_checkpoint(None, {"RUNNER_RUN": str(whole.run)}) == final
-    assert generation.find_checkpoint(whole.run, {}) == final
+def test_shards_answer_as_the_model_that_was_saved_beside_them(
+    whole: Attempt, capsys: pytest.CaptureFixture[str], alone: None
+) -> None:
+    import generate
+
+    checkpoint = whole.run / "checkpoints" / f"checkpoint-{STEPS}"
+    words = ["--max_new_tokens=12", "--temperature=0", "--prompt=What does `a` do?", "--json"]
+    answers = []
+    for folder in (whole.run / "checkpoints" / "final", checkpoint, checkpoint / f"global_step{STEPS}"):
+        assert generate.main([*words, f"--checkpoint={folder}"]) == 0
+        said = capsys.readouterr()
+        answers.append(json.loads(said.out))
+    assert "ZeRO-2 of 2 processes" in said.err
+    assert answers[0] == answers[1] == answers[2]
+    assert set(answers[0]) == {"prompt", "answer", "tokens"}
+
+
+def test_the_default_is_the_final_model_of_the_run_and_before_its_end_the_newest_checkpoint(
+    whole: Attempt, tmp_path: Path
+) -> None:
+    final = str(whole.run / "checkpoints" / "final")
+    assert trained.find(None, {"RUNNER_RUN": str(whole.run)}).weights == final
+    assert trained.find(whole.run, {}).weights == final
+    run = tmp_path / "run"
+    shutil.copytree(whole.run, run)
+    shutil.rmtree(run / "checkpoints" / "final")
+    (run / "checkpoints" / f"checkpoint-{STEPS}" / "complete.json").unlink()
+    found = trained.find(run, {})
+    assert found.weights == str(run / "checkpoints" / "checkpoint-10")
+    assert f"checkpoint-{STEPS}" in found.notes[0], "the one that was passed over is named"
 
 
 @pytest.mark.parametrize(
@@ -41,12 +74,12 @@ def test_the_default_is_the_final_model_of_the_run(whole: Attempt) -> None:
     [
         (lambda folder: None, "no checkpoint is named"),
         (lambda folder: folder / "none", "there is no checkpoint"),
-        (lambda folder: folder, "is no Hugging Face model"),
+        (lambda folder: folder, "is no Hugging Face model and no DeepSpeed checkpoint"),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, make: object, expected: str) -> None:
     with pytest.raises(JobError) as caught:
-        generation.find_checkpoint(make(tmp_path), {})  # type: ignore[operator]
+        trained.find(make(tmp_path), {})  # type: ignore[operator]
     assert expected in caught.value.what
 
 
@@ -59,4 +92,45 @@ def test_a_model_whose_weights_are_cut_is_an_error_with_a_way_out(whole: Attempt
 
     arguments = generate.parser().parse_args(["--max_new_tokens=1"])
     with pytest.raises(JobError, match="cannot load"):
-        generation.answer(tmp_path, arguments)
+        generation.answer(trained.find(tmp_path, {}), arguments)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max_new_tokens=0"], "--max_new_tokens 0 cannot be"),
+        (["--temperature=-1"], "--temperature -1.0 cannot be"),
+        (["--top_p=0"], "--top_p 0.0 cannot be"),
+        (["--prompt="], "a prompt is empty"),
+        (["--device=cuda:9"], "there is no device 'cuda:9'"),
+        (["--device=gpu"], "there is no device 'gpu'"),
+        (["--max_new_tokens=5000"], "longer than the model"),
+        (["--prompts_file=/nowhere/asked.txt"], "cannot read the prompts"),
+    ],
+)
+def test_bad_input_is_one_clear_error(whole: Attempt, words: list[str], said: str) -> None:
+    import generate
+
+    arguments = generate.parser().parse_args(words)
+    with pytest.raises(JobError) as caught:
+        generation.answer(trained.find(whole.run, {}), arguments)
+    assert said in caught.value.what
+
+
+def test_a_file_of_prompts_is_lines_or_objects(tmp_path: Path) -> None:
+    text = tmp_path / "asked.txt"
+    text.write_text("one\n\n  two words\n")
+    assert [each.text for each in prompts.read_file(text)] == ["one", "  two words"]
+    lines = tmp_path / "asked.jsonl"
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    lines.write_text("\n".join(map(json.dumps, ({"prompt": "p"}, {"messages": turns}, {"prompt": turns[:1]}))))
+    assert [each.shown for each in prompts.read_file(lines)] == ["p", "q", "q"]
+    assert all(each.messages == tuple(turns[:1]) for each in prompts.read_file(lines)[1:])
+
+
+@pytest.mark.parametrize("line", ['{"text": 1}', "[1]", "{", '{"messages": []}'])
+def test_a_bad_line_of_prompts_is_named_by_its_number(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "asked.jsonl"
+    path.write_text('{"prompt": "fine"}\n' + line + "\n")
+    with pytest.raises(JobError, match=r"asked\.jsonl:2 "):
+        prompts.read_file(path)

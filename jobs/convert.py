@@ -1,0 +1,60 @@
+"""A Hugging Face model from a training's checkpoint: DeepSpeed ZeRO 0 to 3, universal, LoRA adapter or Hugging Face.
+
+    python jobs/convert.py --checkpoint runs/sft-0001 --dtype bfloat16
+    python jobs/convert.py --checkpoint runs/sft-0001/checkpoints/checkpoint-500 --output my-model --max_shard_size 2GB
+
+Weights are DeepSpeed's fp32 ones where there are, read and written one shard at a time; an adapter is merged into its
+base model. The new model is loaded and its logits compared with the checkpoint's before its folder becomes visible; its
+path alone goes to stdout. To publish it, now or later, from any machine: `python jobs/push.py FOLDER --repo NAME`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training import errors, processes, run_folder
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the model, print its folder and return 0."""
+    with errors.reported("convert"):
+        arguments = parser().parse_args(argv)
+        run = run_folder.from_environment(os.environ, "convert")
+        run_folder.point_caches(run, os.environ)
+        # One process converts: a second one of the same launch has nothing to do.
+        if int(os.environ.get("RANK", "0")) > 0:
+            return 0
+        processes.set_threads(os.environ, processes.Processes(0, 0, 1, 1, "alone"))
+        from training.converting import conversion
+
+        print(conversion.convert(arguments, os.environ))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="convert.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--checkpoint", type=Path, help="a run's folder, a checkpoint or a model; default: RUNNER_RUN")
+    parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the one in the checkpoint's config.json")
+    parser.add_argument("--max_shard_size", default="5GB", help="KB, MB, GB, KiB, MiB or GiB")
+    parser.add_argument("--config", help="folder or name of the model, where the checkpoint has no config.json")
+    parser.add_argument("--tokenizer", help="folder or name, where the checkpoint has no tokenizer")
+    parser.add_argument(
+        "--check", choices=("logits", "weights"), default="logits",
+        help="logits: load it and compare answers, which needs memory for the model in fp32; weights: read them back",
+    )  # fmt: skip
+    parser.add_argument("--tolerance", type=float, help="of the largest logit; default: by the type")
+    parser.add_argument("--device", default="cpu", help="where logits are computed")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""From what a training has saved to a Hugging Face model."""

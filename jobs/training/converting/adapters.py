@@ -1,0 +1,77 @@
+"""A LoRA adapter: its base model with the adapter's weights, beside them or merged into them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.converting.models import unreadable
+from training.converting.shards import Shards
+from training.converting.trained import Trained
+from training.errors import JobError
+
+
+def base_name(trained: Trained) -> str:
+    """Return the model that an adapter was trained on. Raises JobError where it is not named, or a folder not here."""
+    path = Path(trained.model) / "adapter_config.json"
+    try:
+        name = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError) as error:
+        raise unreadable("adapter_config.json", trained.model, error) from error
+    if not name:
+        raise JobError(
+            f"{path} names no base model",
+            "the adapter was trained on a model that was made on the spot",
+            "train the adapter on a model that has been saved, and name that",
+        )
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise JobError(
+            f"the adapter's base model {name!r} is not here",
+            f"{path} names that folder, and this process does not see it",
+            "mount it, or write its new place into adapter_config.json",
+        )
+    return str(name)
+
+
+def with_adapter(trained: Trained, shards: Shards | None, loading: Mapping[str, Any]) -> Any:
+    """Return the base model with the adapter on it; the adapter's weights are those of the shards where there are."""
+    from peft import PeftConfig, PeftModel, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = base_name(trained)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, **loading)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreadable("base model", base, error) from error
+    _fit_vocabulary(model, trained, shards)
+    if shards is None:
+        return PeftModel.from_pretrained(model, trained.weights).eval()
+    config = PeftConfig.from_pretrained(trained.model)
+    config.inference_mode = True
+    wrapped = get_peft_model(model, config)
+    own = {name: value for name, value in wrapped.named_parameters() if _is_of_adapter(name)}
+    missing = [name for name in own if name not in shards.weights]
+    if missing:
+        raise JobError(
+            f"{trained.weights} is not a checkpoint of this adapter",
+            f"{len(missing)} of its {len(own)} weights are missing, such as {missing[0]}",
+            "name the checkpoint that this adapter_config.json was saved with",
+        )
+    for name, value in own.items():
+        value.data.copy_(shards.weights[name].read())
+    return wrapped.eval()
+
+
+def _is_of_adapter(name: str) -> bool:
+    return any(part in name for part in ("lora_", "modules_to_save", "trainable_tokens"))
+
+
+def _fit_vocabulary(model: Any, trained: Trained, shards: Shards | None) -> None:
+    """Widen the embedding where the training has added tokens: the adapter then brings the new rows."""
+    if shards is None:
+        return
+    rows = [stored.shape[0] for name, stored in shards.weights.items() if "embed_tokens.modules_to_save" in name]
+    if rows and rows[0] != model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(rows[0])

@@ -1,0 +1,173 @@
+"""Where a trained model lies, and in which form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.errors import JobError
+
+HUGGING_FACE, ADAPTER, ZERO, UNIVERSAL = "Hugging Face model", "LoRA adapter", "ZeRO checkpoint", "universal checkpoint"
+MARKER = "complete.json"  # as checkpoints/resume.py writes it
+MODEL_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model on disk, or a name on the hub."""
+
+    kind: str  # one of the four above
+    weights: str  # the folder that the weights are read from; or the name on the hub
+    model: str  # the folder with config.json (and the adapter's), tokenizer and chat template; or the name
+    adapter: bool = False  # the weights are those of a LoRA adapter; its base is named in adapter_config.json
+    notes: tuple[str, ...] = ()  # what the user should see: checkpoints that were passed over
+
+    @property
+    def sharded(self) -> bool:
+        """True where DeepSpeed has split the weights."""
+        return self.kind in (ZERO, UNIVERSAL)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.weights}"
+
+
+def find(
+    named: str | Path | None,
+    environment: Mapping[str, str],
+    *,
+    shards_first: bool = False,
+    config: str | Path | None = None,
+) -> Trained:
+    """Return the trained model that is named, else that of RUNNER_RUN. Raises JobError where there is none.
+
+    Named may be a run's folder (its final model, or its newest complete checkpoint), a `checkpoint-N`, the folder of
+    the shards themselves, a universal checkpoint, a Hugging Face model, a LoRA adapter, or a name on the hub.
+    `shards_first`: of a folder that holds both, DeepSpeed's fp32 weights rather than the 16-bit ones beside them.
+    """
+    if named is None:
+        named = environment.get("RUNNER_RUN")
+        if not named:
+            raise JobError("no checkpoint is named", "RUNNER_RUN is not set either", "--checkpoint FOLDER")
+    folder = Path(named)
+    if not folder.is_dir():
+        return _on_hub(str(named), folder)
+    if (folder / "checkpoints").is_dir():
+        folder, notes = _of_run(folder, shards_first)
+        return _read(folder, shards_first, config, notes)
+    return _read(folder, shards_first, config, ())
+
+
+def _on_hub(name: str, path: Path) -> Trained:
+    if path.exists() or path.is_absolute() or name.startswith((".", "~")) or not HUB_NAME.fullmatch(name):
+        raise JobError(
+            f"there is no checkpoint {name!r}",
+            "it is a file" if path.exists() else "no such folder, as this process sees the machine",
+            "name the folder of a run, of a checkpoint or of a model",
+        )
+    return Trained(HUGGING_FACE, name, name)
+
+
+def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
+    """Return the final model of a run or its newest complete checkpoint; for shards the other way round."""
+    from training.checkpoints import resume
+
+    final = run / "checkpoints" / "final"
+    newest, skipped = resume.newest_complete(run / "checkpoints")
+    candidates = [newest.path if newest else None, final if final.is_dir() else None]
+    for folder in candidates if shards_first else reversed(candidates):
+        if folder is not None:
+            return folder, skipped if folder != final else ()
+    raise JobError(
+        f"{str(run)!r} holds neither a final model nor a complete checkpoint",
+        "; ".join(skipped) or "the run has not saved anything yet",
+        "wait for its first checkpoint, or name another run",
+    )
+
+
+def _read(folder: Path, shards_first: bool, config: str | Path | None, notes: tuple[str, ...]) -> Trained:
+    notes = (*notes, *_check_marker(folder))
+    shards = _shards(folder)
+    if shards is not None and (shards_first or shards[1] == folder or not _plain(folder)):
+        kind, place = shards
+        model = Path(config) if config else _model_folder(folder, place)
+        adapter = (model / "adapter_config.json").is_file()
+        return Trained(kind, str(place), str(model), adapter, notes)
+    plain = _plain(folder)
+    if plain is None:
+        raise JobError(
+            f"{str(folder)!r} is no Hugging Face model and no DeepSpeed checkpoint",
+            _what_is_missing(folder),
+            "name the folder of a run, `final` or `checkpoint-N` of one, or a folder of shards (`global_stepN`)",
+        )
+    return Trained(plain, str(folder), str(config or folder), plain == ADAPTER, notes)
+
+
+def _check_marker(folder: Path) -> tuple[str, ...]:
+    """Refuse a checkpoint that its own done marker calls incomplete; say so where it has none."""
+    from training.checkpoints import resume
+
+    owner = next((path for path in (folder, folder.parent) if resume.FOLDER.fullmatch(path.name)), None)
+    if owner is None:
+        return ()
+    if not (owner / MARKER).is_file():
+        return (f"{owner} has no {MARKER}: nobody has said that it is whole",)
+    fault = resume.incomplete(owner)
+    if fault:
+        raise JobError(f"the checkpoint {str(owner)!r} is broken", fault, "name an older one, or the run's folder")
+    return ()
+
+
+def _shards(folder: Path) -> tuple[str, Path] | None:
+    """Return kind and folder of DeepSpeed's weights in a folder or in the subfolder that `latest` names."""
+    if any(folder.glob("zero/*/fp32.pt")):
+        return UNIVERSAL, folder
+    if any(folder.glob("*_model_states.pt")):
+        return ZERO, folder
+    for name in ("latest", "latest_universal"):
+        try:
+            tag = (folder / name).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if tag and (folder / tag).is_dir() and (folder / tag) != folder:
+            found = _shards(folder / tag)
+            if found:
+                return found
+    steps = [path for path in folder.glob("global_step*") if path.is_dir()]
+    for path in sorted(steps, key=lambda path: int(re.sub(r"\D", "", path.name) or 0), reverse=True):
+        found = _shards(path)
+        if found:
+            return found
+    return None
+
+
+def _plain(folder: Path) -> str | None:
+    if (folder / "adapter_config.json").is_file() and any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        return ADAPTER
+    if (folder / "config.json").is_file() and any(any(folder.glob(pattern)) for pattern in MODEL_WEIGHTS):
+        return HUGGING_FACE
+    return None
+
+
+def _model_folder(folder: Path, shards: Path) -> Path:
+    """Return the folder with the model's config: the checkpoint's, or the run's final model."""
+    places = (folder, shards, shards.parent, shards.parent / "final", shards.parent.parent / "final")
+    for place in places:
+        if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
+            return place
+    raise JobError(
+        f"there is no config.json for the shards in {str(shards)!r}",
+        f"looked in {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
+        "--config FOLDER|NAME of the model that was trained",
+    )
+
+
+def _what_is_missing(folder: Path) -> str:
+    if (folder / "config.json").is_file():
+        return "it has a config.json, but no weights"
+    if (folder / "adapter_config.json").is_file():
+        return "it has an adapter_config.json, but no adapter_model.safetensors"
+    return "it has neither config.json, nor adapter_config.json, nor *_model_states.pt"

@@ -1,0 +1,291 @@
+"""What a training has saved becomes a Hugging Face model, weight by weight, whatever ZeRO stage has written it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.training
+
+import torch  # noqa: E402
+
+from tests.jobs.conftest import JOBS, STEPS, Attempt, free_port  # noqa: E402
+from training.converting import conversion, pickles, trained, writing  # noqa: E402
+from training.converting.shards import Stored, open_shards  # noqa: E402
+from training.errors import JobError  # noqa: E402
+
+# Two processes make a small model, take two steps and save; the weights that they then hold are what must be found.
+WRITE = """
+import json, os, sys
+import torch, deepspeed
+from transformers import LlamaConfig, GPT2Config, AutoModelForCausalLM
+from deepspeed.utils import safe_get_full_fp32_param
+sys.path.insert(0, sys.argv[3])
+from training.zero.deepspeed_config import leave_out_what_is_not_built
+leave_out_what_is_not_built()
+deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+for case in json.loads(sys.argv[2]):
+    torch.manual_seed(1)
+    if case["kind"] == "gpt2":   # tied, with buffers in older versions, an odd vocabulary
+        config = GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=131, n_positions=32)
+    else:
+        config = LlamaConfig(vocab_size=131, hidden_size=24, intermediate_size=50, num_hidden_layers=2,
+                             num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64)
+    model = AutoModelForCausalLM.from_config(config)
+    if case.get("freeze"):
+        model.get_input_embeddings().weight.requires_grad_(False)
+    decayed = [p for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1]
+    others = [p for n, p in model.named_parameters() if p.requires_grad and p.dim() == 1]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    zero = {"stage": case["stage"], "stage3_param_persistence_threshold": 0, "sub_group_size": 700}
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config={
+        "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": case["bf16"]}, "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True, "steps_per_print": 10**9})
+    for step in range(2):
+        ids = torch.randint(0, 131, (1, 16), generator=torch.Generator().manual_seed(step + 10 * engine.global_rank))
+        loss = engine(input_ids=ids, labels=ids).loss
+        engine.backward(loss)
+        engine.step()
+    folder = os.path.join(sys.argv[1], case["name"])
+    engine.save_checkpoint(folder, tag="global_step2")
+    truth = {}
+    for name, weight in model.named_parameters():
+        full = safe_get_full_fp32_param(weight)
+        if full is None:
+            with deepspeed.zero.GatheredParameters([weight]):
+                full = weight.detach().float().clone()
+        truth[name] = full.detach().cpu().clone()
+    if engine.global_rank == 0:
+        config.save_pretrained(folder)
+        torch.save(truth, os.path.join(folder, "truth.pth"))
+    torch.distributed.barrier()
+"""
+CASES = [
+    {"name": "llama-0-fp32", "kind": "llama", "stage": 0, "bf16": False},
+    {"name": "llama-1-bf16", "kind": "llama", "stage": 1, "bf16": True},
+    {"name": "llama-2-fp32", "kind": "llama", "stage": 2, "bf16": False},
+    {"name": "llama-2-frozen", "kind": "llama", "stage": 2, "bf16": True, "freeze": True},
+    {"name": "llama-3-bf16", "kind": "llama", "stage": 3, "bf16": True},
+    {"name": "llama-3-frozen", "kind": "llama", "stage": 3, "bf16": False, "freeze": True},
+    {"name": "gpt2-1-fp32", "kind": "gpt2", "stage": 1, "bf16": False},
+    {"name": "gpt2-3-fp32", "kind": "gpt2", "stage": 3, "bf16": False},
+]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each case, written by two processes of the real DeepSpeed."""
+    folder = tmp_path_factory.mktemp("zero")
+    script = folder / "write.py"
+    script.write_text(WRITE)
+    words = (*("-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"), str(script))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        (sys.executable, *words, str(folder), json.dumps(CASES), str(JOBS)),
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return folder
+
+
+def options(checkpoint: Path, output: Path, *words: str):
+    import convert
+
+    return convert.parser().parse_args([f"--checkpoint={checkpoint}", f"--output={output}", *words])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_each_weight_is_the_one_that_deepspeed_held(written: Path, case: dict[str, object]) -> None:
+    """Bit by bit: fp32 master weights, frozen ones as they were, none put together from the wrong parts."""
+    folder = written / str(case["name"])
+    shards = open_shards(trained.ZERO, folder / "global_step2")
+    truth = torch.load(folder / "truth.pth")
+    assert set(truth) <= set(shards.weights)
+    for name, expected in truth.items():
+        found = shards.weights[name].read()
+        assert found.dtype == torch.float32 or case["name"] == "llama-2-frozen"
+        assert torch.equal(found.float(), expected), name
+
+
+@pytest.mark.parametrize("name", ["llama-2-frozen", "gpt2-3-fp32"])
+def test_a_checkpoint_becomes_a_model_that_gives_the_same_logits(written: Path, tmp_path: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    output = conversion.convert(options(written / name, tmp_path / "model", "--dtype=float32"), {})
+    model = AutoModelForCausalLM.from_pretrained(str(output))
+    truth = torch.load(written / name / "truth.pth")
+    for weight_name, weight in model.named_parameters():
+        assert torch.equal(weight, truth[weight_name]), weight_name
+    record = json.loads((output / "converted.json").read_text())
+    assert "maximum difference 0 " in record["check"]
+    assert (output / "generation_config.json").is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"], "nothing half done is left"
+
+
+def test_shards_are_no_larger_than_asked_and_say_where_each_weight_is(written: Path, tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    arguments = options(written / "llama-3-bf16", tmp_path / "model", "--dtype=bfloat16", "--max_shard_size=6KB")
+    output = conversion.convert(arguments, {})
+    index = json.loads((output / "model.safetensors.index.json").read_text())
+    shards = sorted(output.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    found = {}
+    for shard in shards:
+        with safe_open(str(shard), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert len(tensors) == 1 or sum(tensor.nbytes for tensor in tensors.values()) <= 6000
+        assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+        found.update(dict.fromkeys(tensors, shard.name))
+    assert found == index["weight_map"]
+    config = json.loads((output / "config.json").read_text())
+    assert "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
+
+
+def test_a_model_that_answers_otherwise_never_becomes_visible(written: Path, tmp_path: Path) -> None:
+    """bf16 rounds; a tolerance of nothing refuses that, and leaves nothing behind."""
+    arguments = options(written / "llama-2-fp32", tmp_path / "model", "--dtype=bfloat16", "--tolerance=0")
+    with pytest.raises(JobError, match="answers differently"):
+        conversion.convert(arguments, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_alone_are_compared_where_memory_is_short(written: Path, tmp_path: Path) -> None:
+    output = conversion.convert(
+        options(written / "llama-2-fp32", tmp_path / "model", "--dtype=float32", "--check=weights"), {}
+    )
+    assert "read back bit by bit" in json.loads((output / "converted.json").read_text())["check"]
+
+
+def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: Path) -> None:
+    for name in ("llama-2-fp32", "llama-3-bf16"):
+        output = tmp_path / name / "global_step2_universal"
+        words = ("--input_folder", str(written / name / "global_step2"), "--output_folder", str(output))
+        done = subprocess.run(
+            (sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *words, "--inject_missing_state"),
+            env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        shutil.copyfile(written / name / "config.json", output.parent / "config.json")
+        (output.parent / "latest_universal").write_text(output.name)
+        found = trained.find(output.parent, {})
+        assert (found.kind, found.weights) == (trained.UNIVERSAL, str(output))
+        shards = open_shards(found.kind, output)
+        for weight_name, expected in torch.load(written / name / "truth.pth").items():
+            assert torch.equal(shards.weights[weight_name].read(), expected), weight_name
+
+
+def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written / "llama-3-bf16", tmp_path / "checkpoint")
+    shard = next(folder.glob("*/*rank_1*optim_states.pt"))
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(JobError, match=r"cannot read .*rank_1"):
+        conversion.convert(options(folder, tmp_path / "model"), {})
+    shard.unlink()
+    with pytest.raises(JobError, match="the shards of 1 processes, 2 have written it"):
+        conversion.convert(options(folder, tmp_path / "model"), {})
+
+
+def test_a_checkpoint_of_another_model_is_refused(written: Path, tmp_path: Path) -> None:
+    for config, said in (("gpt2-1-fp32", "weights are missing"), ("wider", "by the config")):
+        folder = written / config
+        if config == "wider":
+            folder = tmp_path / "wider"
+            folder.mkdir()
+            wider = json.loads((written / "llama-2-fp32" / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({**wider, "intermediate_size": 60}))
+        arguments = options(written / "llama-2-fp32", tmp_path / "model", f"--config={folder}")
+        with pytest.raises(JobError, match="not a checkpoint of the model") as caught:
+            conversion.convert(arguments, {})
+        assert said in caught.value.why
+
+
+def test_a_run_gives_its_newest_whole_checkpoint_with_tokenizer_and_template(whole: Attempt, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole.run, run)
+    next((run / "checkpoints" / f"checkpoint-{STEPS}").rglob("*optim_states.pt")).write_bytes(b"")
+    shutil.rmtree(run / "checkpoints" / "final")
+    import convert
+
+    output = conversion.convert(convert.parser().parse_args([f"--checkpoint={run}", "--dtype=float32"]), {})
+    assert output == run / "model-10"
+    names = {path.name for path in output.iterdir()}
+    assert {
+        "model.safetensors",
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "chat_template.jinja",
+    } <= names
+    assert not names & {"trainer_state.json", "complete.json", "latest", "optimizer.pt", "scheduler.pt"}
+    with pytest.raises(JobError, match="is there already"):
+        conversion.convert(convert.parser().parse_args([f"--checkpoint={run}"]), {})
+    broken = run / "checkpoints" / f"checkpoint-{STEPS}"
+    with pytest.raises(JobError, match="is broken"):
+        conversion.convert(options(broken, tmp_path / "other"), {})
+
+
+def test_an_adapter_in_shards_is_merged_into_its_base(tmp_path: Path) -> None:
+    """The merged model answers as the base with the adapter beside it."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    base = AutoModelForCausalLM.from_config(config)
+    base.save_pretrained(str(tmp_path / "base"))
+    base.name_or_path = str(tmp_path / "base")
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "base")
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.3)
+    adapted.save_pretrained(str(tmp_path / "adapter"))
+    output = conversion.convert(options(tmp_path / "adapter", tmp_path / "model", "--dtype=float32"), {})
+    ids = torch.arange(20).unsqueeze(0)
+    with torch.inference_mode():
+        expected = adapted.eval()(input_ids=ids).logits
+        merged = AutoModelForCausalLM.from_pretrained(str(output)).eval()(input_ids=ids).logits
+    assert torch.allclose(expected, merged, atol=1e-5)
+    assert not (output / "adapter_config.json").exists()
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    """A pickle that names a function of the machine is read without calling it."""
+
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path}/was-here",)
+
+    torch.save({"module": Evil(), "weight": torch.arange(4.0)}, tmp_path / "evil.pt")
+    found = pickles.load(tmp_path / "evil.pt")
+    assert torch.equal(found["weight"], torch.arange(4.0))
+    assert not (tmp_path / "was-here").exists()
+
+
+@pytest.mark.parametrize(("text", "expected"), [("5GB", 5 * 10**9), ("1.5 MiB", 1572864), ("100kb", 100_000)])
+def test_sizes_are_read_as_people_write_them(text: str, expected: int) -> None:
+    assert writing.parse_size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "5 apples", "0GB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(JobError, match="cannot read the size"):
+        writing.parse_size(text)
+
+
+def test_a_weight_larger_than_a_shard_gets_one_of_its_own() -> None:
+    def stored(count: int) -> Stored:
+        return Stored((count,), torch.float32, lambda: torch.zeros(count))
+
+    weights = {"a": stored(2), "b": stored(100), "c": stored(2), "d": stored(2)}
+    assert writing.plan(weights, torch.float32, 40) == [["a"], ["b"], ["c", "d"]]
