@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "cancel": ("runs", "end runs"),
         "history": ("history", "the launches that there were, by job, environment, script"),
         "diff": ("diff", "what differs between two launches"),
+        "plot": ("plot", "the curves of runs: loss, tokens/s, any metric"),
         "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),
     },
     "models": {

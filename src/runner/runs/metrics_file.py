@@ -1,8 +1,9 @@
-"""A run's metrics.jsonl, as `training/measuring/metrics.py` of the jobs writes it: a JSON object per line."""
+"""A run's metrics.jsonl, as `training/measuring/records.py` of the jobs writes it: a line of JSON per logged step."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,3 +25,18 @@ def newest(path: Path, size_bytes: int) -> list[dict[str, Any]]:
         if isinstance(entry, dict):
             found.append(entry)
     return found
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """All entries, oldest first, one at a time: a long run's file is never in memory as a whole."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(entry, dict):
+                    yield entry
+    except OSError:
+        return

@@ -1,0 +1,135 @@
+"""plot: the curves of runs, in the terminal or as a PNG."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.commands.console import Console
+    from runner.runs.plotting.curves import Curve
+    from runner.runs.plotting.terminal import Style
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    plot = subparsers.add_parser("plot", parents=[common], help="the curves of runs: loss, tokens/s, any metric")
+    plot.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` (default) or path")
+    plot.add_argument(
+        "--metric", default="loss", metavar="NAME[,NAME]", help="keys of metrics.jsonl, a picture each (default: loss)"
+    )
+    plot.add_argument("--axis", choices=("step", "tokens", "hours"), default="step", help="default: step")
+    plot.add_argument("--png", metavar="FILE", help="write a PNG (needs matplotlib) and print its path")
+    plot.add_argument("--json", action="store_true", help="print the points as JSON")
+    plot.set_defaults(run=plot_runs)
+
+
+def plot_runs(args: argparse.Namespace, console: Console) -> int:
+    """`runner plot`: one picture per metric, all runs in it."""
+    curves = _curves(args, console)
+    for curve in curves:
+        if curve.left_out:
+            console.warn(f"{curve.run}: {curve.left_out} values of {curve.metric} are no finite numbers: left out")
+    if args.json:
+        console.answer_json([_record(curve, args.axis) for curve in curves])
+    elif args.png:
+        from pathlib import Path
+
+        from runner.runs.plotting.png import write_png
+
+        title = ", ".join(dict.fromkeys(curve.run for curve in curves))
+        console.answer(str(write_png(curves, args.axis, title, Path(args.png))))
+    else:
+        from runner.runs.plotting.terminal import draw
+
+        metrics = tuple(dict.fromkeys(curve.metric for curve in curves))
+        for number, metric in enumerate(metrics):
+            lines = draw([curve for curve in curves if curve.metric == metric], args.axis, _style(len(metrics)))
+            console.answer("\n".join(["", *lines] if number else lines))
+    return 0
+
+
+def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
+    """The curves of all runs; one that lacks a metric is passed over with a word, unless it is the only one."""
+    from runner.errors import RunnerError
+    from runner.runs.plotting.curves import read_curves
+
+    metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
+    if not metrics:
+        raise RunnerError("no metric is named", f"--metric {args.metric!r}", "--metric loss", exit_code=2)
+    found: list[Curve] = []
+    failed: list[RunnerError] = []
+    for name, path in _named(args):
+        try:
+            found += [curve for curve in read_curves(name, path, metrics, args.axis) if curve.points]
+        except RunnerError as refusal:
+            failed.append(refusal)
+    if not found:
+        raise (
+            failed[0]
+            if failed
+            else RunnerError("there is nothing to draw", "no value is a finite number", "--json shows what there is")
+        )
+    for error in failed:
+        console.warn(f"left out: {error.what}: {error.why}")
+    return found
+
+
+def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Name and metrics of each run; a folder with metrics of a job run by hand is as good."""
+    from pathlib import Path
+
+    from runner.detection import find_site
+    from runner.project import find_project
+    from runner.runs.history import find_run
+
+    folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
+    found = []
+    for word in dict.fromkeys(args.runs or ["last"]):
+        by_hand = Path(word).expanduser()
+        if "/" in word and (by_hand / "metrics.jsonl").is_file():
+            found.append((by_hand.resolve().name, by_hand / "metrics.jsonl"))
+            continue
+        run = find_run(word, folder)
+        found.append((run.name, run.folder / "metrics.jsonl"))
+    return found
+
+
+def _style(pictures: int) -> Style:
+    """What stdout can show: its size where it is a terminal, colours unless NO_COLOR, braille where it writes UTF-8."""
+    from runner.runs.plotting.terminal import Style
+
+    columns, rows = 80, 24
+    terminal = sys.stdout.isatty()
+    if terminal:
+        try:
+            columns, rows = os.get_terminal_size(1)
+        except OSError:
+            terminal = False
+    width = os.environ.get("COLUMNS", "")
+    columns = int(width) if width.isdecimal() and int(width) else columns
+    encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
+    height = min(max((rows - 2) // pictures - 5, 8), 20)
+    return Style(
+        width=max(columns or 80, 30),
+        height=height,
+        colour=terminal and not os.environ.get("NO_COLOR"),
+        unicode=encoding.startswith("utf"),
+    )
+
+
+def _record(curve: Curve, axis: str) -> dict[str, object]:
+    return {
+        "run": curve.run,
+        "metric": curve.metric,
+        "axis": axis,
+        "points": [list(point) for point in curve.points],
+        "attempts": [{"attempt": number, axis: place} for number, place in curve.attempts],
+        "not_finite": curve.left_out,
+    }
