@@ -13,7 +13,7 @@ from training.batch import probe
 from training.batch.batches import Batch
 from training.checkpoints import resume, same_model, saving, stopping, universal
 from training.errors import JobError
-from training.measuring import loss_picture, metrics
+from training.measuring import loss_picture, metrics, trackers
 from training.models import loading
 from training.processes import Processes, barrier, once
 from training.run_folder import RunFolder
@@ -40,6 +40,7 @@ class Course:
     ) -> None:
         self.settings, self.batch, self.run, self.peers, self.started = settings, batch, run, peers, started
         _quiet_libraries()
+        trackers.check(settings)
         if peers.first:
             print("settings (value, source)", *settings_module.show(settings, run.path / "settings.json"), sep="\n")
             print(f"batch: {batch}", flush=True)
@@ -49,12 +50,13 @@ class Course:
         self.checkpoint = resume.settle(folder, wanted, automatic=not run.by_hand, peers=peers)
         universal.prepare(self.checkpoint, self.config, peers)
         self.counter = metrics.TokenCounter()
+        self.meter = metrics.Metrics(run, peers, self.counter)
         self.stop = stopping.SaveAndExit(run, peers)
         self.saver = saving.CompleteCheckpoints(run, peers)
 
     def callbacks(self) -> list[Any]:
         """Return what `make_trainer` gives to its trainer: the metrics, leaving in good order, complete checkpoints."""
-        return [metrics.Metrics(self.run, self.peers, self.counter), self.stop, self.saver]
+        return [self.meter, self.stop, self.saver]
 
     def prepare(self, make_trainer: Callable[[Course], Any]) -> Any:
         """Return the trainer, ready: without the callbacks that redraw lines, its model described."""
@@ -65,6 +67,7 @@ class Course:
         self.trainer.remove_callback(PrinterCallback)
         same_model.refuse_other_model(self.checkpoint, self.trainer.model)
         self.saver.attach(self.trainer)
+        self.meter.attach(self.trainer, self.settings)
         if self.peers.first:
             attention = getattr(self.trainer.model.config, "_attn_implementation", None)
             print(f"model: {loading.parameters(self.trainer.model):,} parameters, {attention} attention")
