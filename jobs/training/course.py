@@ -67,7 +67,8 @@ class Course:
         self.trainer.remove_callback(PrinterCallback)
         same_model.refuse_other_model(self.checkpoint, self.trainer.model)
         self.saver.attach(self.trainer)
-        self.meter.attach(self.trainer, self.settings)
+        if not probe.probing():
+            self.meter.attach(self.trainer, self.settings)
         if self.peers.first:
             attention = getattr(self.trainer.model.config, "_attn_implementation", None)
             print(f"model: {loading.parameters(self.trainer.model):,} parameters, {attention} attention")

@@ -123,6 +123,11 @@ def prebuilt() -> bool:
     return all(installed_ops.get(name) for name in ("deepspeed_shm_comm", "fused_adam"))
 
 
+def older_step(run: Path) -> int:
+    """The step of the newest checkpoint but one."""
+    return sorted(int(path.name.split("-")[1]) for path in (run / "checkpoints").glob("checkpoint-*"))[-2]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

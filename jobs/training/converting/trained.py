@@ -10,7 +10,7 @@ from pathlib import Path
 from training.errors import JobError
 
 HUGGING_FACE, ADAPTER, ZERO, UNIVERSAL = "Hugging Face model", "LoRA adapter", "ZeRO checkpoint", "universal checkpoint"
-MARKER = "complete.json"  # as checkpoints/resume.py writes it
+MARKER = "complete.json"  # as checkpoints/marker.py writes it
 MODEL_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -57,7 +57,7 @@ def find(
         return _on_hub(str(named), folder)
     if (folder / "checkpoints").is_dir():
         folder, notes = _of_run(folder, shards_first)
-        return _read(folder, shards_first, config, notes)
+        return _read(folder, shards_first, config, notes, chosen=True)
     return _read(folder, shards_first, config, ())
 
 
@@ -72,24 +72,38 @@ def _on_hub(name: str, path: Path) -> Trained:
 
 
 def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
-    """Return the final model of a run or its newest complete checkpoint; for shards the other way round."""
+    """Return the final model of a run or its newest whole checkpoint; for shards the other way round."""
     from training.checkpoints import resume
 
     final = run / "checkpoints" / "final"
-    newest, skipped = resume.newest_complete(run / "checkpoints")
-    candidates = [newest.path if newest else None, final if final.is_dir() else None]
-    for folder in candidates if shards_first else reversed(candidates):
-        if folder is not None:
-            return folder, skipped if folder != final else ()
+    if final.is_dir() and not shards_first:
+        return final, ()
+    skipped: list[str] = []
+    for folder in resume.by_age(run / "checkpoints"):
+        fault = _fault(folder, every_byte=shards_first)
+        if fault is None:
+            return folder, tuple(skipped)
+        skipped.append(f"skipped {folder}: {fault}")
+    if final.is_dir():
+        return final, tuple(skipped)
     raise JobError(
-        f"{str(run)!r} holds neither a final model nor a complete checkpoint",
+        f"{str(run)!r} holds neither a final model nor a whole checkpoint",
         "; ".join(skipped) or "the run has not saved anything yet",
         "wait for its first checkpoint, or name another run",
     )
 
 
-def _read(folder: Path, shards_first: bool, config: str | Path | None, notes: tuple[str, ...]) -> Trained:
-    notes = (*notes, *_check_marker(folder))
+def _fault(checkpoint: Path, every_byte: bool) -> str | None:
+    """Return what is wrong with a checkpoint by its done marker; the bytes are read for what is to last."""
+    from training.checkpoints import marker
+
+    return marker.missing_or_cut(checkpoint) or (marker.damaged(checkpoint, 0, 1, 1) if every_byte else None)
+
+
+def _read(
+    folder: Path, shards_first: bool, config: str | Path | None, notes: tuple[str, ...], chosen: bool = False
+) -> Trained:
+    notes = notes if chosen else _check_marker(folder, shards_first)
     shards = _shards(folder)
     if shards is not None and (shards_first or shards[1] == folder or not _plain(folder)):
         kind, place = shards
@@ -106,8 +120,8 @@ def _read(folder: Path, shards_first: bool, config: str | Path | None, notes: tu
     return Trained(plain, str(folder), str(config or folder), plain == ADAPTER, notes)
 
 
-def _check_marker(folder: Path) -> tuple[str, ...]:
-    """Refuse a checkpoint that its own done marker calls incomplete; say so where it has none."""
+def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
+    """Refuse a checkpoint that its own done marker calls damaged; say so where it has none."""
     from training.checkpoints import resume
 
     owner = next((path for path in (folder, folder.parent) if resume.FOLDER.fullmatch(path.name)), None)
@@ -115,7 +129,7 @@ def _check_marker(folder: Path) -> tuple[str, ...]:
         return ()
     if not (owner / MARKER).is_file():
         return (f"{owner} has no {MARKER}: nobody has said that it is whole",)
-    fault = resume.incomplete(owner)
+    fault = _fault(owner, every_byte)
     if fault:
         raise JobError(f"the checkpoint {str(owner)!r} is broken", fault, "name an older one, or the run's folder")
     return ()
