@@ -39,6 +39,7 @@ class OurArguments:
     variables: list[str] = field(
         default_factory=list,
         metadata={"help": "VARIABLE=argument ...: where the environment variable is set, it is the argument's value."},
+    )
     peak_flops: float | None = field(
         default=None,
         metadata={"help": "What one process could compute in a second, for MFU; by default that of its GPU, by name."},
