@@ -29,7 +29,9 @@ class Activations:
     loss_backward: int  # and while its gradient is
 
 
-def per_token(shape: Shape, *, width: int, attention: str, length: int, lora_r: int = 0) -> Activations:
+def per_token(
+    shape: Shape, *, width: int, attention: str, length: int, lora_r: int = 0, adapter_width: int = 0
+) -> Activations:
     """The bytes that each token costs; with eager attention they grow with the length of the sequence."""
     masks = shape.hidden if shape.dropout else 0  # one byte each
     vocabulary, hidden = shape.vocabulary, shape.hidden
@@ -37,7 +39,7 @@ def per_token(shape: Shape, *, width: int, attention: str, length: int, lora_r: 
     scores = 0 if attention == "sdpa" else shape.heads * length * (4 + 2 * width)
     return Activations(
         layer=_norms(shape, width) + _attention(shape, width, attention, length) + _mlp(shape, width)
-        + (2 if shape.family.norms > 1 else 1) * masks + (_lora(shape, width, lora_r) if lora_r else 0),
+        + (2 if shape.family.norms > 1 else 1) * masks + (_lora(shape, width, lora_r, adapter_width or width) if lora_r else 0),
         layer_input=hidden * width,
         layer_work=max(mlp_work, scores) + hidden * width,
         outside=_norm(shape, width) + hidden * width + masks,
@@ -57,7 +59,8 @@ def _norm(shape: Shape, width: int) -> int:
 
 
 def _norms(shape: Shape, width: int) -> int:
-    return shape.family.norms * _norm(shape, width)
+    same_input = shape.hidden * width if shape.family.parallel and shape.family.norms == 2 else 0
+    return shape.family.norms * _norm(shape, width) - same_input
 
 
 def _attention(shape: Shape, width: int, attention: str, length: int) -> int:
@@ -65,6 +68,10 @@ def _attention(shape: Shape, width: int, attention: str, length: int) -> int:
     kept = 2 * query + 2 * key_value  # queries, keys, values, and what comes out
     head_norm = (query + key_value) * (4 + (width if width < 4 else 4)) if shape.family.head_norm else 0
     if attention == "sdpa":
+        if shape.family.joined_rotary:
+            kept += query
+            # The values are a view of the fused product, which keeps what queries and keys were before.
+            kept += query + key_value if shape.family.fused_qkv else 0
         return kept * width + head_norm + 4 * shape.heads
     # Keys and values are repeated for the query heads; the softmax is taken in fp32, and cast.
     repeated = 4 * query
@@ -79,8 +86,12 @@ def _mlp(shape: Shape, width: int) -> int:
     return (5 if shape.family.activation == "written" else 2) * inner * width
 
 
-def _lora(shape: Shape, width: int, rank: int) -> int:
-    """What LoRA adds: the inner product of each adapter, less what a frozen norm does not keep for its own weight."""
-    inner = rank * len(list(linear_layers(shape))) * width
+def _lora(shape: Shape, width: int, rank: int, adapter_width: int) -> int:
+    """What LoRA adds: the inner product of each adapter, less what a frozen norm does not keep for its own weight.
+
+    Adapters in fp32 beside a model in bf16 take a copy of every layer's input, each its own.
+    """
+    linear = list(linear_layers(shape))
+    copies = sum(columns for _, columns in linear) * adapter_width if adapter_width > width else 0
     frozen = shape.family.norms * shape.hidden * width if shape.family.norm == "rms" else 0
-    return inner - frozen
+    return rank * len(linear) * adapter_width + copies - frozen

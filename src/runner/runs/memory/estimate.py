@@ -40,7 +40,7 @@ class Estimate:
     zero: str
     stage: int
     micro_batch: int
-    moment: str  # forward, loss, backward or step
+    moment: str  # forward, loss, head, recompute, backward or step
     weights: int
     gradients: int
     optimizer: int
@@ -55,13 +55,22 @@ class Estimate:
 
 
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
-    """The worst of four moments: the loss is taken, its gradient is, the backward pass ends, the optimizer steps."""
+    """The worst of six moments: the loss, its gradient, the head's, a layer recomputed, the backward's end, the step."""
     weights = count(shape, threshold=zero.persistence, lora_r=plan.lora_r)
-    activations = per_token(shape, width=plan.width, attention=plan.attention, length=plan.length, lora_r=plan.lora_r)
+    activations = per_token(
+        shape,
+        width=plan.width,
+        attention=plan.attention,
+        length=plan.length,
+        lora_r=plan.lora_r,
+        adapter_width=4 if zero.stage == 3 else plan.width,  # stage 3 alone does not cast what peft makes in fp32
+    )
     always = _always(weights, zero, plan)
     moments = (
         _forward(shape, weights, activations, zero, plan),
         _loss(shape, weights, activations, zero, plan),
+        _head(shape, weights, activations, zero, plan),
+        _recompute(shape, weights, activations, zero, plan),
         _backward(shape, weights, activations, zero, plan),
         _step(weights, zero, plan),
     )
@@ -119,7 +128,8 @@ def _always(weights: Weights, zero: Zero, plan: Plan) -> _Always:
     # The small ones stay whole, and their share is kept beside them.
     split = -(-(trained + frozen) // gpus) * width
     small = weights.small * width
-    gradients, states = share * width, share * (8 + (4 if mixed else 0))
+    # In fp32 too there is a copy: DeepSpeed compares a device with its name, and finds them different.
+    gradients, states = share * width, share * 12
     bucket = zero.reduce_bucket * width
     host = 0
     if zero.offload_optimizer:
@@ -171,19 +181,51 @@ def _loss(shape: Shape, weights: Weights, activations: Activations, zero: Zero, 
     )
 
 
+def _buckets(zero: Zero, plan: Plan) -> int:
+    """Stages 1 and 2 make their buckets when the first gradient comes; stage 3 has its own always."""
+    return zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
+
+
+def _head(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
+    """The first gradient: that of the head, from that of the logits; all activations are still there."""
+    gradient = 0 if plan.lora_r else weights.embedding * plan.width
+    return _Moment(
+        "head",
+        gathered=_gathered(weights, zero, plan),
+        gradients=_accumulated(weights, zero, plan) + gradient,
+        activations=_kept(shape, activations, plan) + plan.tokens * activations.layer_input,
+        loss=plan.tokens * shape.vocabulary * plan.width,
+        buffers=_buckets(zero, plan),
+    )
+
+
+def _recompute(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
+    """The last layer is computed again, beside the inputs of all."""
+    if not plan.checkpointing:
+        return _Moment("recompute")
+    gradient = 0 if plan.lora_r or zero.stage > 1 else weights.embedding * plan.width
+    kept = shape.layers * activations.layer_input + activations.layer + activations.layer_work
+    return _Moment(
+        "recompute",
+        gathered=_gathered(weights, zero, plan),
+        gradients=_accumulated(weights, zero, plan) + gradient,
+        activations=plan.tokens * kept,
+        buffers=_buckets(zero, plan),
+    )
+
+
 def _backward(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
     """The end of the backward pass: all gradients are there, and one layer is at work."""
     trained = _trained(weights, plan) * plan.width
     gradients = {0: trained, 1: trained, 2: trained // plan.gpus, 3: 0}[zero.stage]
     if zero.stage == 2 and zero.offload_optimizer:
         gradients = 0
-    bucket = zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
     return _Moment(
         "backward",
         gathered=_gathered(weights, zero, plan),
         gradients=gradients,
         activations=plan.tokens * (activations.layer + activations.layer_work),
-        buffers=bucket,
+        buffers=_buckets(zero, plan),
     )
 
 
@@ -195,7 +237,9 @@ def _step(weights: Weights, zero: Zero, plan: Plan) -> _Moment:
         return _Moment("step", gradients=trained * (plan.width + (4 if plan.width < 4 else 0)))
     if zero.offload_optimizer:
         return _Moment("step")
+    mixed = 4 if plan.width < 4 else 0
     if zero.stage == 3:
-        return _Moment("step", gradients=min(share, zero.sub_group) * 4)
-    gradients = trained * plan.width if zero.stage == 1 else share * plan.width
-    return _Moment("step", gradients=gradients + share * 4)
+        return _Moment("step", gradients=min(share, zero.sub_group) * (4 + (plan.width if mixed else 0)))
+    # The share's gradients, the same flat, and flat in fp32; in stage 1 the others' are there until then.
+    gradients = share * (2 * plan.width + mixed)
+    return _Moment("step", gradients=max(gradients, trained * plan.width) if zero.stage == 1 else gradients)

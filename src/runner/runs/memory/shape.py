@@ -31,6 +31,9 @@ class Family:
     tied: bool = False  # where the config does not say
     float_norm: bool = False  # the norm's product is taken in fp32 too
     fused_qkv: bool = False  # one matrix for queries, keys and values
+    joined_rotary: bool = False  # queries and keys are put together after rotation, which costs a copy of the output
+    parallel: bool = False  # attention and MLP read the same input
+    head_dim: int = 0  # where the config does not say; 0: hidden / heads
     fused_gate: bool = False  # one matrix for gate and up
 
 
@@ -38,19 +41,20 @@ FAMILIES = {
     "llama": Family(),
     "mistral": Family(),
     "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(head_norm=True),
-    "gemma": Family(tied=True, float_norm=True),
-    "phi3": Family(fused_qkv=True, fused_gate=True),
+    "qwen3": Family(head_norm=True, head_dim=128),
+    "gemma": Family(tied=True, float_norm=True, head_dim=256),
+    "phi3": Family(fused_qkv=True, fused_gate=True, joined_rotary=True),
     "gpt2": Family(
         norm="layer", gated=False, activation="written", qkv_bias=True, output_bias=True, mlp_bias=True,
         learned_positions=True, tied=True, fused_qkv=True,
     ),
     "gpt_neox": Family(
-        norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, fused_qkv=True
+        norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, fused_qkv=True, joined_rotary=True,
+        parallel=True,
     ),
     "phi": Family(
         norm="layer", gated=False, activation="written", qkv_bias=True, output_bias=True, mlp_bias=True,
-        head_bias=True, norms=1,
+        head_bias=True, norms=1, joined_rotary=True, parallel=True,
     ),
 }  # fmt: skip
 # gpt2's config has names of its own; gpt_neox's intermediate size and phi's heads are like llama's.
@@ -161,7 +165,7 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
         layers=_number(config, "num_hidden_layers", name),
         heads=heads,
         kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or hidden // heads),
+        head_dim=int(config.get("head_dim") or family.head_dim or hidden // heads),
         intermediate=_number(config, "intermediate_size", name, default_inner),
         vocabulary=_number(config, "vocab_size", name),
         positions=_number(config, "max_position_embeddings", name, 0),
@@ -179,6 +183,8 @@ def _with_biases(family: Family, kind: str, config: Mapping[str, Any]) -> Family
         family = replace(family, activation="written" if activation in ("gelu_new", "gelu_fast") else "fused")
     if kind in ("llama", "mistral", "qwen3", "gemma") and config.get("attention_bias"):
         family = replace(family, qkv_bias=True, output_bias=True)
+    if kind == "gpt_neox" and config.get("use_parallel_residual") is False:
+        family = replace(family, parallel=False)
     if kind == "gpt_neox" and config.get("attention_bias") is False:
         family = replace(family, qkv_bias=False, output_bias=False)
     return replace(family, mlp_bias=True) if config.get("mlp_bias") else family
