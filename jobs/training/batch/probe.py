@@ -98,7 +98,8 @@ class _Batches:
     """Micro batches of each size in turn, from the first rows of the data, drawn out to the full length."""
 
     def __init__(self, trainer: Any, candidates: list[int], accumulation: int, length: int) -> None:
-        self.collate = trainer.data_collator
+        # sft's trainer leaves padding out around the collator: what it trains on is what is tried.
+        self.collate = getattr(trainer, "without_padding", trainer.data_collator)
         first = next(iter(trainer.train_dataset))
         self.row = full_length(first, length)
         self.sizes = [size for size in candidates for _ in range(STEPS * accumulation)]

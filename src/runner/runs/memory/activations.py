@@ -37,9 +37,10 @@ def per_token(
     vocabulary, hidden = shape.vocabulary, shape.hidden
     mlp_work = (3 if shape.family.gated else 2) * shape.intermediate * width
     scores = 0 if attention == "sdpa" else shape.heads * length * (4 + 2 * width)
+    layer = _norms(shape, width) + _attention(shape, width, attention, length) + _mlp(shape, width)
+    adapters = _lora(shape, width, lora_r, adapter_width or width) if lora_r else 0
     return Activations(
-        layer=_norms(shape, width) + _attention(shape, width, attention, length) + _mlp(shape, width)
-        + (2 if shape.family.norms > 1 else 1) * masks + (_lora(shape, width, lora_r, adapter_width or width) if lora_r else 0),
+        layer=layer + (2 if shape.family.norms > 1 else 1) * masks + adapters,
         layer_input=hidden * width,
         layer_work=max(mlp_work, scores) + hidden * width,
         outside=_norm(shape, width) + hidden * width + masks,

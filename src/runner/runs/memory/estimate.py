@@ -55,7 +55,10 @@ class Estimate:
 
 
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
-    """The worst of six moments: the loss, its gradient, the head's, a layer recomputed, the backward's end, the step."""
+    """The worst of six moments: the loss, its gradient, the head's, a layer's recomputation, the end, the step.
+
+    What it says was compared with real steps: bench/training/memory.py.
+    """
     weights = count(shape, threshold=zero.persistence, lora_r=plan.lora_r)
     activations = per_token(
         shape,
