@@ -34,7 +34,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "env": ("environments", "show | emit | check | adopt an environment (an EDF)"),
     },
     "runs": {
-        "launch": ("runs", "start a script or a command in an environment; prints RUN"),
+        "launch": ("launch", "start a script or a command in an environment; prints RUN"),
         "shell": ("runs", "a prompt, or a command, in an environment or a run"),
         "status": ("status", "what the runs are doing"),
         "watch": ("status", "the status again and again, until all have ended"),

@@ -60,7 +60,7 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
 
 def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     """What the run's own command line would make of the code, the environment and the site that are here now."""
-    from runner.commands.runs import launch_request
+    from runner.commands.launch import launch_request
     from runner.machine.report import Quiet
     from runner.runs.difference import of_plan
     from runner.runs.launch import prepare

@@ -7,7 +7,11 @@ import os
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from runner.commands.console import Console
+    from runner.runs.past import Past
+    from runner.runs.run import Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -17,11 +21,14 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     from runner.runs.past import STATES
 
     history = subparsers.add_parser("history", parents=[common], help="the launches that there were")
-    history.add_argument("job", nargs="?", default="", metavar="JOB", help="runs of this job only; a pattern: 'sft*'")
+    history.add_argument(
+        "job", nargs="?", default="", metavar="JOB", help="of this job, or sweep, alone; a pattern: 'sft*'"
+    )
     history.add_argument("--env", default="", metavar="ENV", help="those in this environment; a pattern")
     history.add_argument(
         "--script", default="", metavar="SCRIPT", help="those of this script (path or name); a pattern"
     )
+    history.add_argument("--tag", action="append", default=[], help="those with this tag; a pattern; may be repeated")
     history.add_argument("--state", action="append", default=[], type=str.upper, choices=STATES, help="may be repeated")
     history.add_argument("--since", metavar="WHEN", help="30m, 12h, 7d, 2w, or a date")
     history.add_argument("--json", action="store_true", help="print JSON")
@@ -44,6 +51,7 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
         env=args.env,
         script=args.script,
         job=args.job,
+        tags=tuple(args.tag),
         site=site.name if args.site else "",
         states=tuple(args.state),
         since=parse_since(args.since, now) if args.since else None,
@@ -54,11 +62,41 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
     elif not found:
         console.say(f"no such runs in {folder}")
     else:
-        rows = [
-            (each.run.name, each.run.created[:16].replace("T", " "), each.state,
-             "" if each.exit_code is None else str(each.exit_code), each.run.environment, each.program[:60],
-             each.run.site, each.run.job_id)
-            for each in found
-        ]  # fmt: skip
-        console.table(("RUN", "CREATED", "STATE", "EXIT", "ENV", "SCRIPT", "SITE", "JOB ID"), rows)
+        columns = [column for column in _columns(found) if column[0] not in _OPTIONAL or any(column[1])]
+        console.table([name for name, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)))
     return 0
+
+
+_OPTIONAL = {"TAGS", "SWEEP"}
+
+
+def _columns(found: Sequence[Past]) -> list[tuple[str, list[str]]]:
+    from runner.commands.status import parameter_columns
+
+    runs = [each.run for each in found]
+    return [
+        ("RUN", [run.name for run in runs]),
+        ("CREATED", [run.created[:16].replace("T", " ") for run in runs]),
+        ("STATE", [each.state for each in found]),
+        ("EXIT", ["" if each.exit_code is None else str(each.exit_code) for each in found]),
+        ("TAGS", [",".join(run.tags) for run in runs]),
+        ("SWEEP", [run.sweep for run in runs]),
+        *parameter_columns(runs),
+        *_results(runs),
+        ("ENV", [run.environment for run in runs]),
+        ("SCRIPT", [each.program[:60] for each in found]),
+        ("SITE", [run.site for run in runs]),
+        ("JOB ID", [run.job_id for run in runs]),
+    ]
+
+
+def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """What the runs of a single sweep have come to; of ten thousand runs nobody reads the metrics."""
+    from runner.runs import progress
+
+    if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:
+        return []
+    read = [progress.read(run.folder / "metrics.jsonl") for run in runs]
+    steps = [each.steps_text if each else "" for each in read]
+    losses = ["" if each is None or each.loss is None else f"{each.loss:.4f}" for each in read]
+    return [("STEP", steps), ("LOSS", losses)] if any(steps) else []

@@ -28,7 +28,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     watch = subparsers.add_parser("watch", parents=[common], help="the status again and again, until all have ended")
     watch.set_defaults(run=watch_status)
     for parser in (status, watch):
-        parser.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` or path (default: the newest)")
+        parser.add_argument(
+            "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
+        )
         parser.add_argument("--all", action="store_true", help=f"all runs, not only the {_NEWEST} newest")
 
 
@@ -36,12 +38,12 @@ def _chosen(args: argparse.Namespace, console: Console) -> list[Run]:
     """The runs that were named, else the newest; says so where there are none."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.history import find_run, list_runs
+    from runner.runs.history import find_runs, list_runs
 
     site, _ = find_site(args.site, os.environ)
     folder = site.runs(os.environ, find_project())
     if args.runs:
-        return [find_run(word, folder) for word in args.runs]
+        return [run for word in args.runs for run in find_runs(word, folder)]
     runs = list_runs(folder)
     if not runs:
         console.say(f"no runs in {folder}; start one with `runner launch`")
@@ -92,6 +94,7 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
         ("ATTEMPT", [str(each.attempt or "") for each in found]),
         ("STATE", [each.state for each in found]),
         ("EXIT", ["" if each.exit_code is None else str(each.exit_code) for each in found]),
+        *parameter_columns([each.run for each in found]),
         *_training(found),
         *_gpu_hours(found),
         ("ELAPSED", [each.elapsed for each in found]),
@@ -100,6 +103,12 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
         ("REASON", [each.reason for each in found]),
     ]
     return tuple(name for name, _ in columns), list(zip(*(cells for _, cells in columns), strict=True))
+
+
+def parameter_columns(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """What sweeps vary, a column each."""
+    names = dict.fromkeys(name for run in runs for name in run.parameters)
+    return [(name, [run.parameters.get(name, "") for run in runs]) for name in names]
 
 
 def _training(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:

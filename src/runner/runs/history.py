@@ -23,11 +23,31 @@ def list_runs(runs_folder: Path) -> tuple[Run, ...]:
     return tuple(sorted(found, key=lambda run: (run.created, run.name)))
 
 
+def find_runs(word: str, runs_folder: Path) -> tuple[Run, ...]:
+    """The runs that a user's word means: those of a sweep, or the one. Raises RunnerError where there is none."""
+    links = members(runs_folder / word)
+    return tuple(load(link.resolve()) for link in links) or (find_run(word, runs_folder),)
+
+
+def members(sweep: Path) -> tuple[Path, ...]:
+    """The links to its runs in the folder of a sweep, in order; those of runs that are gone are left out."""
+    if not (sweep / "array.sbatch").is_file():
+        return ()
+    links = [path for path in sweep.iterdir() if path.name.isdigit() and (path / RECORD).is_file()]
+    return tuple(sorted(links, key=lambda path: int(path.name)))
+
+
 def find_run(word: str, runs_folder: Path) -> Run:
     """The run that a user's word means: a name, a job id, `last`, or a path to a run folder.
 
     Raises RunnerError that names the known runs (the nearest first) otherwise.
     """
+    if found := members(runs_folder / word):
+        raise RunnerError(
+            f"{word} is a sweep of {len(found)} runs",
+            "this verb is about one run",
+            f"one of {found[0].resolve().name} to {found[-1].resolve().name}; `runner status {word}` shows all",
+        )
     if "/" in word:
         return load(Path(word).expanduser().resolve())
     if (runs_folder / word / RECORD).is_file():
@@ -36,8 +56,8 @@ def find_run(word: str, runs_folder: Path) -> Run:
     if word == "last" and runs:
         return runs[-1]
     for run in reversed(runs):
-        # an array task or a step of a job (`123_4`, `123.0`) belongs to the job's run
-        if run.job_ids and word.replace("_", ".").split(".")[0] in run.job_ids:
+        # a step of a job (`123.0`) belongs to the job's run; `123_4` is a task of a sweep's array, or of the user's own
+        if run.job_ids and {word.split(".")[0], word.replace("_", ".").split(".")[0]} & {*run.job_ids}:
             return run
     raise _unknown_run(word, runs, runs_folder)
 

@@ -19,7 +19,8 @@ from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import offline, payload, preflight, saving, snapshot
+from runner.runs import dependencies, offline, payload, preflight, saving, snapshot
+from runner.runs.dependencies import Waits
 from runner.runs.job import Job, Overrides
 from runner.runs.job_file import JobFile, load_job_file
 from runner.runs.job_making import make_job
@@ -48,6 +49,10 @@ class Request:
     engine: str | None = None
     overrides: Overrides = field(default_factory=Overrides)
     """name, resources, launcher and flags of the command line"""
+    after: tuple[str, ...] = ()
+    """runs that must have ended well"""
+    after_any: tuple[str, ...] = ()
+    """runs that must have ended"""
     dry_run: bool = False
 
 
@@ -70,6 +75,8 @@ class RunPlan:
     """of the run folder, relative path -> text; the script among them"""
     notes: tuple[str, ...]
     """warnings"""
+    waits: Waits = field(default_factory=Waits)
+    """the runs that come before"""
 
 
 MakeImage = Callable[[Environment, LaunchImage, Site], None]
@@ -97,20 +104,23 @@ def prepare(
         make_image(environment, image, site)
         image = preflight.find_image(environment, site, environ)
     notes = _check(environment, image, site, environ, strict=not request.dry_run)
-    job = make_job(job_file, _overrides(request, job_file, program), environment, site)
+    waits = Waits()
+    if request.after or request.after_any:
+        waits = dependencies.find(request.after, request.after_any, site.runs(environ, project), site)
+    job = waits.placed(make_job(job_file, _overrides(request, job_file, program), environment, site))
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
         job = saving.with_measured(job, site.runs(environ, project))
     job, hub_notes = offline.settle(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
-    environment = preflight.for_the_run(environment, image)
+    environment = preflight.for_the_run(environment, image, waits.mounts)
     attachment = attach(environment, site, engine)
     script = SCHEDULERS[site.scheduler](job, attachment, site)
     taken = asked()
     edf = {EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see")}
     return RunPlan(
         site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,
-        {**edf, **attachment.files, **payload.files(), SCRIPT: script},
-        (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
+        {**edf, **attachment.files, **payload.files(), **waits.files, SCRIPT: script},
+        (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)), waits,
     )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ class Past:
         return {"run": run.name, "job": run.job, "environment": run.environment, "script": self.script,
                 "command": list(self.command), "site": run.site, "state": self.state, "exit_code": self.exit_code,
                 "created": run.created, "attempts": self.attempts, "job_ids": list(run.job_ids), "image": run.image,
-                "nodes": run.nodes, "folder": str(run.folder)}  # fmt: skip
+                "tags": list(run.tags), "sweep": run.sweep, "parameters": dict(run.parameters),
+                "after": list(run.after), "nodes": run.nodes, "folder": str(run.folder)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,9 @@ class Wanted:
     script: str = ""
     """its path, file name or stem; of a command its first word"""
     job: str = ""
+    """of the run, or its sweep"""
+    tags: tuple[str, ...] = ()
+    """all of them"""
     site: str = ""
     states: tuple[str, ...] = ()
     since: datetime | None = None
@@ -63,7 +67,8 @@ class Wanted:
         """Whether run.json alone lets it pass: no other file of the folder needs to be read else."""
         return (
             _matches(self.env, run.environment)
-            and _matches(self.job, run.job)
+            and (_matches(self.job, run.job) or self.job == run.sweep)
+            and all(any(_matches(tag, own) for own in run.tags) for tag in self.tags)
             and self.site in ("", run.site)
             and (self.since is None or _created(run) >= self.since)
         )

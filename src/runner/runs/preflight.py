@@ -181,6 +181,6 @@ def check_space(folder: Path) -> None:
         )
 
 
-def for_the_run(environment: Environment, image: LaunchImage) -> Environment:
+def for_the_run(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:
     """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
-    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT))
+    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more))

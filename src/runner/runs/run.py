@@ -19,6 +19,8 @@ from runner.machine import files
 RECORD = "run.json"
 LATER_JOBS = "job_ids"
 STOP, STOPPED = "stop", "stopped"
+WAITS = "waits"
+"""of a local run that starts when others have ended: their names"""
 PREPARING, SUBMITTED, CANCELLED = "preparing", "submitted", "cancelled"
 
 
@@ -57,6 +59,14 @@ class Run:
     """whether the batch script may start it anew by itself"""
     gpu_hours: int = 0
     """the most that all attempts together may take; 0: no limit"""
+    tags: tuple[str, ...] = ()
+    """the user's own words about it"""
+    sweep: str = ""
+    """the name of the sweep that it belongs to, which is a folder beside the run's"""
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """its values of what the sweep varies"""
+    after: tuple[str, ...] = ()
+    """the runs that had to end before it"""
     slurm: Mapping[str, str] = field(default_factory=dict)
     """the cluster and version that took it"""
 

@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 from runner.machine import process, sessions
 from runner.runs import progress, restarts
 from runner.runs.progress import Progress
-from runner.runs.run import CANCELLED, PREPARING, Run
+from runner.runs.run import CANCELLED, PREPARING, WAITS, Run
 from runner.runs.schedulers import slurm
 from runner.runs.schedulers.slurm import JobStatus
 
@@ -126,6 +126,8 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
         return RunStatus(run, "CANCELLED")
     if trouble:
         return RunStatus(run, "UNKNOWN", trouble)
+    if run.after and not run.attempts:
+        return RunStatus(run, "CANCELLED", f"not started: {' '.join(run.after)} did not end as it should")
     return RunStatus(run, "LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
 
 
@@ -143,12 +145,16 @@ def _local(run: Run) -> RunStatus:
     code = exit_code(run)  # after the look at the process, which may just have ended
     if code is None and run.host not in ("", platform.node()):
         return RunStatus(run, "UNKNOWN", f"it runs without a scheduler on {run.host}: ask there", nodes=run.host)
+    if alive and not run.attempts and (waits := _text(run.folder / WAITS)):
+        return RunStatus(run, "PENDING", f"waits for {waits}", nodes=run.host)
     if alive:
         return RunStatus(run, "RUNNING", nodes=run.host, elapsed=_elapsed(run))
     if code is not None:
         return _ended(run, code)
     if run.state == CANCELLED:
         return RunStatus(run, "CANCELLED", nodes=run.host)
+    if why := _text(run.folder / "not-started"):
+        return RunStatus(run, "CANCELLED", f"not started: {why}", nodes=run.host)
     return RunStatus(run, "LOST", "its processes are gone and it wrote no exit code (killed?)", nodes=run.host)
 
 
@@ -194,6 +200,13 @@ def _elapsed(run: Run) -> str:
     hours, minutes = rest // 3600, rest // 60 % 60
     shown = f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"
     return f"{days}-{shown}" if days else shown
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _time(path: Path) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -12,10 +12,11 @@ from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, process, sessions
 from runner.machine.report import Report
-from runner.runs import bad_nodes, lock, preflight, snapshot
-from runner.runs.launch import RunPlan
+from runner.runs import bad_nodes, dependencies, lock, preflight, snapshot
+from runner.runs.dependencies import Waits
+from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.preflight import LaunchImage
-from runner.runs.run import LATER_JOBS, SUBMITTED, Run, save
+from runner.runs.run import LATER_JOBS, SUBMITTED, WAITS, Run, save
 from runner.runs.schedulers import local, slurm
 from runner.runs.secrets import hide_words
 
@@ -23,13 +24,41 @@ _ESTIMATE_SECONDS = 10.0
 _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
 
 
-def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report) -> Run:
+def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
+    plan = checked(plan, runs, report)
+    waits = dependencies.open_ones(plan.waits)
+    run = made(plan, runs, command_line, tags)
+    submitted = False
+    try:
+        with sessions.uninterrupted():
+            if run.scheduler == "local":
+                run = start_local(run, waits)
+            else:
+                run = replace(run, job_ids=(sbatch(run.folder, waits, report),), state=SUBMITTED)
+            submitted = True
+            save(run)
+            run = _chain(run, plan.job.chain)
+        return run
+    except BaseException:
+        if not submitted:
+            folders.remove(run.folder)
+        raise
+
+
+def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
+    """The plan with what is found out only where a run is made. Raises RunnerError for a folder that will not do."""
     preflight.check_run_folder(runs, plan.site, plan.engine)
     preflight.check_space(runs)
-    plan = replace(plan, image=_with_sha256(plan.image, report))
+    return replace(plan, image=_with_sha256(plan.image, report))
+
+
+def made(
+    plan: RunPlan, runs: Path, command_line: Sequence[str], tags: Sequence[str] = (), *,
+    sweep: str = "", parameters: Mapping[str, str] | None = None,
+) -> Run:  # fmt: skip
+    """A run that is ready to start, its folder written whole. On any failure the folder is removed."""
     folder = folders.take_numbered(runs, plan.job.name)
-    submitted = False
     try:
         run = Run(
             name=folder.name,
@@ -48,18 +77,16 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
             processes_per_node=plan.job.resources.tasks_per_node,
             restarts=plan.job.restart is not None,
             gpu_hours=plan.job.restart.gpu_hours if plan.job.restart else 0,
+            tags=tuple(tags),
+            sweep=sweep,
+            parameters=parameters or {},
+            after=tuple(run.name for run in plan.waits.runs),
         )
         save(run)
         write(plan, run)
-        with sessions.uninterrupted():
-            run = _start_local(run) if run.scheduler == "local" else _sbatch(run, report)
-            submitted = True
-            save(run)
-            run = _chain(run, plan.job.chain)
         return run
     except BaseException:
-        if not submitted:
-            folders.remove(folder)
+        folders.remove(folder)
         raise
 
 
@@ -91,23 +118,24 @@ def write(plan: RunPlan, run: Run) -> None:
 def _chain(run: Run, links: int) -> Run:
     """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
     for _ in range(links - 1):
-        job_id = _submitted(run, slurm.submit_after(run.folder, run.job_id))
+        job_id = submitted(run.folder, slurm.submit_after(run.folder, run.job_id))
         run = replace(run, job_ids=(*run.job_ids, job_id))
         files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
     return run
 
 
-def _sbatch(run: Run, report: Report) -> Run:
-    """The run with the job id that sbatch gave it."""
-    _tell_start(run, report)
-    excluded = bad_nodes.flags(run.folder.parent, os.environ, report)
-    return replace(run, job_ids=(_submitted(run, slurm.submit(run.folder, excluded)),), state=SUBMITTED)
+def sbatch(folder: Path, waits: Waits, report: Report, script: str = SCRIPT) -> str:
+    """The job id of a script in a folder, submitted."""
+    _tell_start(folder, script, report)
+    excluded = bad_nodes.flags(folder.parent, os.environ, report)
+    flags = (*excluded, *dependencies.slurm_flags(waits))
+    return submitted(folder, slurm.submit(folder, flags, script=script))
 
 
-def _tell_start(run: Run, report: Report) -> None:
+def _tell_start(folder: Path, script: str, report: Report) -> None:
     """Say when the job would start. Where Slurm does not tell, the submission itself is the judge."""
     try:
-        done = process.run(slurm.test_only(), cwd=run.folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+        done = process.run(slurm.test_only(script), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:  # a busy controller
         report.detail(f"sbatch --test-only: {error.why}")
         return
@@ -118,9 +146,9 @@ def _tell_start(run: Run, report: Report) -> None:
         report.warn("sbatch --test-only: " + (done.stderr.strip() or "no answer").splitlines()[-1])
 
 
-def _submitted(run: Run, argv: Sequence[str]) -> str:
+def submitted(folder: Path, argv: Sequence[str]) -> str:
     """The job id that sbatch gave."""
-    done = process.run(argv, cwd=run.folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
+    done = process.run(argv, cwd=folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
     if done.exit_code != 0:
         raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, and no word")
     return slurm.parse_submit(done.stdout)
@@ -137,6 +165,7 @@ def refused(words: str) -> RunnerError:
         ("memory", "less --memory"),
         ("unable to contact", "the controller does not answer: try again, or ask the admins"),
         ("unrecognized option", "this Slurm does not know that flag: look at --sbatch=… and at the site's flags"),
+        ("job array", "fewer combinations: `scontrol show config` tells MaxArraySize"),
         ("qos", "--sbatch=--qos=NAME"),
     )
     fix = next(
@@ -145,9 +174,13 @@ def refused(words: str) -> RunnerError:
     return RunnerError("sbatch refuses the job", words, fix)
 
 
-def _start_local(run: Run) -> Run:
+def start_local(run: Run, waits: Waits) -> Run:
     """The run with the process that runs its script on this machine, in a session of its own."""
-    pid = process.detached(local.submit(run.folder), run.log, cwd=run.folder)
+    argv = local.submit(run.folder)
+    if waits.runs:
+        files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
+        argv = ("bash", "payload/after.sh", *dependencies.local_words(waits))
+    pid = process.detached(argv, run.log, cwd=run.folder)
     return replace(
         run, job_ids=(f"local-{pid}",), state=SUBMITTED, host=os.uname().nodename, process=sessions.identity(pid)
     )

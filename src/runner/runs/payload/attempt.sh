@@ -14,6 +14,14 @@ unset RUNNER_TASK RUNNER_TASKS
 
 say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 
+# What Slurm's commands are to be told: the last task of an array bears the number of the whole array.
+runner_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
+runner_job=${runner_job:-${SLURM_JOB_ID:-}}
+
+# The folder of the run that had to end before this one, in a file of its own: the script names no run.
+export RUNNER_AFTER=
+[ ! -s after ] || read -r RUNNER_AFTER <after
+
 # Make the first attempts/N that is not there: a requeue and a second submission of the same file are both new attempts.
 #   next_attempt GPUS [again]: of all nodes; `again` where this job was submitted to go on with what an earlier one left
 next_attempt() {
@@ -124,9 +132,9 @@ leave() {
         ending=yes
         go_on 0
     fi
-    if [ -n "${SLURM_JOB_ID:-}" ]; then
+    if [ -n "$runner_job" ]; then
         # URG is harmless to all but payload/task.sh, which passes it on as USR2. Refused when Slurm itself ends the job.
-        scancel --signal=URG "$SLURM_JOB_ID" 2>/dev/null
+        scancel --signal=URG "$runner_job" 2>/dev/null
     else
         tell "$1" $$
     fi

@@ -264,7 +264,7 @@ restart() {
         exec bash job.sbatch again
         ;;
     esac
-    restarts=$(scontrol show job --oneliner "$SLURM_JOB_ID" 2>/dev/null | tr ' ' '\n' | sed -n 's/^Restarts=//p')
+    restarts=$(scontrol show job --oneliner "$runner_job" 2>/dev/null | tr ' ' '\n' | sed -n 's/^Restarts=//p')
     if ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
         say "$1: Slurm has requeued this job" && return
     fi
@@ -272,7 +272,7 @@ restart() {
     # a requeue cannot leave nodes out: the retry is a new job then
     if [ "${limit[by]}" = requeue ] && [ -z "$excluded" ]; then
         say "$1: requeueing this job"
-        scontrol requeue "$SLURM_JOB_ID" && return
+        scontrol requeue "$runner_job" && return
     fi
     if job=$(resubmit "$excluded") || { [ -n "$excluded" ] && job=$(resubmit ""); }; then
         printf '%s\n' "${job%%;*}" >>job_ids

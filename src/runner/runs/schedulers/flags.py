@@ -46,7 +46,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **_REFUSED_BY_BOTH,
         "chdir": ("the script finds its run folder by the folder that it is submitted in", "leave it out"),
         "signal": ("the script traps the signal that it asks for", "save_seconds in the job file"),
-        "array": ("the tasks of an array would share one run folder", "launch several runs"),
+        "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
         "wrap": ("it stands in the place of a script", "runner launch -- COMMAND"),
         "parsable": ("it is given already", "leave it out"),
         "wait": ("sbatch would not return", "runner launch --wait"),

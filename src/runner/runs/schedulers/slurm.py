@@ -18,7 +18,7 @@ from runner.runs.job import Job, Resources
 from runner.runs.schedulers import flags, template
 from runner.site import Site
 
-_FIELDS = ("JobID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
+_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _step(job: Job, attachment: Attachment, site: Site) -> tuple[str, ...]:
     return (*template.joined(("srun", *ours)), *theirs, *engine)
 
 
-def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:
+def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sbatch") -> tuple[str, ...]:
     r"""The sbatch command, to be run in the run folder. Raises RunnerError for a folder that Slurm cannot write to.
 
     Slurm reads `%` and backslashes in the path of the output, the folder included (22.05: `%j` becomes the job id).
@@ -122,12 +122,12 @@ def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:
             r"it takes `%` and `\` in a path for patterns of its own",
             "choose a folder without them: RUNNER_RUNS=FOLDER",
         )
-    return ("sbatch", "--parsable", *flags, "job.sbatch")
+    return ("sbatch", "--parsable", *flags, script)
 
 
-def test_only() -> tuple[str, ...]:
+def test_only(script: str = "job.sbatch") -> tuple[str, ...]:
     """The sbatch command, to be run in the run folder, that submits nothing and tells when the job would start."""
-    return ("sbatch", "--test-only", "job.sbatch")
+    return ("sbatch", "--test-only", script)
 
 
 def parse_test_only(stderr: str) -> str:
@@ -163,7 +163,14 @@ def status(job_ids: Sequence[str]) -> tuple[str, ...]:
     """
     wanted = ",".join(f"{name}:|" for name in _FIELDS)
     named = f"--jobs={','.join(job_ids)}"
-    return ("squeue", "--noheader", "--states=all", named if len(named) < 120_000 else "--me", f"--Format={wanted}")
+    return (
+        "squeue",
+        "--noheader",
+        "--array",
+        "--states=all",
+        named if len(named) < 120_000 else "--me",
+        f"--Format={wanted}",
+    )
 
 
 def parse_status(stdout: str) -> Mapping[str, JobStatus]:
@@ -171,7 +178,7 @@ def parse_status(stdout: str) -> Mapping[str, JobStatus]:
     found: dict[str, JobStatus] = {}
     for line in stdout.splitlines():
         values = [value.strip() for value in line.split("|")]
-        if len(values) < len(_FIELDS) or not values[0].isdigit():
+        if len(values) < len(_FIELDS) or not re.fullmatch(r"\d+(_\d+)?", values[0]):
             continue
         job_id, state, reason, nodes, elapsed, left, code = values[: len(_FIELDS)]
         ended = state not in UNFINISHED

@@ -1,0 +1,105 @@
+"""A sweep is every combination once, each a run of its own; what waits for others starts when it should, not before."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.environments.environment import Environment
+from runner.errors import RunnerError
+from runner.runs import dependencies, status
+from runner.runs.dependencies import Waits, slurm_flags
+from runner.runs.history import find_run, find_runs
+from runner.runs.job import Job
+from runner.runs.past import Wanted, find
+from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.schedulers.slurm import parse_status
+from runner.runs.sweep import _job, parse
+
+
+def make(runs: Path, name: str, **values: object) -> Run:
+    folder = runs / name
+    folder.mkdir(parents=True)
+    fixed: dict[str, object] = {"job": name.rpartition("-")[0], "site": "s", "scheduler": "slurm", "state": SUBMITTED,
+                                "created": f"2026-11-20T10:00:0{name[-1]}+00:00", "job_ids": ("17",)}  # fmt: skip
+    run = Run(name, folder, **{**fixed, **values})  # type: ignore[arg-type]
+    save(run)
+    return run
+
+
+def test_each_combination_once_the_last_axis_fastest() -> None:
+    sweep = parse(["lr=1e-5,2e-5", "seed=1,2"], None)
+    assert sweep is not None
+    assert [tuple(each.values()) for each in sweep.combinations] == [
+        ("1e-5", "1"), ("1e-5", "2"), ("2e-5", "1"), ("2e-5", "2")]  # fmt: skip
+    assert parse([], None) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "at_once"),
+    [(["lr"], None), (["lr="], None), (["lr=1,,2"], None), (["=1"], None), (["a b=1"], None), (["a=1,1"], None),
+     (["a=1", "a=2"], None), (["a=1,2"], 0), ([], 2), ([f"a={','.join(map(str, range(1001)))}"], None)],
+)  # fmt: skip
+def test_what_is_no_sweep_is_refused(words: list[str], at_once: int | None) -> None:
+    with pytest.raises(RunnerError):
+        parse(words, at_once)
+
+
+def test_a_value_goes_to_its_place_or_becomes_an_option() -> None:
+    job = Job("a", Environment("e", None, ""), command=("sh", "-c", "echo {seed} {x}"), arguments=("--n={seed}",))
+    found = _job(job, {"seed": "3", "lr": "1e-5"})
+    assert found.command == ("sh", "-c", "echo 3 {x}")
+    assert found.arguments == ("--n=3", "--lr", "1e-5")
+
+
+def test_a_sweep_means_all_its_runs_and_a_run_is_found_by_its_task(tmp_path: Path) -> None:
+    made = [make(tmp_path, f"a-000{n}", sweep="a-sweep-0001", job_ids=(f"9_{n}",)) for n in (1, 2)]
+    folder = tmp_path / "a-sweep-0001"
+    folder.mkdir()
+    (folder / "array.sbatch").write_text("")
+    for number, run in enumerate([*made, replace(made[0], name="gone")]):
+        (folder / str(number)).symlink_to(f"../{run.name}")
+    assert [run.name for run in find_runs("a-sweep-0001", tmp_path)] == ["a-0001", "a-0002"]
+    assert find_run("9_2", tmp_path).name == "a-0002"
+    with pytest.raises(RunnerError) as caught:
+        find_run("a-sweep-0001", tmp_path)
+    assert "sweep of 2 runs" in caught.value.what
+    assert [each.run.name for each in find(made, Wanted(job="a-sweep-0001"))] == ["a-0001", "a-0002"]
+
+
+def test_tags_must_all_be_there(tmp_path: Path) -> None:
+    runs = [make(tmp_path, "a-0001", tags=("paper", "v1")), make(tmp_path, "a-0002", tags=("paper",))]
+    names = {tags: [each.run.name for each in find(runs, Wanted(tags=tags))] for tags in (("paper",), ("v*", "paper"))}
+    assert names == {("paper",): ["a-0001", "a-0002"], ("v*", "paper"): ["a-0001"]}
+
+
+def test_squeue_names_the_tasks_of_an_array() -> None:
+    """As Slurm 22.05 prints JobArrayID with --array."""
+    found = parse_status("9_0|PENDING|Resources||0:00|5:00|0|\n9_1|RUNNING|None|nid001|0:03|4:57|0|\nx|RUNNING|\n")
+    assert {job_id: each.state for job_id, each in found.items()} == {"9_0": "PENDING", "9_1": "RUNNING"}
+
+
+def test_only_open_runs_are_waited_for_and_a_failed_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = make(tmp_path, "a-0001"), make(tmp_path, "a-0002", job_ids=("18", "19"))
+    states = {"a-0001": "COMPLETED", "a-0002": "RUNNING"}
+    monkeypatch.setattr(dependencies, "ask", lambda runs: tuple(status.RunStatus(r, states[r.name]) for r in runs))
+    assert slurm_flags(dependencies.open_ones(Waits((one, two)))) == (
+        "--dependency=afterok:19", "--kill-on-invalid-dep=yes")  # fmt: skip
+    assert slurm_flags(Waits((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"
+    assert slurm_flags(dependencies.open_ones(Waits((one,)))) == ()
+    states["a-0001"] = "TIMEOUT"
+    with pytest.raises(RunnerError) as caught:
+        dependencies.open_ones(Waits((one,)))
+    assert "a-0001" in caught.value.what and "TIMEOUT" in caught.value.what
+    assert dependencies.open_ones(Waits((), (one,))).runs == ()
+
+
+def test_the_folder_of_the_run_before_stands_for_its_place(tmp_path: Path) -> None:
+    one = make(tmp_path, "a-0001")
+    job = Job("b", Environment("e", None, ""), command=("x",), arguments=("--checkpoint", "{after}/checkpoints/final"))
+    assert Waits((one,)).placed(job).arguments[1] == f"{one.folder}/checkpoints/final"
+    for waits in (Waits(), Waits((one,), (one,))):
+        with pytest.raises(RunnerError):
+            waits.placed(job)
