@@ -18,7 +18,7 @@ say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 runner_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 runner_job=${runner_job:-${SLURM_JOB_ID:-}}
 
-# The folder of the run that had to end before this one, in a file of its own: the script names no run.
+# The folder of the run that had to end before this one: mounts name it.
 export RUNNER_AFTER=
 [ ! -s after ] || read -r RUNNER_AFTER <after
 

@@ -42,6 +42,10 @@ fi
     "the run folder is not mounted in this container, at the path that it has outside" "mount it as RUN:RUN"
 # shellcheck source=/dev/null
 . "$runner_attempt/environment.sh"
+if [ -s "$RUNNER_RUN/after" ]; then # the folder of the run that had to end before this one; the script names no run
+    read -r RUNNER_AFTER <"$RUNNER_RUN/after"
+    export RUNNER_AFTER
+fi
 # shellcheck source=/dev/null
 . "$RUNNER_RUN/payload/signals.sh"
 [ "$runner_tasks" = $((RUNNER_NODES * RUNNER_TASKS_PER_NODE)) ] || stop \
