@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("runs", "what a run has printed; -f follows it"),
         "cancel": ("runs", "end runs"),
         "history": ("history", "the launches that there were, by job, environment, script"),
+        "rerun": ("rerun", "the same launch again, from its lock"),
         "diff": ("diff", "what differs between two launches"),
         "plot": ("plot", "the curves of runs: loss, tokens/s, any metric"),
         "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),

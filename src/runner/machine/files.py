@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.machine import secrets
 
 
 def explain(error: OSError, what: str) -> RunnerError:
@@ -56,10 +57,12 @@ def sync(path: Path) -> None:
 
 
 def write(target: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """Write a whole file atomically. Raises RunnerError when the disk or the folder refuses."""
+    """Write a whole file atomically. Raises RunnerError when the disk or the folder refuses, and for a secret in it."""
+    data = content.encode() if isinstance(content, str) else content
+    secrets.refuse(data, str(target))
     try:
         with partial(target) as unfinished:
-            unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
+            unfinished.write_bytes(data)
             unfinished.chmod(mode)
     except OSError as error:
         raise explain(error, f"write {target}") from error

@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.machine import files
+from runner.machine import files, secrets
 
 NUMBERS = ".numbers.json"
 """the ledger of a folder of numbered folders: stem -> the highest number ever given"""
@@ -82,7 +82,9 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(text.encode())
+            data = text.encode()
+            secrets.refuse(data, name)
+            target.write_bytes(data)
     except OSError as error:
         raise files.explain(error, f"write below {folder}") from error
 

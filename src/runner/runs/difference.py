@@ -21,9 +21,10 @@ Table = Mapping[str, Any]
 _KINDS = {"job": "arguments", "job.resources": "resources", "job.env": "variables", "environment.env": "variables",
           "site.env": "variables", "site.values": "site", "image": "image", "recipe": "image"}  # fmt: skip
 # names, places and times of one launch; where a value came from; what the code, the image and the EDF themselves tell
-_OWN = {"run": {"name", "created", "command_line", "project", "script_sha256"}, "environment": {"path", "edf_sha256"},
+_OWN = {"run": {"name", "created", "command_line", "project", "script_sha256", "again", "after"},
+        "environment": {"path", "edf_sha256"},
         "image": {"link", "size_bytes"}, "job": {"name"}}  # fmt: skip
-_SKIPPED = {"code", "job.sources", "site.sources"}
+_SKIPPED = {"code", "job.sources", "site.sources", "files", "sweep"}
 # compared where both sides know them: an image that is not here has no sum, and Slurm is not asked about itself
 _IF_KNOWN = {("image", "digest"), ("image", "sha256"), ("image", "content"), ("slurm", "version")}
 
@@ -65,7 +66,7 @@ def of_run(run: Run) -> Side:
     """The side of a run folder. Raises RunnerError where its lock cannot be read."""
     path = run.folder / "lock.toml"
     try:
-        tables = _tables(path.read_text())
+        tables = lock.read(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise RunnerError(
             f"cannot read {path}",
@@ -81,24 +82,9 @@ def of_run(run: Run) -> Side:
 
 def of_plan(plan: RunPlan, run: Run) -> Side:
     """The side of a launch that was only planned; `run` is the one that it is compared with."""
-    tables = _tables(lock.lock_text(lock.tables(plan, run)))
+    tables = lock.read(lock.lock_text(lock.tables(plan, run)))
     tables.pop("slurm", None)  # that of the other run
     return Side(".", tables, plan.files[EDF], code_tree.of_snapshot(plan.snapshot))
-
-
-def _tables(text: str) -> dict[str, Table]:
-    """The tables of a lock by dotted name, values only."""
-    found: dict[str, Table] = {}
-
-    def visit(name: str, table: Mapping[str, Any]) -> None:
-        found[name] = {key: value for key, value in table.items() if not isinstance(value, dict)}
-        for key, value in table.items():
-            if isinstance(value, dict):
-                visit(f"{name}.{key}", value)
-
-    for name, table in tomllib.loads(text).items():
-        visit(name, table if isinstance(table, dict) else {"": table})
-    return found
 
 
 def compare(left: Side, right: Side) -> Comparison:
@@ -139,7 +125,7 @@ def _table(name: str, left: Table, right: Table) -> Iterator[Difference]:
 
 def _edf(left: str, right: str) -> Iterator[Difference]:
     """Comments and variables apart (the lock has these, without secrets); of lists the items that one side lacks."""
-    sides = [_tables(text) for text in (left, right)]
+    sides = [lock.read(text) for text in (left, right)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
         if name in ("env", "image"):  # the image is compared by what it holds
             continue

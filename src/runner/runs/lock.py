@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from runner import __version__
+from runner.runs import revisions
 from runner.runs.launch import EDF, SCRIPT, RunPlan
 from runner.runs.preflight import LaunchImage
 from runner.runs.run import Run
@@ -18,7 +21,7 @@ Value = str | int | bool | Sequence[str] | None
 
 HEADER = """\
 # What this run was made of, as launched. Written once; nothing reads it while the job runs.
-# Values that look like secrets are left out.
+# Values that look like secrets are left out. What the container held (packages, driver): attempts/N/inside.toml.
 """
 
 
@@ -33,6 +36,8 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
             "command_line": run.command_line,
             "runner": __version__,
             "project": run.project,
+            "site": run.site,
+            "after": run.after,
             "script_sha256": _sha256(plan.files[SCRIPT]),
         },
         "image": _image(plan.image),
@@ -50,6 +55,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
             "script": job.script,
             "command": hide_words(job.command),
             "arguments": hide_words(job.arguments),
+            "seed": _seed((*job.command, *job.arguments)),
             "launcher": job.launcher,
             "save_seconds": job.save_seconds,
             "hang_seconds": job.hang_seconds,
@@ -62,7 +68,38 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         "site.env": {**hide_values(site.env)},
         "site.sources": {key: str(origin) for key, origin in site.origins.items()},
         "slurm": dict(run.slurm),
+        "sweep": {**run.parameters},
+        "revisions": {**revisions.of_words((*job.command, *job.arguments), run.folder, _variables(plan))},
+        "files": {name: _sha256(text) for name, text in plan.files.items()},
     }
+
+
+def _variables(plan: RunPlan) -> dict[str, str]:
+    return {**plan.site.env, **plan.environment.env, **plan.job.env}
+
+
+def _seed(words: Sequence[str]) -> str | None:
+    """The seed among the arguments; None where the script chooses."""
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name == "--seed":
+            return value if equals else next(iter(words[index + 1 :]), None)
+    return None
+
+
+def read(text: str) -> dict[str, dict[str, Any]]:
+    """The tables of a lock by dotted name, values only. Raises tomllib.TOMLDecodeError."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def visit(name: str, table: Mapping[str, Any]) -> None:
+        found[name] = {key: value for key, value in table.items() if not isinstance(value, dict)}
+        for key, value in table.items():
+            if isinstance(value, dict):
+                visit(f"{name}.{key}", value)
+
+    for name, table in tomllib.loads(text).items():
+        visit(name, table if isinstance(table, dict) else {"": table})
+    return found
 
 
 def _image(image: LaunchImage) -> dict[str, Value]:
@@ -101,6 +138,7 @@ def _code(plan: RunPlan) -> dict[str, Value]:
     taken = plan.snapshot
     known: dict[str, Value] = {
         "root": str(plan.program.main or ""),
+        "content": taken.content,
         "files": len(taken.files),
         "size_bytes": taken.size_bytes,
         "left_out": [name for name, _ in taken.left_out],

@@ -49,6 +49,8 @@ class Snapshot:
     left_out: tuple[tuple[str, str], ...] = ()
     """(file or folder, why)"""
     notes: tuple[str, ...] = ()
+    content: str = ""
+    """the sum of all files (code_content.py); empty where it was not taken"""
 
     @property
     def files(self) -> tuple[str, ...]:

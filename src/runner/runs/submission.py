@@ -10,9 +10,9 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
-from runner.machine import files, folders, process, sessions
+from runner.machine import files, folders, process, secrets, sessions
 from runner.machine.report import Report
-from runner.runs import bad_nodes, dependencies, lock, preflight, snapshot
+from runner.runs import bad_nodes, code_content, dependencies, lock, preflight, snapshot
 from runner.runs.dependencies import Waits
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.preflight import LaunchImage
@@ -50,7 +50,9 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     """The plan with what is found out only where a run is made. Raises RunnerError for a folder that will not do."""
     preflight.check_run_folder(runs, plan.site, plan.engine)
     preflight.check_space(runs)
-    return replace(plan, image=_with_sha256(plan.image, report))
+    secrets.check()
+    content = code_content.of_snapshot(plan.snapshot)
+    return replace(plan, image=_with_sha256(plan.image, report), snapshot=replace(plan.snapshot, content=content))
 
 
 def made(
@@ -72,7 +74,7 @@ def made(
             image=plan.image.reference,
             command_line=hide_words(command_line),
             project=str(plan.program.main or ""),
-            slurm=_slurm_version() if plan.site.scheduler == "slurm" else {},
+            slurm=slurm_version() if plan.site.scheduler == "slurm" else {},
             nodes=plan.job.resources.nodes,
             processes_per_node=plan.job.resources.tasks_per_node,
             restarts=plan.job.restart is not None,
@@ -102,7 +104,7 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
         raise files.explain(error, f"read {squashfs.path}") from error
 
 
-def _slurm_version() -> dict[str, str]:
+def slurm_version() -> dict[str, str]:
     """The version in `slurm-wlm 22.05.8` or `slurm 24.05.4`."""
     words = process.run(("sbatch", "--version"), check=False, timeout_seconds=10).stdout.split()
     return {"version": words[-1]} if words else {}
@@ -112,6 +114,7 @@ def write(plan: RunPlan, run: Run) -> None:
     """Everything in the run folder that the job needs, and the lock."""
     folders.fill(run.folder, plan.files)
     snapshot.take(plan.snapshot, run.folder)
+    code_content.check_diff(run.folder)
     files.write(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 
 

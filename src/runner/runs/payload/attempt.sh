@@ -6,6 +6,8 @@
 # shellcheck source=/dev/null
 . payload/log_times.sh
 # shellcheck source=/dev/null
+. payload/secrets.sh
+# shellcheck source=/dev/null
 . payload/restart.sh
 # shellcheck source=/dev/null
 . payload/watch.sh
@@ -15,8 +17,8 @@ unset RUNNER_TASK RUNNER_TASKS
 say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 
 # What Slurm's commands are to be told: the last task of an array bears the number of the whole array.
-runner_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
-runner_job=${runner_job:-${SLURM_JOB_ID:-}}
+RUNNER_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
+RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 
 # The folder of the run that had to end before this one: mounts name it.
 export RUNNER_AFTER=
@@ -48,6 +50,7 @@ next_attempt() {
     # shellcheck disable=SC2034 # restart.sh reads from there on
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
+    read_secrets
 }
 
 # Where runs keep what the next ones can use again: beside the runs, unless the user has said where. A path with `:` or
@@ -132,9 +135,9 @@ leave() {
         ending=yes
         go_on 0
     fi
-    if [ -n "$runner_job" ]; then
+    if [ -n "$RUNNER_JOB" ]; then
         # URG is harmless to all but payload/task.sh, which passes it on as USR2. Refused when Slurm itself ends the job.
-        scancel --signal=URG "$runner_job" 2>/dev/null
+        scancel --signal=URG "$RUNNER_JOB" 2>/dev/null
     else
         tell "$1" $$
     fi

@@ -264,7 +264,7 @@ restart() {
         exec bash job.sbatch again
         ;;
     esac
-    restarts=$(scontrol show job --oneliner "$runner_job" 2>/dev/null | tr ' ' '\n' | sed -n 's/^Restarts=//p')
+    restarts=$(scontrol show job --oneliner "$RUNNER_JOB" 2>/dev/null | tr ' ' '\n' | sed -n 's/^Restarts=//p')
     if ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
         say "$1: Slurm has requeued this job" && return
     fi
@@ -272,7 +272,7 @@ restart() {
     # a requeue cannot leave nodes out: the retry is a new job then
     if [ "${limit[by]}" = requeue ] && [ -z "$excluded" ]; then
         say "$1: requeueing this job"
-        scontrol requeue "$runner_job" && return
+        scontrol requeue "$RUNNER_JOB" && return
     fi
     if job=$(resubmit "$excluded") || { [ -n "$excluded" ] && job=$(resubmit ""); }; then
         printf '%s\n' "${job%%;*}" >>job_ids
@@ -284,8 +284,10 @@ restart() {
 
 # The same file as a new job, with nothing of this one in its environment.
 resubmit() (
+    # shellcheck disable=SC2154 # secrets.sh
+    [ "${#secret_names[@]}" = 0 ] || unset "${secret_names[@]}" # Slurm would keep them with the job
     for name in ${!SLURM_*} ${!RUNNER_*}; do
-        case $name in SLURM_CONF | RUNNER_CACHE) ;; *) unset "$name" ;; esac
+        case $name in SLURM_CONF | RUNNER_CACHE | RUNNER_SECRETS) ;; *) unset "$name" ;; esac
     done
     sbatch --parsable ${1:+--exclude="$1"} job.sbatch again
 )

@@ -164,6 +164,8 @@ if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/tmp/runner-$MASTER_PORT-}"
 fi
 
+if [ "$runner_rank" = 0 ]; then /bin/sh "$RUNNER_RUN/payload/inside.sh" "$runner_attempt" "$runner_python" & fi
+
 # --- run it; a signal ends only the `wait`. TERM and USR2 reach every process by themselves, except in a container with
 # process numbers of its own, where this is number 1; URG is job.sbatch's word for "pass USR2 on" (see signals.sh).
 runner_signalled=

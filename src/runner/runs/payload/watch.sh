@@ -44,7 +44,7 @@ hung() {
     printf '%s\n' "$2" >"$RUNNER_ATTEMPT/hang"
     : >"$RUNNER_ATTEMPT/stacks/wanted"
     if [ -n "${SLURM_JOB_ID:-}" ]; then
-        scancel --signal=WINCH "$runner_job" 2>/dev/null || scancel --signal=28 "$runner_job"
+        scancel --signal=WINCH "$RUNNER_JOB" 2>/dev/null || scancel --signal=28 "$RUNNER_JOB"
     else
         below WINCH "$1"
     fi
@@ -63,7 +63,7 @@ end_step() {
     local step
     say "$2: ending the step"
     if [ -n "${SLURM_JOB_ID:-}" ]; then
-        for step in $(squeue --noheader --steps --jobs="$runner_job" --format=%i 2>/dev/null); do
+        for step in $(squeue --noheader --steps --jobs="$RUNNER_JOB" --format=%i 2>/dev/null); do
             case $step in *.batch | *.extern) ;; *) scancel "$step" ;; esac
         done
     else

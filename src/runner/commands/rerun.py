@@ -1,0 +1,99 @@
+"""rerun: the same launch again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.commands.console import Console
+    from runner.project import Project
+    from runner.runs.rerun import Locked
+    from runner.runs.run import Run
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    rerun = subparsers.add_parser("rerun", parents=[common], help="the same launch again, from its lock")
+    rerun.add_argument("lock", metavar="RUN|LOCK", help="a run, or a lock.toml that was kept of one")
+    rerun.add_argument("--tag", action="append", default=[], help="a word to find the run by; may be repeated")
+    rerun.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
+    rerun.add_argument("--dry-run", action="store_true", help="say what is there, what would be made, what is lost")
+    rerun.set_defaults(run=run_again)
+
+
+def run_again(args: argparse.Namespace, console: Console) -> int:
+    """`runner rerun`: print the new run's name."""
+    from runner.detection import find_site
+    from runner.project import find_project
+    from runner.runs import rerun
+
+    project = find_project()
+    runs = find_site(args.site, os.environ)[0].runs(os.environ, project)
+    locked = rerun.find(args.lock, runs)
+    for line in rerun.losses(locked):
+        console.warn(f"not as it was: {line}")
+    rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
+    whole = rerun.is_whole(locked)
+    console.say(f"{locked.name}: " + ("its folder has every byte of the launch" if whole else
+                "its folder is not whole: the launch is made anew, from git and its command line"))  # fmt: skip
+    if args.dry_run:
+        for name in () if whole else locked.changed_files:
+            console.say(f"gone or changed: {name}")
+        return 0
+    run = rerun.same_bytes(locked, runs, console, args.tag) if whole else _anew(locked, project, runs, args, console)
+    console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
+    console.answer(run.job_id if args.parsable else run.name)
+    return 0
+
+
+def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console) -> Run:
+    """The launch of the lock's command line, in the code of its commit."""
+    import tempfile
+    from pathlib import Path
+
+    from runner.commands.launch import launch_request
+    from runner.errors import RunnerError
+    from runner.runs import rerun, restoring
+    from runner.runs.launch import prepare
+    from runner.runs.secrets import HIDDEN
+    from runner.runs.submission import submit
+
+    words = [str(word) for word in locked.tables["run"]["command_line"]]
+    if "launch" not in words or any(HIDDEN in word for word in words):
+        raise RunnerError(
+            f"{locked.name} cannot be launched anew",
+            "its command line is not in the lock" if "launch" not in words else "its arguments held a secret, which no "
+            "lock keeps",
+            "launch it by hand",
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="runner-rerun-") as folder:
+        code = locked.tables.get("code", {})
+        root = Path(folder) / "code"
+        root.mkdir()
+        here = project
+        if locked.tables["run"]["project"]:
+            source = next((path for path in (project.root, Path(code.get("root", ""))) if path and path.is_dir()), None)
+            diff = locked.folder / "code.diff"
+            for line in restoring.code_from_git(code, source or project.start, root, diff):
+                console.warn(f"cannot be had: {line}")
+            here = restoring.at(project, root)
+        at = words.index("--") if "--" in words else len(words)
+        named = words[:at].index("launch")
+        launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
+        launch.rest, launch.dry_run, launch.after, launch.after_any = tuple(words[at + 1 :]), False, [], []
+        plan = prepare(launch_request(launch), here, os.environ, console)
+        values = locked.tables.get("sweep", {})
+        if values:
+            from runner.runs.sweep import with_values
+
+            plan = with_values(plan, values)
+        run = submit(plan, runs, words, console, args.tag)
+    for name in rerun.differences(locked, run):
+        console.warn(f"not as it was: {name}; runner diff tells more")
+    return run

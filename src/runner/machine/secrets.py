@@ -1,0 +1,97 @@
+"""The user's secrets: where they lie, what looks like one, and that no file of ours ever holds one.
+
+They come from a file that only the user can read, NAME=VALUE lines, or from the environment. The batch script reads the
+file on the node (payload/secrets.sh), so that a value is never part of a script, a command line or a record.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.errors import RunnerError
+
+VARIABLE = "RUNNER_SECRETS"
+LEAST_LENGTH = 8
+"""a shorter value is found by chance in texts that have nothing to do with it"""
+
+_NAME = re.compile(
+    r"(^|[-_.])(token|secret|passwd|password|passphrase|credentials?|api_?key|access_?key|private_?key|auth|key|webhook)s?$",
+    re.IGNORECASE,
+)
+# names that end like a secret's and are none
+_HARMLESS = re.compile(
+    r"(max|min|num|n|pad|eos|bos|new|sort|group|primary|foreign|per|gpg)[-_]?(tokens?|keys?)$", re.IGNORECASE
+)
+_VALUE = re.compile(
+    r"hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|sk-[\w-]{20,}"
+    r"|xox[abpr]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|nvapi-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----|://[^/\s:@]{1,200}:[^/\s@]{1,200}@"
+)
+
+
+def looks_secret(name: str, value: str) -> bool:
+    """Whether a value should stay out of records, by its name or by its form."""
+    named = bool(_NAME.search(name) and not _HARMLESS.search(name))
+    # a name like `tokens` with a number is a count, not a secret
+    return bool(_VALUE.search(value)) or (named and bool(value) and not value.isdigit())
+
+
+def path(environ: Mapping[str, str] = os.environ) -> Path:
+    """The user's file of secrets, there or not; payload/secrets.sh looks in the same place."""
+    settings = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or '~'}/.config"
+    return Path(environ.get(VARIABLE) or f"{settings}/runner/secrets").expanduser()
+
+
+def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The names in the user's file. Raises RunnerError where others can read it, or a line is no NAME=VALUE."""
+    file = path(environ)
+    try:
+        mode = file.stat().st_mode & 0o777
+        lines = file.read_text().splitlines()
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunnerError(f"cannot read the secrets in {file}", str(error), "mend the file, or its mode") from error
+    if mode & 0o077:
+        raise RunnerError(
+            f"others can read the secrets in {file}", f"its mode is {mode:04o}", f"chmod 600 {file}; then change them"
+        )
+    for number, line in enumerate(lines, 1):
+        if line.strip() and not line.startswith("#") and not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line):
+            raise RunnerError(
+                f"{file}:{number}: this line is no secret",
+                "each line is NAME=VALUE, without quotes, spaces around `=` or `export`; `#` begins a comment",
+                "HF_TOKEN=…",
+            )
+    return tuple(_pairs(lines))
+
+
+def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Secret value -> its name, of the file and of the environment; short ones are left out."""
+    try:
+        own = _pairs(path(environ).read_text(errors="replace").splitlines())
+    except OSError:
+        own = {}
+    named = {name: value for name, value in environ.items() if _NAME.search(name) and looks_secret(name, value)}
+    # a name that ends in _KEY may hold where the key lies
+    return {value: name for name, value in {**named, **own}.items()
+            if len(value) >= LEAST_LENGTH and not value.startswith(("/", "~", "./"))}  # fmt: skip
+
+
+def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise RunnerError where a text holds the value of a secret that is known here. The error never repeats it."""
+    for value, name in known(environ).items():
+        if value.encode(errors="surrogateescape") in content:
+            raise RunnerError(
+                f"{where} would hold the value of {name}",
+                "a secret in a file is read by whoever reads the file, and is copied with it",
+                f"take it out; programs find it in their variable {name}: a line of {path(environ)}, or export it",
+            )
+
+
+def _pairs(lines: list[str]) -> dict[str, str]:
+    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    return {name: value for name, value in pairs}

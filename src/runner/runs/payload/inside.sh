@@ -1,0 +1,29 @@
+#!/bin/sh
+# What a job finds inside its container: kernel, driver, GPUs, Python and its packages, as TOML. For the record alone: no
+# program waits for it.
+#   inside.sh ATTEMPT PYTHON
+exec >"$1/.inside.partial" 2>/dev/null </dev/null
+line() { [ -z "$2" ] || printf '%s = "%s"\n' "$1" "$(printf '%s' "$2" | tr -d '"\\\n')"; }
+line kernel "$(uname -r)"
+line machine "$(uname -m)"
+line system "$(sed -n 's/^PRETTY_NAME=//p' /etc/os-release)"
+line driver "$(sed -n 's/^NVRM version:.*Module[^0-9]*\([0-9.]*\).*/\1/p' /proc/driver/nvidia/version)"
+line gpus "$(sed -n 's/^Model:[[:space:]]*//p' /proc/driver/nvidia/gpus/*/information | sort | uniq -c | tr -s ' \n' ' ')"
+line cuda "${CUDA_VERSION:-}"
+"$2" -B -c '
+import os, platform, re, sys
+print("python = \"%s\"\n\n[packages]" % platform.python_version())
+found = {}
+for place in sys.path:  # by the names of folders alone: to read each one takes longer
+    try:
+        names = os.listdir(place or ".")
+    except OSError:
+        continue
+    for name in names:
+        match = re.match(r"([A-Za-z0-9._]+)-([^-]+?)(-py3[.0-9]*)?\.(dist-info|egg-info|egg)$", name)
+        if match:
+            found.setdefault(match.group(1).lower().replace("_", "-"), match.group(2))
+for name in sorted(found):
+    print("\"%s\" = \"%s\"" % (name, found[name]))
+'
+mv "$1/.inside.partial" "$1/inside.toml"

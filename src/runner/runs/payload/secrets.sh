@@ -1,0 +1,27 @@
+# shellcheck shell=bash
+# read_secrets: the user's tokens, from a file that only the user can read, become variables of the step. Their values stand
+# in no script, command line or record of a run. What is exported already counts.
+secret_names=()
+read_secrets() {
+    local file=${RUNNER_SECRETS:-${XDG_CONFIG_HOME:-${HOME:-/}/.config}/runner/secrets} name line
+    [ -e "$file" ] || return 0
+    case $(stat -L -c %a "$file") in
+    *00) ;;
+    *)
+        say "not read: $file, since others can read it; chmod 600 it"
+        return
+        ;;
+    esac
+    while IFS= read -r line || [ -n "$line" ]; do
+        name=${line%%=*}
+        [[ $line == *=* && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || continue
+        [ -z "${!name:-}" ] || continue
+        case $name in
+        RUNNER_*) printf -v "$name" %s "${line#*=}" ;; # ours: the step needs none of them
+        *)
+            export "$name=${line#*=}"
+            secret_names+=("$name")
+            ;;
+        esac
+    done <"$file"
+}

@@ -1,0 +1,69 @@
+"""A secret comes from a file that only the user can read, or the environment, and no file of ours ever holds one."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.machine import files, folders, secrets
+
+VALUE = "correct-horse-battery"
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "runner").mkdir()
+    return {"HOME": "/nobody", "XDG_CONFIG_HOME": str(tmp_path)}
+
+
+def put(environ: dict[str, str], text: str, mode: int = 0o600) -> Path:
+    path = secrets.path(environ)
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_the_file_is_in_the_users_settings_or_where_a_variable_says() -> None:
+    assert secrets.path({"HOME": "/h"}) == Path("/h/.config/runner/secrets")
+    assert secrets.path({"HOME": "/h", "RUNNER_SECRETS": "/x"}) == Path("/x")
+
+
+def test_a_file_that_others_can_read_is_refused(environ: dict[str, str]) -> None:
+    assert secrets.check(environ) == ()
+    for mode in (0o644, 0o640, 0o604):
+        put(environ, "A_TOKEN=x\n", mode)
+        with pytest.raises(RunnerError) as caught:
+            secrets.check(environ)
+        assert "chmod 600" in caught.value.fix
+    put(environ, f"# mine\n\nHF_TOKEN={VALUE}\n")
+    assert secrets.check(environ) == ("HF_TOKEN",)
+
+
+@pytest.mark.parametrize("line", [f"export HF_TOKEN={VALUE}", f"HF_TOKEN = {VALUE}", VALUE, f"1A={VALUE}"])
+def test_a_line_that_is_none_is_named_by_its_number_and_never_repeated(environ: dict[str, str], line: str) -> None:
+    put(environ, f"A_TOKEN=b\n{line}\n")
+    with pytest.raises(RunnerError) as caught:
+        secrets.check(environ)
+    assert ":2:" in caught.value.what and VALUE not in str(caught.value)
+
+
+def test_no_file_is_written_that_holds_a_known_secret(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it comes from the user's file or from the environment; the error does not tell it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", environ["XDG_CONFIG_HOME"])
+    monkeypatch.setenv("WANDB_API_KEY", "from-the-environment")
+    put(environ, f"HF_TOKEN={VALUE}\n")
+    for name, value in (("HF_TOKEN", VALUE), ("WANDB_API_KEY", "from-the-environment")):
+        for write in (lambda text: files.write(tmp_path / "f", text), lambda text: folders.fill(tmp_path, {"f": text})):
+            with pytest.raises(RunnerError) as caught:
+                write(f"x={value}.")
+            assert name in caught.value.what and value not in str(caught.value)
+            assert not (tmp_path / "f").exists()
+    files.write(tmp_path / "f", "HF_TOKEN")
+
+
+def test_short_values_paths_and_ordinary_variables_are_no_secrets() -> None:
+    found = secrets.known({"HOME": "/h", "A_TOKEN": "short", "SSH_KEY": "/home/me/.ssh/id", "LANG": "en_US.UTF-8",
+                           "max_tokens": "1024000000", "B_TOKEN": "long-enough"})  # fmt: skip
+    assert found == {"long-enough": "B_TOKEN"}
