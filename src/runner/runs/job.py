@@ -106,6 +106,8 @@ class Job:
     """shell text that each task reads before its command, so that its exports count"""
     task_epilog: str = ""
     """shell text that each task reads after its command, with its exit code in RUNNER_EXIT_CODE"""
+    notify: tuple[str, ...] = ("requeue", "failure", "end")
+    """events of which the user's webhook is told, where there is one"""
     mail_user: str = ""
     mail_events: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()

@@ -20,6 +20,7 @@ _SHELLS_OWN = {"_", "IFS", "PWD", "OLDPWD", "OPTIND", "OPTARG", "OPTERR", "PPID"
                "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "SHLVL", "FUNCNAME", "DIRSTACK",
                "PIPESTATUS", "SHELLOPTS", "HISTCMD", "COMP_WORDBREAKS", "POSIXLY_CORRECT"}  # fmt: skip
 
+NOTIFY_EVENTS = ("start", "first_step", "requeue", "failure", "end")
 MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT",
                "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")  # fmt: skip
 
@@ -38,6 +39,9 @@ def check(job: Job, site: Site, overrides: Overrides) -> None:
     for event in job.mail_events:
         if event.upper() not in MAIL_EVENTS:
             raise unknown("mail event", event, MAIL_EVENTS)
+    for event in job.notify:
+        if event not in NOTIFY_EVENTS:
+            raise unknown("event of notify", event, NOTIFY_EVENTS)
     if job.mail_events and not job.mail_user:
         raise RunnerError("mail events without an address", "[mail] has events but no user", 'user = "you@example.org"')
     if job.script is not None and not job.script.endswith((".py", ".sh")):

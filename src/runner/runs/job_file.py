@@ -12,7 +12,8 @@ from runner.runs import time_limit
 from runner.runs.job import Restart
 
 KEYS = ("summary", "script", "command", "environment", "launcher", "arguments", "setup", "task_prolog", "task_epilog",
-        "save_seconds", "hang_seconds", "preflight", "resources", "restart", "env", "mail", "slurm")  # fmt: skip
+        "save_seconds", "hang_seconds", "preflight", "resources", "restart", "env", "mail", "notify",
+        "slurm")  # fmt: skip
 RESOURCES = (
     *("nodes", "gpus_per_node", "tasks_per_node", "cpu_tasks_per_node", "cpus_per_task"),
     *("memory", "time", "partition", "account"),
@@ -41,6 +42,8 @@ class JobFile:
     """by the field of Resources that it sets: `time` of the file is `time_minutes` here"""
     restart: Restart | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    notify: tuple[str, ...] | None = None
+    """events of which the webhook is told; None: the usual ones"""
     mail_user: str = ""
     mail_events: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()
@@ -82,6 +85,7 @@ def job_of(document: Document) -> JobFile:
         resources=_resources(document),
         restart=_restart(document),
         env=string_table(document, ("env",)),
+        notify=strings(document, ("notify",)) if "notify" in document.data else None,
         mail_user=typed(document, ("mail", "user"), str, ""),
         mail_events=strings(document, ("mail", "events")),
         sbatch=strings(document, ("slurm", "sbatch")),

@@ -62,6 +62,7 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
         setup=written.setup if written else "",
         task_prolog=written.task_prolog if written else "",
         task_epilog=written.task_epilog if written else "",
+        notify=Job.notify if written is None or written.notify is None else written.notify,
         mail_user=written.mail_user if written else "",
         mail_events=written.mail_events if written else (),
         sbatch=(*(written.sbatch if written else ()), *overrides.sbatch),

@@ -32,6 +32,8 @@ from runner.site import Site
 
 SCRIPT = "job.sbatch"
 EDF = "environment.toml"
+NOTIFY = "notify"
+"""the events of which payload/notify.sh tells"""
 SCHEDULERS = {"slurm": slurm.script, "local": local.script}
 
 
@@ -119,7 +121,8 @@ def prepare(
     edf = {EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see")}
     return RunPlan(
         site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,
-        {**edf, **attachment.files, **payload.files(), **waits.files, SCRIPT: script},
+        {**edf, **attachment.files, **payload.files(), **waits.files, NOTIFY: " ".join(job.notify) + "\n",
+         SCRIPT: script},
         (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)), waits,
     )  # fmt: skip
 

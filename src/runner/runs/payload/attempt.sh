@@ -8,6 +8,8 @@
 # shellcheck source=/dev/null
 . payload/secrets.sh
 # shellcheck source=/dev/null
+. payload/notify.sh
+# shellcheck source=/dev/null
 . payload/restart.sh
 # shellcheck source=/dev/null
 . payload/watch.sh
@@ -51,6 +53,9 @@ next_attempt() {
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
     read_secrets
+    # shellcheck disable=SC2034 # notify.sh reads from there on
+    metrics_bytes=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0)
+    notify start "started on ${SLURM_JOB_NODELIST:-$(uname -n)}" & # the job does not wait for it
 }
 
 # Where runs keep what the next ones can use again: beside the runs, unless the user has said where. A path with `:` or
@@ -72,6 +77,7 @@ ended() {
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     printf '%s\n' "$1" >"$RUNNER_ATTEMPT/.exit_code.partial" &&
         mv "$RUNNER_ATTEMPT/.exit_code.partial" "$RUNNER_ATTEMPT/exit_code"
+    notify_end "$1" # when all is written down: a message may take seconds
 }
 
 # The first IPv4 address of a name. Given a second word, loopback addresses are passed over.

@@ -7,6 +7,7 @@ log_times() {
     exec {pipe}<> <(:) # a pause without a process: `sleep` would outlive us
     shopt -s nullglob
     while kill -0 $$ 2>/dev/null; do
+        first_step
         files=("$attempt"/rank-*.log "$attempt"/*-node-*.log "$attempt"/node-*/*/attempt_*/*/std*.log)
         if [ "${#files[@]}" -gt 0 ]; then
             printf -v now '%(%s)T' -1

@@ -186,6 +186,7 @@ cause_of() {
 }
 
 give_up() {
+    goes_on= # notify.sh asks
     say "no further attempt: $1"
     printf '%s\n' "$1" >stopped
     cancel_chain
@@ -213,7 +214,14 @@ go_on() {
         return
     fi
     why=$(refusal "$cause")
-    if [ -n "$why" ]; then give_up "$why"; else restart "$cause" "$1"; fi
+    if [ -n "$why" ]; then
+        give_up "$why"
+    else
+        # shellcheck disable=SC2034 # notify.sh asks
+        goes_on=yes
+        notify requeue "$cause: another attempt follows" & # Slurm may leave us few seconds
+        restart "$cause" "$1"
+    fi
 }
 
 # The list of a cluster's nodes that were found unfit or were lost: NODE SECONDS REASON, a line each, for all runs here.

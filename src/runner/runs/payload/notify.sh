@@ -1,0 +1,88 @@
+# shellcheck shell=bash
+# Messages of job.sbatch to the webhook RUNNER_WEBHOOK, which is a secret (payload/secrets.sh): it stands in no command line.
+# The file `notify` of the run folder says at which events: start, first_step, requeue, failure, end.
+
+# notify EVENT WORDS: at most 10 seconds, and whatever comes of it, the job goes on.
+notify() {
+    local event=$1 text
+    [ -n "${RUNNER_WEBHOOK:-}" ] && [[ " $(cat "$RUNNER_RUN/notify" 2>/dev/null) " == *" $event "* ]] || return 0
+    text="${RUNNER_RUN##*/}: $2 (attempt ${RUNNER_ATTEMPT##*/}, job ${RUNNER_JOB:-local}, ${SLURM_CLUSTER_NAME:-$(uname -n)})"
+    case $event in failure) text+=$'\n'$(last_words) ;; esac
+    printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$event" >>"$RUNNER_ATTEMPT/notified"
+    post "$text" >/dev/null 2>&1 || say "the webhook has not taken the message about $event"
+    return 0
+}
+
+# What somebody who reads the message wants to know: the end of the log, and the cause where runner is here.
+last_words() {
+    local words name
+    words=$(tail -c 20000 "$RUNNER_RUN/job.log" 2>/dev/null | tail -n 12 | cut -c 1-300)
+    # shellcheck disable=SC2154 # secrets.sh
+    for name in "${secret_names[@]+"${secret_names[@]}"}"; do
+        [ -z "${!name}" ] || words=${words//"${!name}"/(secret)}
+    done
+    printf '%s\n' "$words"
+    if command -v runner >/dev/null; then timeout 20 runner why "$RUNNER_RUN" 2>/dev/null | head -n 20; fi
+    printf 'runner why %s\n' "${RUNNER_RUN##*/}"
+}
+
+# Slack's form, which Mattermost, Discord (…/slack) and Matrix bridges take too; or Matrix' own, where the URL is that of
+# …/_matrix/client/v3/rooms/ROOM/send/m.room.message?access_token=…
+post() {
+    local url=$RUNNER_WEBHOOK method=POST body
+    body=$(json_text "$1")
+    case $url in
+    */_matrix/*)
+        method=PUT
+        body="{\"msgtype\": \"m.text\", \"body\": $body}"
+        url="${url%%\?*}/$(date +%s%N)${url#"${url%%\?*}"}"
+        ;;
+    *) body="{\"text\": $body}" ;;
+    esac
+    # the address by a pipe: a command line is read by everybody on the node
+    if command -v curl >/dev/null; then
+        printf 'url = "%s"\n' "$url" | curl --silent --fail --max-time 10 --request "$method" \
+            --header 'Content-Type: application/json' --data-binary @<(printf %s "$body") --config -
+    elif command -v python3 >/dev/null; then
+        printf '%s\n%s\n%s' "$url" "$method" "$body" | timeout 10 python3 -c '
+import sys, urllib.request
+url, method, body = sys.stdin.buffer.read().split(b"\n", 2)
+kind = {"Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request(url.decode(), body, kind, method=method.decode()), timeout=10)'
+    elif command -v wget >/dev/null; then
+        printf '%s\n' "$url" | timeout 10 wget --quiet --tries=1 --output-document=/dev/null --method="$method" \
+            --header='Content-Type: application/json' --body-data="$body" --input-file=-
+    else
+        say "neither curl, python3 nor wget is on this node: no message is sent"
+    fi
+}
+
+# Any bytes as one JSON string.
+json_text() {
+    local text
+    text=$(printf %s "$1" | tr -d '\000-\010\013\014\016-\037\177' | { iconv -c -f UTF-8 -t UTF-8 2>/dev/null || tr -cd '\11\12\15\40-\176'; })
+    text=${text//\\/\\\\}
+    text=${text//\"/\\\"}
+    text=${text//$'\n'/\\n}
+    text=${text//$'\r'/}
+    printf '"%s"' "${text//$'\t'/\\t}"
+}
+
+# Tell of the first step of this attempt, once: the first new line of metrics.jsonl that has one.
+first_step() {
+    [ -z "${first_step_told:-}" ] || return 0
+    tail -c "+$((${metrics_bytes:-0} + 1))" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -q -m 1 '"step"' || return 0
+    first_step_told=yes
+    notify first_step "the first step is done"
+}
+
+# What an attempt that has ended tells; one that another follows has told of that.
+notify_end() {
+    local cause
+    cause=$(cat "$RUNNER_ATTEMPT/cause" 2>/dev/null)
+    case $1:${cause:-done} in
+    0:done) notify end "done" ;;
+    *:cancelled) notify end "cancelled" ;;
+    *) [ -n "${goes_on:-}" ] || notify failure "ended by ${cause:-script_failure}, exit code $1" ;;
+    esac
+}

@@ -1,0 +1,150 @@
+"""The webhook is told what happens, in its own form and within its time; its address stands in no command line."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.runs.job import Restart
+from tests.runs.scripts import run_locally, shell_job, write_run
+
+EVENTS = "start first_step requeue failure end\n"
+
+
+class Server(ThreadingHTTPServer):
+    """A webhook that keeps what it is told; `slow`: it takes that many seconds to answer."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, str, dict[str, Any]]] = []
+        self.slow = 0.0
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/services/very-secret-path"
+
+    def texts(self) -> list[str]:
+        return [body.get("text", body.get("body")) for _, _, body in self.got]
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        assert isinstance(self.server, Server)
+        self.server.got.append((self.command, self.path, json.loads(body)))
+        time.sleep(self.server.slow)
+        self.send_response(200)
+        self.end_headers()
+
+    do_PUT = do_POST
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+def run(
+    folder: Path,
+    text: str,
+    url: str,
+    code: int = 0,
+    events: str = EVENTS,
+    restart: Restart | None = None,
+    **environ: str,
+) -> str:
+    write_run(folder, shell_job(text, restart=restart))
+    (folder / "notify").write_text(events)
+    with (folder / "job.log").open("wb") as log:
+        done = run_locally(folder, capture_output=False, stdout=log, stderr=log,
+                           extra_environ={"RUNNER_WEBHOOK": url, "HOME": str(folder), **environ})  # fmt: skip
+    said = (folder / "job.log").read_text(errors="replace")
+    assert done.returncode == code, said
+    return said
+
+
+def test_start_first_step_and_end_are_told(server: Server, tmp_path: Path) -> None:
+    steps = 'echo \'{"step": 1}\' >>"$RUNNER_RUN/metrics.jsonl"; sleep 3'
+    run(tmp_path / "sft-0001", steps, server.url)
+    texts = server.texts()
+    told = [f"started on {os.uname().nodename}", "the first step is done", "done"]
+    assert [text.split(" (")[0] for text in texts] == [f"sft-0001: {each}" for each in told]
+    assert all("attempt 1" in text for text in texts)
+    assert {method for method, _, _ in server.got} == {"POST"}
+
+
+def test_a_failure_brings_code_cause_last_words_and_what_to_do(server: Server, tmp_path: Path) -> None:
+    """Any bytes of the log become text of the message; the value of a secret does not."""
+    secrets = tmp_path / "secrets"
+    secrets.write_text(f"HF_TOKEN=correct-horse-battery\nRUNNER_WEBHOOK={server.url}\n")
+    secrets.chmod(0o600)
+    words = r"""printf 'say "no"\\ \t\001 \303\251 \377 end\n'; echo token $HF_TOKEN; exit 7"""
+    run(tmp_path / "a-1", words, "", 7, "failure\n", RUNNER_SECRETS=str(secrets))
+    (text,) = server.texts()
+    assert "ended by script_failure, exit code 7" in text and text.rstrip().endswith("runner why a-1")
+    assert 'say "no"\\ \t é  end\n' in text
+    assert "token (secret)" in text and "correct-horse" not in text
+
+
+def test_a_restart_is_told_and_the_failure_only_when_none_follows(server: Server, tmp_path: Path) -> None:
+    run(tmp_path / "a-1", "exit 5", server.url, 5, "requeue failure end\n", Restart(script_failure=1))
+    assert [text.split(" (")[0] for text in sorted(server.texts(), reverse=True)] == [
+        "a-1: script_failure: another attempt follows", "a-1: ended by script_failure, exit code 5"]  # fmt: skip
+
+
+def test_matrix_has_its_own_form(server: Server, tmp_path: Path) -> None:
+    room = "/_matrix/client/v3/rooms/!a:b/send/m.room.message"
+    run(
+        tmp_path / "a-1", "true", server.url.replace("/services/very-secret-path", f"{room}?access_token=t"), 0, "end\n"
+    )
+    ((method, path, body),) = server.got
+    assert method == "PUT" and body["msgtype"] == "m.text" and body["body"].startswith("a-1: done")
+    assert path.startswith(f"{room}/") and path.endswith("?access_token=t")
+
+
+def test_events_that_nobody_wants_and_runs_without_a_webhook_are_silent(server: Server, tmp_path: Path) -> None:
+    run(tmp_path / "a-1", "true", server.url, events="failure\n")
+    run(tmp_path / "a-2", "true", "")
+    assert server.got == []
+
+
+@pytest.mark.parametrize("tool", ["curl", "python3", "wget"])
+def test_the_address_is_in_no_command_line_whatever_sends_it(server: Server, tmp_path: Path, tool: str) -> None:
+    """Each program that a node may have; a wrapper writes its words down."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for folder in ("/usr/bin", "/bin"):
+        for path in Path(folder).iterdir():
+            if path.name not in ("curl", "python3", "wget", "runner") and not (tools / path.name).exists():
+                (tools / path.name).symlink_to(path)
+    real = Path(f"/usr/bin/{tool}")
+    if not real.exists():
+        pytest.skip(f"{tool} is not in /usr/bin")
+    (tools / tool).write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >>{tmp_path}/words\nexec {real} "$@"\n')
+    (tools / tool).chmod(0o755)
+    said = run(tmp_path / "a-1", "exit 3", server.url, 3, "failure\n", PATH=str(tools))
+    assert [text.split(" (")[0] for text in server.texts()] == ["a-1: ended by script_failure, exit code 3"], said
+    assert "very-secret" not in (tmp_path / "words").read_text() + said
+    assert shutil.which(tool, path=str(tools))
+
+
+def test_a_webhook_that_is_gone_or_hangs_does_not_harm_the_job(server: Server, tmp_path: Path) -> None:
+    said = run(tmp_path / "a-1", "exit 4", "http://127.0.0.1:9/nobody", 4, "end failure\n")
+    assert "has not taken the message about failure" in said and "/nobody" not in said
+    server.slow = 30
+    started = time.monotonic()
+    run(tmp_path / "a-2", "true", server.url, 0, "end\n")
+    assert time.monotonic() - started < 25
