@@ -28,7 +28,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "build": ("images", "Containerfile -> OCI image; prints NAME:TAG"),
         "import": ("images", "OCI image -> squashfs; prints the path"),
         "images": ("image_store", "list the squashfs files: source, size, age, runs"),
-        "gc": ("image_store", "remove squashfs files that nothing uses"),
+        "gc": ("image_store", "remove squashfs files that nothing uses, and old runs"),
     },
     "environments": {
         "env": ("environments", "show | emit | check | adopt an environment (an EDF)"),

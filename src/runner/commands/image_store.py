@@ -1,4 +1,4 @@
-"""images, gc: what lies in the image folder, who uses it, and what may go."""
+"""images, gc: what lies in the image folder, who uses it, and what may go; runs and their code too."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
     images.add_argument("--json", action="store_true", help="print JSON")
     images.set_defaults(run=list_images)
-    gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses")
+    gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses, and old runs")
     gc.add_argument("files", nargs="*", metavar="FILE", help="these, and the symlinks to them (default: all unused)")
     gc.add_argument("--ended", action="store_true", help="also those that only runs use which are over")
+    what = gc.add_mutually_exclusive_group()
+    what.add_argument("--runs", action="store_true", help="instead: runs that are over, their checkpoints too")
+    what.add_argument("--code", action="store_true", help="instead: the code snapshots of runs that are over")
+    gc.add_argument("--older", metavar="AGE", help="with --runs, --code: launched before: 30d, 12w, or a date")
+    gc.add_argument("--tagged", action="store_true", help="with --runs, --code: those with a tag too")
     gc.add_argument("--dry-run", action="store_true", help="say what would be removed")
     gc.add_argument("--json", action="store_true", help="print JSON")
     gc.set_defaults(run=collect_garbage)
@@ -61,6 +66,8 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
 
 def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     """`runner gc`: prints the paths that were removed."""
+    if args.runs or args.code:
+        return collect_runs(args, console)
     from runner.images.importing.leftovers import clear_leftovers
     from runner.runs.image_use import chosen, remove, unused
 
@@ -81,6 +88,47 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
         console.answer(str(use.squashfs.path))
     done = ", would be removed" if args.dry_run else " removed"
     console.say(f"{len(going)} of {len(uses)} files, {freed / 1e6:,.0f} MB{done}")
+    return 0
+
+
+def collect_runs(args: argparse.Namespace, console: Console) -> int:
+    """`runner gc --runs`, `--code`: prints the folders that were removed."""
+    from datetime import datetime
+
+    from runner.detection import find_site
+    from runner.errors import RunnerError
+    from runner.project import find_project
+    from runner.runs import collecting
+    from runner.runs.history import list_runs
+    from runner.runs.past import parse_since
+
+    if not args.older or args.files or args.ended:
+        raise RunnerError(
+            "which runs may go?", "--runs and --code take an age, and neither files nor --ended",
+            "runner gc --runs --older 30d --dry-run", exit_code=2,
+        )  # fmt: skip
+    folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
+    console.say(f"folder: {folder}")
+    now = datetime.now().astimezone()
+    found = collecting.sort(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
+    for each in found.kept:
+        console.say(f"stays: {each.run.name}: {each.why}")
+    paths = [run.code if args.code else run.folder for run in found.going]
+    paths = [path for path in paths if path.is_dir()]
+    freed = sum(collecting.size_bytes(path) for path in paths)
+    if not args.dry_run:
+        for path in paths:
+            collecting.remove(path)
+        for path in collecting.empty_sweeps(folder):
+            collecting.remove(path)
+    if args.json:
+        console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,
+                             "kept": {each.run.name: each.why for each in found.kept}})  # fmt: skip
+        return 0
+    for path in paths:
+        console.answer(str(path))
+    done = ", would be removed" if args.dry_run else " removed"
+    console.say(f"{len(paths)} {'snapshots' if args.code else 'runs'}, {freed / 1e6:,.0f} MB{done}")
     return 0
 
 

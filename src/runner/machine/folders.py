@@ -104,6 +104,14 @@ def copy(names: Iterable[str], source: Path, target: Path) -> None:
         raise files.explain(error, f"copy {error.filename or source} to {target}") from error
 
 
+def move(folder: Path, target: Path) -> None:
+    """Give a folder another name. Raises RunnerError where that is not allowed."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        raise files.explain(error, f"move {folder} to {target}") from error
+
+
 def remove(folder: Path) -> None:
     """Remove a folder that we made, with all that lies in it; what cannot be removed stays."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -156,7 +156,7 @@ def _created(run: Run) -> datetime:
         return datetime.fromtimestamp(0).astimezone()
 
 
-def parse_since(text: str, now: datetime) -> datetime:
+def parse_since(text: str, now: datetime, option: str = "--since") -> datetime:
     """The moment that `7d`, `12h`, `2026-11-01` or `2026-11-01T08:30` means. Raises RunnerError otherwise."""
     found = re.fullmatch(r"(\d{1,6})([mhdw])", text)
     try:
@@ -165,8 +165,8 @@ def parse_since(text: str, now: datetime) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise RunnerError(
-            f"--since {text!r} is no time",
+            f"{option} {text!r} is no time",
             "it is an age (30m, 12h, 7d, 2w) or a date (2026-11-01, 2026-11-01T08:30)",
-            "runner history --since 7d",
+            f"{option} 7d",
             exit_code=2,
         ) from None

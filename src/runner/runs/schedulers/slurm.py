@@ -207,6 +207,11 @@ def _exit_code(text: str) -> int | None:
     return 128 + (status & 0x7F) if status & 0x7F else status >> 8 & 0xFF
 
 
+def work_folders() -> tuple[str, ...]:
+    """The question where the user's jobs that are not over work, one folder a line."""
+    return ("squeue", "--me", "--noheader", "--Format=WorkDir:4096")
+
+
 def details(job_id: str) -> tuple[str, ...]:
     """The question about one job that has left the queue."""
     return ("scontrol", "show", "--oneliner", "job", job_id)

@@ -1,0 +1,69 @@
+"""`runner gc --runs` and `--code` remove what is over and old, and nothing that a live job uses."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import Runner, environment, until, write
+from tests.lab.slurm import SlurmLab
+
+
+def aged(folder: Path) -> Path:
+    """As if it had been launched long ago."""
+    record = json.loads((folder / "run.json").read_text())
+    write(folder, {"run.json": json.dumps({**record, "created": "2020-01-01T00:00:00+00:00"})})
+    return folder
+
+
+@pytest.mark.uses("bubblewrap", "squashfuse")
+def test_what_a_live_job_uses_stays_and_the_rest_goes(
+    cluster: Runner, project: Path, busybox_sqsh: Path, slurm: SlurmLab
+) -> None:
+    write(project, {"edf/box.toml": environment(busybox_sqsh)})
+    words = ("--env", "box")
+    over, young, tagged, by_hand, before = (
+        cluster.finished(*words, *more, "--", "true")[0] for more in ((), (), ("--tag", "paper"), (), ())
+    )
+    running = cluster.launch(*words, "--after", before.name, "--", "sleep", "120")
+    until((running / "attempts/1/environment.sh").exists, "the job")
+    # whoever submits a run's script by hand is seen by where that job works, while it waits too
+    job_id = slurm.run(("sbatch", "--parsable", "--begin=now+1hour", "job.sbatch"), cwd=by_hand).stdout.strip()
+    for folder in (over, tagged, by_hand, before, running):
+        aged(folder)
+    shown = cluster("gc", "--runs", "--older", "1d", "--dry-run")
+    assert shown.stdout.split() == [str(over)] and over.is_dir()
+    for name in (running.name, by_hand.name, before.name, tagged.name):
+        assert f"stays: {name}: " in shown.stderr
+    assert cluster("gc", "--code", "--older", "1d").stdout.split() == [str(over / "code")]
+    assert over.is_dir() and not (over / "code").exists()
+    assert cluster("gc", "--runs", "--older", "1d", "--tagged").stdout.split() == [str(over), str(tagged)]
+    assert sorted(path.name for path in cluster.made()) == sorted(
+        path.name for path in (young, by_hand, before, running)
+    )
+    slurm.run(("scancel", job_id))
+    cluster("cancel", running.name)
+
+
+def test_where_the_scheduler_does_not_answer_nothing_of_its_runs_goes(local: Runner) -> None:
+    folder, _ = local.finished("--engine", "host", "--", "true")
+    record = json.loads((aged(folder) / "run.json").read_text())
+    assert local("gc", "--runs", "--older", "1d", "--dry-run").stdout.split() == [str(folder)]
+    write(folder, {"run.json": json.dumps({**record, "scheduler": "slurm", "job_ids": ["17"]})})
+    shown = local("gc", "--runs", "--older", "1d", extra_environ={"PATH": "/nonexistent"})
+    assert shown.stdout == "" and folder.is_dir() and "squeue cannot be asked" in shown.stderr
+
+
+def test_an_attempt_without_an_exit_code_stays_for_a_day(local: Runner) -> None:
+    folder, _ = local.finished("--engine", "host", "--", "true")
+    aged(folder)
+    (folder / "attempts/1/exit_code").unlink()
+    assert local("gc", "--runs", "--older", "1d").stdout == ""
+    for path in (*(folder / "attempts/1").iterdir(), folder / "attempts/1", folder / "job.log"):
+        os.utime(path, (0, 0))
+    assert local("gc", "--runs", "--older", "1d").stdout.split() == [str(folder)]
+
+
+def test_an_age_must_be_given(local: Runner) -> None:
+    assert "--older" in local("gc", "--runs", code=2).stderr
