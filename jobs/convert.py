@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="convert.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--checkpoint", type=Path, help="a run's folder, a checkpoint or a model; default: RUNNER_RUN")
+    parser.add_argument("--checkpoint", type=Path, help="a run, checkpoint or model; default: RUNNER_AFTER, RUNNER_RUN")
     parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
     parser.add_argument("--dtype", choices=DTYPES, help="default: the one in the checkpoint's config.json")
     parser.add_argument("--max_shard_size", default="5GB", help="KB, MB, GB, KiB, MiB or GiB")

@@ -134,7 +134,7 @@ def test_a_killed_job_is_lost_and_says_so(local: Runner) -> None:
 def test_logs_follow_until_the_end(local: Runner) -> None:
     local("launch", *HOST, "--", "sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.5; done")
     done = local("logs", "-f", "last")
-    assert done.stdout.endswith("line 1\nline 2\nline 3\n")
+    assert done.stdout.endswith("line 1\nline 2\nline 3\njob.sbatch: attempt 1 ended with exit code 0\n")
     assert "COMPLETED, exit code 0" in done.stderr
 
 

@@ -41,7 +41,7 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
     found = trained.find(arguments.checkpoint, environment, shards_first=True, config=arguments.config)
     for note in found.notes:
         say(note)
-    output = output_folder(arguments.output, found)
+    output = output_folder(arguments.output, found, environment)
     if output.exists() and not arguments.overwrite:
         raise JobError(f"{str(output)!r} is there already", "a model is never written over unasked", "--overwrite")
     _quiet()
@@ -64,11 +64,17 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
     return output
 
 
-def output_folder(named: Path | None, found: Trained) -> Path:
-    """Return the folder to write: model-STEP beside `checkpoints` of a run, else beside the checkpoint."""
+def output_folder(named: Path | None, found: Trained, environment: Mapping[str, str]) -> Path:
+    """Return the folder to write: model-STEP beside `checkpoints` of a run, else beside the checkpoint.
+
+    After a training that is only there to read (`launch --after`): this run's own final model, where the next finds it.
+    """
     if named is not None:
         return named.absolute()
     path = Path(found.weights).absolute()
+    before, own = environment.get("RUNNER_AFTER"), environment.get("RUNNER_RUN")
+    if before and own and path.is_relative_to(before):
+        return Path(own) / "checkpoints" / "final"
     step = next((match[1] for part in (path.name, path.parent.name) if (match := re.search(r"(\d+)", part))), "")
     for parent in path.parents:
         if parent.name == "checkpoints":

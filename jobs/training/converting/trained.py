@@ -42,14 +42,14 @@ def find(
     shards_first: bool = False,
     config: str | Path | None = None,
 ) -> Trained:
-    """Return the trained model that is named, else that of RUNNER_RUN. Raises JobError where there is none.
+    """Return the trained model that is named, else that of RUNNER_AFTER or RUNNER_RUN. Raises JobError.
 
     Named may be a run's folder (its final model, or its newest complete checkpoint), a `checkpoint-N`, the folder of
     the shards themselves, a universal checkpoint, a Hugging Face model, a LoRA adapter, or a name on the hub.
     `shards_first`: of a folder that holds both, DeepSpeed's fp32 weights rather than the 16-bit ones beside them.
     """
     if named is None:
-        named = environment.get("RUNNER_RUN")
+        named = environment.get("RUNNER_AFTER") or environment.get("RUNNER_RUN")
         if not named:
             raise JobError("no checkpoint is named", "RUNNER_RUN is not set either", "--checkpoint FOLDER")
     folder = Path(named)
