@@ -132,11 +132,15 @@ def lab(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, measured side by side in one run: start-up; with `-- import`, the ways to a squashfs file."""
+    """Figures as ratios, side by side: start-up; with `-- import`, the ways to a squashfs file; with `-- train`, the jobs."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")
         session.run("python", "-m", "bench.importing", *session.posargs[1:])
+        return
+    if session.posargs[:1] == ["train"]:
+        install_training_stack(session)
+        session.run("python", "-m", "bench.training", *session.posargs[1:])
         return
     session.install("-q", "torchx")
     session.install("-q", "-e", ".")  # apart: torchx asks for an older urllib3 than ours

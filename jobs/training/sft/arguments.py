@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 from training import course_arguments
 from training.batch.batches import Batch
+from training.choices import report
 from training.course_arguments import PYTHON_DOCS, TINY_MODEL
 from training.errors import JobError
 from training.processes import Processes
 from training.run_folder import RunFolder
 from training.settings import Settings
 
-LOSS_PATHS = ("auto", "plain", "trl")
+LOSS_PATHS = ("auto", "pieces", "plain", "trl")
 
 
 @dataclass
@@ -23,8 +24,9 @@ class OurArguments(course_arguments.OurArguments):
     loss_path: str = field(
         default="auto",
         metadata={
-            "help": "plain: the model's own loss; trl: TRL's chunked one, with entropy and accuracy, which needs less "
-            "memory with a large vocabulary; auto: plain while the logits are small.",
+            "help": "pieces: the same loss by the least work: no padding, attention by document, head and loss in "
+            "pieces; plain: the model's own loss; trl: TRL's, with entropy and accuracy of every micro batch; auto: "
+            "pieces where the model is known, else plain while the logits are small, else trl.",
             "choices": list(LOSS_PATHS),
         },
     )
@@ -55,6 +57,7 @@ def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Setting
     _choose_model_and_data(settings)
     batch = course_arguments.plan_batch(settings, peers, settings["max_length"])
     course_arguments.plan_deepspeed(settings, batch)
+    report.settle(settings, peers)
     return settings, batch
 
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from training import files
+from training.choices import report
+from training.choices.choices import Choice
 from training.course import Course
 from training.course_arguments import PYTHON_DOCS, TINY_MODEL
 from training.data import reading
+from training.errors import JobError
 from training.models import loading
-from training.processes import Processes
+from training.processes import Processes, once
 from training.run_folder import RunFolder
 from training.sft import arguments
+from training.sft import rows as rows_module
 
 
 def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
@@ -27,32 +32,62 @@ def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
 def _trainer(course: Course) -> Any:
     from trl import ModelConfig, get_peft_config, get_quantization_config
 
-    from training.sft.trainer import CountingTrainer, choose_loss
+    from training.sft.trainer import CountingTrainer
 
     settings, config, batch = course.settings, course.config, course.batch
     rows, held_out, model, tokenizer = _model_and_data(course)
     model_arguments = settings.build(ModelConfig)
-    tokens = batch.micro * batch.length if batch.length else None
-    experts = bool(
-        getattr(model, "num_experts", None) or getattr(getattr(model, "config", None), "num_local_experts", None)
-    )
-    plain, why = choose_loss(
-        settings["loss_path"], tokens, len(tokenizer), getattr(config, "loss_type", "nll"), experts
-    )
-    if course.peers.first:
-        print(f"loss: {'the model itself' if plain else 'TRL, in chunks'} ({why})", flush=True)
-    return CountingTrainer(
+    adapter = get_peft_config(model_arguments)
+    if adapter is not None and not isinstance(model, str):
+        model = _keep_base(model, tokenizer, course)
+    trainer = refused_by_trl(
+        CountingTrainer,
         model=model,
         args=config,
         train_dataset=rows,
         eval_dataset=held_out,
         processing_class=tokenizer,
-        peft_config=get_peft_config(model_arguments),
+        peft_config=adapter,
         callbacks=course.callbacks(),
         counter=course.counter,
-        plain_loss=plain,
+        wanted_loss=settings["loss_path"],
+        tokens=batch.micro * batch.length if batch.length else None,
         **_quantization(get_quantization_config(model_arguments)),
     )
+    rows_module.check_prepared(trainer, trainer.model, settings["dataset_name"])
+    loss = Choice("loss", trainer.path.name, trainer.path.why)
+    report.report(settings, trainer.model, course.peers, more=[loss])
+    return trainer
+
+
+def refused_by_trl(make: Callable[..., Any], **arguments: Any) -> Any:
+    """Return what `make` gives; what TRL or a chat template refuses is the user's to mend, in their own words."""
+    from jinja2 import TemplateError
+
+    try:
+        return make(**arguments)
+    except (ValueError, TemplateError) as error:
+        raise JobError(
+            "TRL refuses these arguments with this data and model"
+            if isinstance(error, ValueError)
+            else "the chat template refuses a conversation of the dataset",
+            " ".join(str(error).split()) or type(error).__name__,
+            "change the argument that is named, or the rows that the template does not take",
+        ) from error
+
+
+def _keep_base(model: Any, tokenizer: Any, course: Course) -> str:
+    """Return the folder of the demo's model: an adapter is worth nothing without the weights that it was trained on."""
+    folder = course.run.path / "base"
+
+    def save() -> None:
+        if not folder.is_dir():
+            with files.whole_folder(folder) as partial:
+                model.save_pretrained(str(partial))
+                tokenizer.save_pretrained(str(partial))
+
+    once(course.peers, save)
+    return str(folder)
 
 
 def _quantization(config: Any) -> dict[str, Any]:
@@ -76,6 +111,7 @@ def _model_and_data(course: Course) -> tuple[Any, Any, Any, Any]:
         split = settings["dataset_test_split"]
         held_out = reading.load_on_all(peers, *load, split, streaming) if evaluates else None
     kind = reading.check(rows, dataset, settings["dataset_text_field"])
+    rows_module.check(rows, dataset, bool(settings.get("assistant_only_loss")))
     if name == TINY_MODEL:
         folder = docs_folder or reading.python_docs(run.cache, peers)[1]
         tokenizer = loading.demo_tokenizer(folder, settings["vocabulary_size"], run, peers)

@@ -1,0 +1,1 @@
+"""Training, side by side with the stock scripts."""

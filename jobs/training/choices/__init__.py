@@ -1,0 +1,1 @@
+"""What a training chose, and why: no slow path is taken in silence."""

@@ -1,0 +1,261 @@
+"""Each kind of fine-tuning that TRL has, on a tiny model, in this process: the losses are TRL's own, step by step."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.training
+
+from tests.jobs import conftest  # noqa: E402, F401
+from training import processes, run_folder  # noqa: E402
+from training.errors import JobError  # noqa: E402
+from training.sft import supervised  # noqa: E402
+
+ALONE = processes.Processes(0, 0, 1, 1, "alone")
+WORDS = ("red", "green", "blue", "seven", "eight", "nine", "cat", "dog", "bird", "runs", "sits", "near", "far")
+STEPS = 3
+
+
+def sentence(number: int, length: int) -> str:
+    return " ".join(WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(length))
+
+
+def said(number: int) -> list[dict[str, str]]:
+    return [
+        {"role": "user", "content": sentence(number, 3 + number % 5)},
+        {"role": "assistant", "content": sentence(number + 1, 2 + number % 11)},
+    ]
+
+
+KINDS = {
+    "messages": (lambda n: {"messages": said(n)}, ()),
+    "text": (lambda n: {"text": sentence(n, 4 + n % 9)}, ()),
+    "prompt-completion": (lambda n: {"prompt": sentence(n, 5), "completion": " " + sentence(n, 1 + n % 9)}, ()),
+    "prompt-completion, loss on both": (
+        lambda n: {"prompt": sentence(n, 5), "completion": " " + sentence(n, 1 + n % 9)},
+        ("--completion_only_loss=false",),
+    ),
+    "prompt-completion of messages": (lambda n: {"prompt": said(n)[:1], "completion": said(n)[1:]}, ()),
+    "assistant only": (lambda n: {"messages": said(n)}, ("--assistant_only_loss",)),
+    "packing wrapped": (lambda n: {"messages": said(n)}, ("--packing", "--packing_strategy=wrapped")),
+    "packing bfd": (lambda n: {"messages": said(n)}, ("--packing", "--packing_strategy=bfd")),
+    "packing bfd, assistant only": (
+        lambda n: {"messages": said(n)},
+        ("--packing", "--packing_strategy=bfd", "--assistant_only_loss"),
+    ),
+    "accumulation": (lambda n: {"messages": said(n)}, ("--gradient_accumulation_steps=2",)),
+    "activations twice": (lambda n: {"messages": said(n)}, ("--gradient_checkpointing=true",)),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two layers with a tokenizer and a chat template, as a folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    from training.data import tokenizer as made
+
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = made.train((sentence(n, 12) for n in range(50)), 320)
+    set_seed(2)
+    size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, max_position_embeddings=256, **size, **ends)
+    LlamaForCausalLM(config).save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+def write(path: Path, row, count: int = 40) -> Path:
+    path.write_text("".join(json.dumps(row(number)) + "\n" for number in range(count)))
+    return path
+
+
+def train(run: Path, model: Path, data: Path, *words: str, attempt: int = 1, alone: bool = True) -> dict[int, float]:
+    """Return the loss of each step, as metrics.jsonl has it."""
+    environment = {"RUNNER_RUN": str(run), "RUNNER_ATTEMPT": str(run / "attempts" / str(attempt))}
+    folder = run_folder.from_environment(environment, "sft")
+    run_folder.make(folder)
+    arguments = [
+        *(f"--model_name_or_path={model}", f"--dataset_name={data}", "--max_length=48", f"--max_steps={STEPS}"),
+        *("--per_device_train_batch_size=4", "--learning_rate=1e-2", "--logging_steps=1", "--save_strategy=no"),
+        *("--gradient_checkpointing=false", "--activation_checkpointing=false"),
+    ]
+    known = [word for word in arguments if word.split("=")[0][2:] in names()]
+    assert supervised.train([*known, *words], folder, ALONE) == 0
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return {entry["step"]: entry["loss"] for entry in lines if "loss" in entry}
+
+
+def names() -> set[str]:
+    import dataclasses
+
+    from trl import ModelConfig, ScriptArguments, SFTConfig
+
+    return {field.name for kind in (SFTConfig, ScriptArguments, ModelConfig) for field in dataclasses.fields(kind)}
+
+
+@pytest.fixture(autouse=True)
+def as_a_script_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_losses_of_each_kind_are_those_of_trl(
+    kind: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, words = KINDS[kind]
+    data = write(tmp_path / "rows.jsonl", row)
+    theirs = train(tmp_path / "trl", model, data, *words, "--loss_path=trl")
+    ours = train(tmp_path / "ours", model, data, *words)
+    out = capsys.readouterr().out
+    assert "loss: pieces" in out and "loss: trl" in out
+    assert list(ours) == list(range(1, STEPS + 1))
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert ours[STEPS] < ours[1], "it learns"
+
+
+def test_where_a_loss_is_taken_is_what_the_options_say(model: Path, tmp_path: Path) -> None:
+    """Else the test above could compare two trainings that both take it everywhere."""
+    messages = write(tmp_path / "messages.jsonl", KINDS["messages"][0])
+    pairs = write(tmp_path / "pairs.jsonl", KINDS["prompt-completion"][0])
+    everywhere = train(tmp_path / "1", model, messages)
+    answers = train(tmp_path / "2", model, messages, "--assistant_only_loss")
+    completions = train(tmp_path / "3", model, pairs)
+    both = train(tmp_path / "4", model, pairs, "--completion_only_loss=false")
+    assert everywhere[STEPS] != pytest.approx(answers[STEPS], abs=1e-3)
+    assert completions[STEPS] != pytest.approx(both[STEPS], abs=1e-3)
+
+
+def test_an_adapter_is_trained_saved_resumed_and_answers(model: Path, tmp_path: Path) -> None:
+    """LoRA: only the adapter learns and is kept; a second start goes on bitwise; the final folder can generate."""
+    import transformers
+
+    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
+    lora = ("--use_peft", "--lora_r=4", "--lora_target_modules", "q_proj", "v_proj", "--max_steps=6")
+    whole = train(tmp_path / "whole", model, data, *lora)
+    saving = ("--save_strategy=steps", "--save_steps=2", *lora)
+    train(tmp_path / "run", model, data, *saving)
+    import shutil
+
+    shutil.rmtree(tmp_path / "run/checkpoints/final")
+    shutil.rmtree(tmp_path / "run/checkpoints/checkpoint-6")
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    (tmp_path / "run/metrics.jsonl").write_text("\n".join(lines[:4]) + "\n")
+    assert train(tmp_path / "run", model, data, *saving, attempt=2) == whole
+    final = tmp_path / "run/checkpoints/final"
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= {path.name for path in final.iterdir()}
+    assert not (final / "model.safetensors").exists()
+    adapted = transformers.AutoModelForCausalLM.from_pretrained(str(final))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(str(model))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(final))
+    ids = tokenizer.apply_chat_template(said(3)[:1], add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    assert adapted.generate(**ids, max_new_tokens=4).shape[1] > ids["input_ids"].shape[1]
+    far = (adapted(**ids).logits - plain(**ids).logits).abs().max()
+    assert far > 1e-3, "the adapter is in what was loaded"
+
+
+def test_the_demos_own_model_is_kept_where_an_adapter_needs_it(tmp_path: Path) -> None:
+    """Its weights exist nowhere else."""
+    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
+    words = ("--vocabulary_size=400", "--use_peft", "--lora_target_modules=q_proj", "--max_steps=1")
+    train(tmp_path / "run", Path("tiny-llama"), data, *words)
+    config = json.loads((tmp_path / "run/checkpoints/final/adapter_config.json").read_text())
+    assert (Path(config["base_model_name_or_path"]) / "model.safetensors").is_file()
+
+
+def test_a_chat_template_of_the_users_own_writes_the_conversations(model: Path, tmp_path: Path) -> None:
+    """It is used for the rows and kept with the model."""
+    template = tmp_path / "mine.jinja"
+    template.write_text("{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}{% endfor %}")
+    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
+    mine = train(tmp_path / "run", model, data, f"--chat_template_path={template}")
+    assert mine != train(tmp_path / "other", model, data)
+    assert (tmp_path / "run/checkpoints/final/chat_template.jinja").read_text() == template.read_text()
+
+
+def test_an_evaluation_has_trls_loss_entropy_and_accuracy(model: Path, tmp_path: Path) -> None:
+    """The loss of held-out rows is TRL's own; those of a last batch that is smaller count as much as the others."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write(folder / "train.jsonl", KINDS["messages"][0])
+    write(folder / "test.jsonl", lambda n: KINDS["messages"][0](n + 100), 7)
+    words = ("--eval_strategy=steps", "--eval_steps=2", "--per_device_eval_batch_size=4")
+    found = []
+    for path in ("trl", "pieces"):
+        train(tmp_path / path, model, folder, *words, f"--loss_path={path}")
+        lines = map(json.loads, (tmp_path / path / "metrics.jsonl").read_text().splitlines())
+        found.append(next(entry for entry in lines if "eval_loss" in entry))
+    assert found[1]["eval_loss"] == pytest.approx(found[0]["eval_loss"], abs=1e-5)
+    assert {"eval_entropy", "eval_mean_token_accuracy"} <= set(found[1])
+
+
+BAD = {
+    "a conversation in another way of writing": (
+        lambda n: {"messages": said(n) if n != 17 else [{"from": "human", "value": "x"}]},
+        (),
+        "row 17",
+        "two ways of writing|does not fit the others",
+    ),
+    "an unknown role": (
+        lambda n: {"messages": said(n) if n != 5 else [{"role": "asistant", "content": "x"}]},
+        (),
+        "row 5",
+        "did you mean 'assistant'",
+    ),
+    "a message without content": (
+        lambda n: {"messages": said(n) if n != 8 else [{"role": "user", "content": None}]},
+        (),
+        "row 8",
+        "without content",
+    ),
+    "an empty conversation": (lambda n: {"messages": said(n) if n else []}, (), "row 0", "holds no|holds nothing"),
+    "no answer to learn from": (
+        lambda n: {"messages": said(n)[: 2 if n != 3 else 1]},
+        ("--assistant_only_loss",),
+        "row 3",
+        "no message of the assistant",
+    ),
+    "assistant only, of texts": (lambda n: {"text": "x"}, ("--assistant_only_loss",), "no conversations", ""),
+    "a text and a list": (
+        lambda n: {"prompt": "x", "completion": said(n)[1:]},
+        (),
+        "row 0",
+        "is a text, and the other",
+    ),
+    "answers beyond the length": (
+        lambda n: {"prompt": sentence(n, 40), "completion": " red"},
+        ("--max_length=8",),
+        "no row",
+        "cuts every answer off",
+    ),
+    "longer than the model": (lambda n: {"text": "red"}, ("--max_length=4096",), "longer than the model", "256"),
+    "a row longer than the model": (
+        lambda n: {"text": sentence(n, 300 if n == 9 else 3)},
+        ("--max_length=",),
+        "a row of",
+        "256 positions",
+    ),
+    "an end token that is none": (lambda n: {"text": "red"}, ("--eos_token=<nope>",), "TRL refuses", "<nope>"),
+    "bfd with eager pieces asked of a loss that has none": (
+        lambda n: {"text": "red green"},
+        ("--loss_path=pieces", "--fp16=true"),
+        "pieces is not possible",
+        "fp16",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_rows_and_arguments_that_do_not_fit_are_one_clear_error(case: str, model: Path, tmp_path: Path) -> None:
+    row, words, *wanted = BAD[case]
+    data = write(tmp_path / "rows.jsonl", row)
+    with pytest.raises(JobError) as caught:
+        train(tmp_path / "run", model, data, *words)
+    for pattern in wanted:
+        assert any(part in str(caught.value) for part in pattern.split("|")), str(caught.value)
+    assert caught.value.fix
