@@ -128,7 +128,7 @@ def test_full_rows_stay_rows_and_lose_only_their_mask() -> None:
 @pytest.mark.parametrize("piece_rows", [16, 33, 4096], ids=["16 rows", "33 rows", "all rows"])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_size_of_a_piece_changes_nothing(monkeypatch: pytest.MonkeyPatch, piece_rows: int, bias: bool) -> None:
-    monkeypatch.setitem(head_loss.PIECE_BYTES, "cpu", piece_rows * VOCABULARY * 4)
+    monkeypatch.setattr(head_loss, "PIECE_ROWS_ON_CPU", piece_rows)
     torch.manual_seed(1)
     head = torch.nn.Linear(8, VOCABULARY, bias=bias)
     hidden, targets = torch.randn(100, 8, requires_grad=True), torch.randint(0, VOCABULARY, (100,))

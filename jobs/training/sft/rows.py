@@ -21,9 +21,10 @@ def check(rows: Any, name: str, assistant_only: bool) -> None:
     """Raise JobError for the first row whose conversation cannot be one, with its number."""
     columns = rows.column_names or list(next(iter(rows)))
     found = [column for column in ("messages", "conversations", "prompt", "completion") if column in columns]
+    ways: dict[str, str] = {}  # of writing a conversation: the key of the speaker in the first row, by column
     for number, row in _suspects(rows, found):
         for column in found:
-            wrong = _wrong(row[column], column, row)
+            wrong = _wrong(row[column], column, row) or _other_way(row[column], ways, column)
             if wrong:
                 raise JobError(
                     f"row {number} of {name!r} does not fit the others: column {column!r} {wrong}",
@@ -129,8 +130,16 @@ def _wrong(value: Any, column: str, row: Mapping[str, Any]) -> str:
         text = message.get("content") if message.get("role") is not None else message.get("value")
         if text is None and not message.get("tool_calls"):
             return f"has a message of the {role} without content"
-    ways = {"role" if message.get("role") is not None else "from" for message in value}
-    return "has messages in two ways of writing" if len(ways) > 1 else ""
+    return ""
+
+
+def _other_way(value: Any, ways: dict[str, str], column: str) -> str:
+    """Return what is wrong where messages are not written as those of the first row are: role and content, or from."""
+    for message in value if isinstance(value, list) else ():
+        way = "role" if message.get("role") is not None else "from"
+        if ways.setdefault(column, way) != way:
+            return f"names its speakers by {way!r}, the rows before by {ways[column]!r}"
+    return ""
 
 
 def _answers(row: Mapping[str, Any], columns: list[str]) -> bool:
