@@ -132,7 +132,7 @@ def lab(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, side by side: start-up; with `-- import`, the ways to a squashfs file; with `-- train`, the jobs."""
+    """Figures as ratios, side by side: start-up; `-- import`: the ways to a squashfs file; `-- train`: the jobs."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")

@@ -64,8 +64,8 @@ def test_the_losses_are_those_of_trl(launcher: Launcher, whole: Attempt, tmp_pat
     """The model's own loss, which is quicker, and TRL's: the same curve over updates of the weights."""
     of_trl = launcher.sft(tmp_path, *TRAIN, "--loss_path=trl")
     assert of_trl.code == 0, of_trl.output
-    assert "loss: the model itself" in whole.output
-    assert "loss: TRL, in chunks" in of_trl.output
+    assert "loss: pieces" in whole.output
+    assert "loss: trl" in of_trl.output
     assert of_trl.losses == pytest.approx(whole.losses, abs=1e-4)
 
 
