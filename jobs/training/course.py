@@ -12,6 +12,8 @@ from training import settings as settings_module
 from training.batch import probe
 from training.batch.batches import Batch
 from training.checkpoints import resume, same_model, saving, stopping, universal
+from training.choices import report
+from training.choices.choices import Choice
 from training.errors import JobError
 from training.measuring import loss_picture, metrics, trackers
 from training.models import loading
@@ -29,6 +31,7 @@ class Course:
     config            transformers' TrainingArguments, or a library's own kind of it
     checkpoint        where this start resumes, or None
     counter           counts the tokens trained on; the trainer adds to it
+    choices           what `make_trainer` chose itself, to be said with the others
     stop              the callback that saves and leaves when asked
     trainer           there once `make_trainer` has given it
     """
@@ -39,8 +42,10 @@ class Course:
         self, config_type: type, settings: Settings, batch: Batch, run: RunFolder, peers: Processes, started: float
     ) -> None:
         self.settings, self.batch, self.run, self.peers, self.started = settings, batch, run, peers, started
+        self.choices: list[Choice] = []
         _quiet_libraries()
         trackers.check(settings)
+        report.settle(settings, peers)
         if peers.first:
             print("settings (value, source)", *settings_module.show(settings, run.path / "settings.json"), sep="\n")
             print(f"batch: {batch}", flush=True)
@@ -69,9 +74,9 @@ class Course:
         self.saver.attach(self.trainer)
         if not probe.probing():
             self.meter.attach(self.trainer, self.settings)
+        report.report(self.settings, self.trainer.model, self.peers, self.choices)
         if self.peers.first:
-            attention = getattr(self.trainer.model.config, "_attn_implementation", None)
-            print(f"model: {loading.parameters(self.trainer.model):,} parameters, {attention} attention")
+            print(f"model: {loading.parameters(self.trainer.model):,} parameters")
             print(f"ready after {time.monotonic() - self.started:.1f} s", flush=True)
         return self.trainer
 

@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 STARTS = "cu_seq_lens_q"  # transformers' name for where documents start and end in the row: int32 (documents + 1)
+ROWS = "loss_rows"  # which rows of the hidden states have a loss
 TOKENS = "real_tokens"  # of a batch, a plain number: whoever calls the model takes it out
 
 
@@ -62,7 +63,7 @@ def _places(labels: torch.Tensor) -> dict[str, torch.Tensor]:
     following = labels[:, 1:]
     counted = following != -100
     places = torch.arange(rows * length).view(rows, length)[:, :-1]
-    return {"loss_rows": places[counted], "loss_targets": following[counted]}
+    return {ROWS: places[counted], "loss_targets": following[counted]}
 
 
 def attend(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from training import course_arguments
 from training.batch.batches import Batch
-from training.choices import report
 from training.course_arguments import PYTHON_DOCS, TINY_MODEL
 from training.errors import JobError
 from training.processes import Processes
@@ -57,7 +56,6 @@ def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Setting
     _choose_model_and_data(settings)
     batch = course_arguments.plan_batch(settings, peers, settings["max_length"])
     course_arguments.plan_deepspeed(settings, batch)
-    report.settle(settings, peers)
     return settings, batch
 
 

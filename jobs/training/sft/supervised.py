@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from training import files
-from training.choices import report
 from training.choices.choices import Choice
 from training.course import Course
 from training.course_arguments import PYTHON_DOCS, TINY_MODEL
@@ -55,8 +54,7 @@ def _trainer(course: Course) -> Any:
         **_quantization(get_quantization_config(model_arguments)),
     )
     rows_module.check_prepared(trainer, trainer.model, settings["dataset_name"])
-    loss = Choice("loss", trainer.path.name, trainer.path.why)
-    report.report(settings, trainer.model, course.peers, more=[loss])
+    course.choices.append(Choice("loss", trainer.path.name, trainer.path.why))
     return trainer
 
 

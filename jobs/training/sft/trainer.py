@@ -69,10 +69,10 @@ class CountingTrainer(SFTTrainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs["use_cache"] = False
         watch = None
-        if self.path.name == "pieces" and self._logs_next():
+        if documents.ROWS in inputs and self._logs_next():
             watch = inputs["loss_watch"] = head_loss.Watch()
         loss = transformers.Trainer.compute_loss(self, model, inputs, return_outputs, num_items_in_batch)
-        if watch is not None and len(inputs["loss_targets"]):
+        if watch is not None and len(inputs[documents.ROWS]):
             self._metrics["train"]["entropy"] = [watch.entropy]
             self._metrics["train"]["mean_token_accuracy"] = [watch.accuracy]
         return loss
