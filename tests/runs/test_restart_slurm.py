@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.machine.report import Quiet
+from runner.runs import bad_nodes
 from runner.runs.job import Restart
 from runner.runs.run import Run, load, save
 from runner.runs.schedulers import slurm as scheduler
@@ -17,7 +19,7 @@ from runner.site import Site
 from tests.conftest import need
 from tests.lab import parts
 from tests.lab.slurm import SlurmLab
-from tests.runs.scripts import SLURM, shell_job, write_run
+from tests.runs.scripts import SLURM, command_job, shell_job, write_run
 from tests.runs.test_restart import causes
 
 # saves when it is told to, ten steps further each time, and is done at step 20
@@ -49,14 +51,14 @@ def lab() -> Iterator[SlurmLab]:
 
 
 def written(folder: Path, text: str = TRAINING, *, site: Site = SLURM, nodes: int = 1, **policy: int) -> Path:
-    """A run folder of a job with that policy, one minute long, which is told at once that its time is over."""
-    job = shell_job(text, save_seconds=60, nodes=nodes, restart=Restart(**policy))
-    return write_run(folder, replace(job, resources=replace(job.resources, time_minutes=1)), site=site)
+    """A run folder of a job with that policy."""
+    return write_run(folder, shell_job(text, nodes=nodes, restart=Restart(**policy)), site=site)
 
 
-def patient(folder: Path, text: str = TRAINING, *, nodes: int = 1, **policy: int) -> Path:
-    """The same with an hour."""
-    return write_run(folder, shell_job(text, nodes=nodes, restart=Restart(**policy)), site=SLURM)
+def time_is_over(lab: SlurmLab, run: Path, number: int, job_id: str) -> None:
+    """Slurm's warning, as soon as the program of attempt N runs; Slurm itself gives it a minute before the limit."""
+    until(began(run, number))
+    lab.run(("scancel", "--batch", "--signal=USR2", job_id))
 
 
 def submit(lab: SlurmLab, run: Path, *flags: str) -> str:
@@ -99,6 +101,8 @@ def test_the_time_limit_is_passed_twice(lab: SlurmLab, tmp_path: Path) -> None:
     """One submission: told, saved, requeued, resumed, until it is done."""
     run = written(tmp_path, time_limit=5)
     job_id = submit(lab, run)
+    for number in (1, 2):
+        time_is_over(lab, run, number, job_id)
     until(lambda: (run / "attempts/3/exit_code").exists(), 120)
     fields = lab.wait_for(job_id, ENDED)
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "2")
@@ -110,9 +114,10 @@ def test_the_time_limit_is_passed_twice(lab: SlurmLab, tmp_path: Path) -> None:
 
 def test_a_program_that_does_not_leave_in_time_is_requeued_too(lab: SlurmLab, tmp_path: Path) -> None:
     """Slurm ends it at the limit: what follows is settled before Slurm kills the batch script."""
-    text = 'echo "from step 0"; [ ! -d ../attempts/2 ] || exit 0; sleep 600'
-    run = written(tmp_path, text, time_limit=1)
+    run = written(tmp_path, 'echo "from step 0"; [ ! -d ../attempts/2 ] || exit 0; sleep 600', time_limit=1)
     job_id = submit(lab, run)
+    until(began(run))
+    lab.run(("scontrol", "update", f"JobId={job_id}", "EndTime=now+1"))  # a limit of one minute takes two
     until(lambda: (run / "attempts/2/exit_code").exists(), 180)
     assert lab.wait_for(job_id, ENDED)["JobState"] == "COMPLETED"
     assert causes(run) == ["time_limit", "done"]
@@ -120,7 +125,7 @@ def test_a_program_that_does_not_leave_in_time_is_requeued_too(lab: SlurmLab, tm
 
 def test_preemption_by_requeue(lab: SlurmLab, tmp_path: Path) -> None:
     """Slurm requeues the job by itself; it saves before, and goes on when the nodes are free again."""
-    run = patient(tmp_path / "low", preemption=3, nodes=2)
+    run = written(tmp_path / "low", preemption=3, nodes=2)
     job_id = submit(lab, run, "--exclusive")
     until(began(run))
     high = write_run(tmp_path / "high", shell_job("sleep 3", nodes=2), site=SLURM)
@@ -138,7 +143,7 @@ def causes_of_ended(run: Path) -> list[str]:
 
 def test_preemption_by_cancelling(lab: SlurmLab, tmp_path: Path) -> None:
     """Slurm forgets the job: the batch script brings it back."""
-    run = patient(tmp_path / "low", preemption=3, nodes=2)
+    run = written(tmp_path / "low", preemption=3, nodes=2)
     job_id = submit(lab, run, "--exclusive", "--partition=cancelled")
     until(began(run))
     high = write_run(tmp_path / "high", shell_job("sleep 3", nodes=2), site=SLURM)
@@ -151,7 +156,7 @@ def test_preemption_by_cancelling(lab: SlurmLab, tmp_path: Path) -> None:
 
 def test_a_lost_node(lab: SlurmLab, tmp_path: Path) -> None:
     """Nothing of the attempt can say a word; Slurm requeues it, and the next attempt counts it."""
-    run = patient(tmp_path, node_failure=1)
+    run = written(tmp_path, node_failure=1)
     job_id = submit(lab, run, "--nodelist=nid001")
     until(began(run))
     kill_node(lab, "nid001", job_id)
@@ -170,7 +175,7 @@ def test_a_lost_node(lab: SlurmLab, tmp_path: Path) -> None:
 
 def test_what_a_person_cancels_stays_cancelled(lab: SlurmLab, tmp_path: Path) -> None:
     """Although it saves and says "continue me"."""
-    run = patient(tmp_path, time_limit=9, preemption=9, node_failure=9, script_failure=9)
+    run = written(tmp_path, time_limit=9, preemption=9, node_failure=9, script_failure=9)
     job_id = submit(lab, run)
     until(began(run))
     lab.run(scheduler.cancel((job_id,)))
@@ -181,7 +186,7 @@ def test_what_a_person_cancels_stays_cancelled(lab: SlurmLab, tmp_path: Path) ->
 
 
 def test_a_crash_loop_stops_by_itself(lab: SlurmLab, tmp_path: Path) -> None:
-    run = patient(tmp_path, 'echo "from step 0"; exit 3', script_failure=50, without_checkpoint=2)
+    run = written(tmp_path, 'echo "from step 0"; exit 3', script_failure=50, without_checkpoint=2)
     job_id = submit(lab, run)
     until((run / "stopped").exists)
     assert lab.wait_for(job_id, ENDED)["JobState"] == "FAILED"
@@ -194,6 +199,9 @@ def test_where_requeue_is_forbidden_the_file_is_submitted_again(lab: SlurmLab, t
     run = written(tmp_path, time_limit=5, site=replace(SLURM, restart_by="submit"))
     first = submit(lab, run)
     save(Run("x-1", run, "x", "generic-slurm", "slurm", "2026", state="submitted", job_ids=(first,)))
+    for number in (1, 2):
+        until(began(run, number))
+        time_is_over(lab, run, number, load(run).job_ids[-1])
     until(lambda: (run / "attempts/3/exit_code").exists(), 120)
     assert causes(run) == ["time_limit", "time_limit", "done"]
     ids = load(run).job_ids
@@ -213,6 +221,8 @@ def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
     save(Run("x-1", run, "x", "generic-slurm", "slurm", "2026", state="submitted", job_ids=(ids[0],)))
     shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
     assert _settle(load(run), shown, "").job_id in ids[:2]  # the one that counts is not the last of the chain
+    for number in (1, 2):
+        time_is_over(lab, run, number, ids[number - 1])
     until(lambda: (run / "attempts/3/exit_code").exists(), 120)
     lab.wait_for(ids[4], "CANCELLED")
     assert causes(run) == ["time_limit", "time_limit", "done"]
@@ -220,3 +230,64 @@ def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
     assert states == ["FAILED", "FAILED", "COMPLETED", "CANCELLED", "CANCELLED"]  # 75 is a failure to Slurm
     shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
     assert (_settle(load(run), shown, "").state, _settle(load(run), shown, "").job_id) == ("COMPLETED", ids[2])
+
+
+def test_a_hang_is_ended_with_the_stacks_of_all_ranks(lab: SlurmLab, tmp_path: Path) -> None:
+    """Two nodes, progress told and then none: stacks by signal, the end, another attempt."""
+    text = """
+import faulthandler, os, pathlib, signal, time
+attempt = pathlib.Path(os.environ["RUNNER_ATTEMPT"])
+if attempt.name == "2":
+    raise SystemExit(0)
+file = open(attempt / "stacks" / f"rank-{os.environ['RANK']}.txt", "w")
+faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
+def waiting_for_the_others():
+    time.sleep(600)
+(attempt / "heartbeat").touch()
+waiting_for_the_others()
+"""
+    job = command_job("python3", "-c", text, launcher="srun", nodes=2, hang_seconds=3, restart=Restart(hang=1))
+    run = write_run(tmp_path, job, site=SLURM)
+    quick = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "5"}
+    job_id = scheduler.parse_submit(lab.run(scheduler.submit(run), cwd=run, extra_environ=quick).stdout)
+    until((run / "attempts/2/exit_code").exists, 120)
+    lab.wait_for(job_id, "COMPLETED")
+    assert causes(run) == ["hang", "done"]
+    for rank in (0, 1):
+        assert "in waiting_for_the_others" in (run / f"attempts/1/stacks/rank-{rank}.txt").read_text()
+    assert "no progress for" in (run / "attempts/1/hang").read_text()
+
+
+def test_nodes_are_free_soon_after_one_rank_has_died(lab: SlurmLab, tmp_path: Path) -> None:
+    """Killed without a word on one node; the other ignores that it is told to end."""
+    text = """trap '' TERM; touch "../here-$RANK"; [ "$RANK" = 0 ] || kill -KILL $$; while :; do sleep 1; done"""
+    run = write_run(tmp_path, command_job("sh", "-c", text, launcher="srun", nodes=2), site=SLURM)
+    job_id = submit(lab, run)
+    until((run / "here-1").exists)
+    died = time.monotonic()
+    lab.wait_for(job_id, ENDED, 60)
+    assert time.monotonic() - died < 60
+    assert (run / "attempts/1/exit_code").read_text() == "137\n"
+
+
+def test_an_unfit_node_is_left_out(lab: SlurmLab, tmp_path: Path) -> None:
+    """By the mark of a preflight: the retry is a new job, since a requeue cannot say it; noted for other runs."""
+    text = """echo "from step 0 on $SLURMD_NODENAME"; [ "$SLURMD_NODENAME" = nid001 ] || exit 0
+    echo "GPU 2 has uncorrected memory errors (4)" >"$RUNNER_ATTEMPT/bad-node-0"; exit 76"""
+    run = written(tmp_path / "runs/x-1", text, node_failure=2)
+    job_id = submit(lab, run, "--nodelist=nid001")
+    save(Run("x-1", run, "x", "generic-slurm", "slurm", "2026", state="submitted", job_ids=(job_id,)))
+    until((run / "attempts/2/exit_code").exists, 120)
+    assert causes(run) == ["node_failure", "done"]
+    assert "from step 0 on nid002" in (run / "job.log").read_text()
+    second = load(run).job_ids[1]
+    assert lab.job(second)["ExcNodeList"] == "nid001"
+    noted = tmp_path / "runs/.cache/bad-nodes/lab"
+    assert noted.read_text().startswith("nid001 ") and noted.read_text().endswith(" (4)\n")
+    # a launch leaves it out too: on this cluster, for a day, where the node still exists
+    noted.write_text(noted.read_text() + f"nid009 {int(time.time())} gone since\nnid002 1000 long ago\n")
+    (noted.parent / "elsewhere").write_text(f"nid002 {int(time.time())} of another cluster\n")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in lab.environ.items():
+            patch.setenv(name, value)
+        assert bad_nodes.flags(tmp_path / "runs", {}, Quiet()) == ("--exclude=nid001",)

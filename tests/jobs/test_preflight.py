@@ -1,0 +1,149 @@
+"""The preflight tries a node before the program starts: with real processes and gloo, and the words of nvidia-smi."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.training
+
+PAYLOAD = Path(__file__).resolve().parents[2] / "src/runner/runs/payload"
+SPECIFICATION = importlib.util.spec_from_file_location("preflight", PAYLOAD / "preflight.py")
+assert SPECIFICATION and SPECIFICATION.loader
+preflight = importlib.util.module_from_spec(SPECIFICATION)
+SPECIFICATION.loader.exec_module(preflight)
+
+
+def on_nodes(attempt: Path, nodes: int, port: int, **environ: str) -> list[tuple[int, str]]:
+    """Exit code and words of the preflight on that many nodes with one process each, all on this machine."""
+    settings = {"RUNNER_NODES": str(nodes), "RUNNER_PROCESSES": "1", "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "RUNNER_PREFLIGHT_SECONDS": "240"}  # fmt: skip
+    children = [
+        subprocess.Popen(
+            (sys.executable, str(PAYLOAD / "preflight.py"), str(attempt), str(node)),
+            env={**os.environ, **settings, **environ}, stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(nodes)
+    ]  # fmt: skip
+    said = [child.communicate(timeout=300)[1] for child in children]
+    return [(child.returncode, words) for child, words in zip(children, said, strict=True)]
+
+
+def test_two_nodes_are_measured_together_and_too_slow_for_a_site_that_promises_more(tmp_path: Path) -> None:
+    """One start for both: what was measured is told, and judged against the promise. Two nodes: nobody is to blame."""
+    found = on_nodes(tmp_path, 2, 24100 + os.getpid() % 3000, RUNNER_EXPECT_ACROSS="100000")
+    for code, said in found:
+        assert code == preflight.UNFIT
+        assert "all-reduce across 2 nodes: " in said and "the site promises 100000" in said
+    assert not list(tmp_path.glob("bad-node-*"))
+    result = json.loads((tmp_path / "preflight/1-0.json").read_text())
+    assert result["gemm"] > 0 and result["across"] > 0
+    results = {0: preflight.read(tmp_path / "preflight/0-0.json")}
+    assert "GB/s across 2 nodes" in preflight.judge_across(tmp_path / "preflight", 0, 2, results)
+
+
+def test_processes_within_a_node(tmp_path: Path) -> None:
+    ((code, said),) = on_nodes(tmp_path, 1, 28100 + os.getpid() % 1000, RUNNER_PROCESSES="2")
+    assert code == 0
+    assert "TFLOP/s" in said and "GB/s within the node" in said
+
+
+def judged(folder: Path, node: int, found: dict[str, Any], **promised: str) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in promised.items():
+            patch.setenv(f"RUNNER_EXPECT_{name}", value)
+        try:
+            return str(preflight.judge_across(folder, node, 3, {0: found}))
+        except (preflight.Unfit, preflight.Unsure, preflight.Wrong) as fault:
+            return f"{type(fault).__name__}: {fault}"
+
+
+def test_a_fall_back_to_sockets_is_a_failure(tmp_path: Path) -> None:
+    """On one node: that node's. On all of them: the image's, and no other node would help."""
+    for node in range(3):
+        (tmp_path / f"network-{node}").write_text("Socket")
+    found = {"across": 3.0, "network": "Socket"}
+    said = "NCCL uses 'Socket', and the site promises 'AWS Libfabric'"
+    assert judged(tmp_path, 0, found, NETWORK="AWS Libfabric") == f"Wrong: {said}"
+    (tmp_path / "network-1").write_text("AWS Libfabric")
+    assert judged(tmp_path, 0, found, NETWORK="AWS Libfabric") == f"Unfit: {said}"
+    assert judged(tmp_path, 1, {**found, "network": "AWS Libfabric"}, NETWORK="AWS Libfabric").startswith("3.0 GB/s")
+    assert judged(tmp_path, 0, found).startswith("3.0 GB/s")  # a site that promises nothing
+
+
+def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) -> None:
+    slow = {"across": 10.0, "pairs": {"0-1": 9.0, "2-0": 11.0}}
+    assert judged(tmp_path, 0, slow, ACROSS="50").startswith("Unfit: all-reduce across 3 nodes: 10.0 GB/s")
+    fast_with_one = {"across": 10.0, "pairs": {"0-1": 9.0, "1-2": 90.0}}
+    assert judged(tmp_path, 1, fast_with_one, ACROSS="50").startswith("Unsure: ")
+
+
+def test_a_node_that_did_not_get_as_far_is_named(tmp_path: Path) -> None:
+    for node in (0, 1):
+        (tmp_path / f"within-{node}").write_text("")
+    assert judged(tmp_path, 0, {}) == "Unsure: nodes [2] did not get as far"
+    (tmp_path / "within-2").write_text("")
+    assert judged(tmp_path, 0, {"fault": "RuntimeError: x"}).endswith("across 3 nodes failed: RuntimeError: x")
+
+
+HEALTHY = {"name": "NVIDIA GH200 120GB", "memory.total": "97871", "memory.used": "1",
+           "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No", "retired_pages.pending": "N/A",
+           "clocks_throttle_reasons.hw_thermal_slowdown": "Not Active",
+           "clocks_throttle_reasons.hw_power_brake_slowdown": "Not Active"}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sick", "said"),
+    [
+        ({}, ""),
+        ({"memory.used": "71234"}, "GPU 1 has 71234 of 97871 MiB in use"),
+        ({"ecc.errors.uncorrected.volatile.total": "4"}, "GPU 1 has uncorrected memory errors (4)"),
+        ({"remapped_rows.failure": "Yes"}, "could not be remapped"),
+        ({"clocks_throttle_reasons.hw_thermal_slowdown": "Active"}, "lowered for heat"),
+    ],
+)
+def test_what_nvidia_smi_says_of_four_gpus(sick: dict[str, str], said: str) -> None:
+    def query(*fields: str) -> list[list[str]]:
+        healthy = [[HEALTHY[field] for field in fields] for _ in range(4)]
+        healthy[1] = [{**HEALTHY, **sick}[field] for field in fields]
+        return healthy
+
+    if not said:
+        assert preflight.check_gpus(query, 4) == ["4 x NVIDIA GH200 120GB"]
+        with pytest.raises(preflight.Unfit, match="4 GPUs are visible, 8 were asked for"):
+            preflight.check_gpus(query, 8)
+        return
+    with pytest.raises(preflight.Unfit) as caught:
+        preflight.check_gpus(query, 4)
+    assert said in str(caught.value)
+
+
+def test_a_field_that_the_driver_does_not_know_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nvidia-smi ends with an error then; any other error is a broken node."""
+    program = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program.write_text('#!/bin/sh\necho "Field \\"remapped_rows.failure\\" is not a valid field to query."; exit 2\n')
+    program.chmod(0o755)
+    assert preflight.nvidia_smi("remapped_rows.failure") is None
+    program.write_text('#!/bin/sh\necho "No devices were found"; exit 6\n')
+    with pytest.raises(preflight.Unfit, match="No devices were found"):
+        preflight.nvidia_smi("name")
+    program.write_text('#!/bin/sh\necho "NVIDIA GH200 120GB, 97871, 1"\n')
+    assert preflight.nvidia_smi("name", "memory.total", "memory.used") == [["NVIDIA GH200 120GB", "97871", "1"]]
+
+
+def test_memory_and_clock(tmp_path: Path) -> None:
+    text = "MemTotal:       900000000 kB\nMemAvailable:   {} kB\nHugePages_Total:       0\n"
+    assert preflight.check_memory(text.format(800000000)) == "762 of 858 GiB of memory free"
+    with pytest.raises(preflight.Unfit, match="another job's processes"):
+        preflight.check_memory(text.format(90000000))
+    preflight.check_clock(tmp_path / "now", time.time())
+    with pytest.raises(preflight.Unfit, match=r"\+3600 s"):
+        preflight.check_clock(tmp_path / "ahead", time.time() + 3600)
