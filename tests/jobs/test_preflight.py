@@ -15,10 +15,18 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 PAYLOAD = Path(__file__).resolve().parents[2] / "src/runner/runs/payload"
-SPECIFICATION = importlib.util.spec_from_file_location("preflight", PAYLOAD / "preflight.py")
-assert SPECIFICATION and SPECIFICATION.loader
-preflight = importlib.util.module_from_spec(SPECIFICATION)
-SPECIFICATION.loader.exec_module(preflight)
+
+
+def loaded(name: str) -> Any:
+    """A file of the payload as a module."""
+    specification = importlib.util.spec_from_file_location(name, PAYLOAD / f"{name}.py")
+    assert specification and specification.loader
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+preflight, worker = loaded("preflight"), loaded("preflight_worker")
 
 
 def on_nodes(attempt: Path, nodes: int, port: int, **environ: str) -> list[tuple[int, str]]:
@@ -76,6 +84,22 @@ def test_a_fall_back_to_sockets_is_a_failure(tmp_path: Path) -> None:
     assert judged(tmp_path, 0, found, NETWORK="AWS Libfabric") == f"Unfit: {said}"
     assert judged(tmp_path, 1, {**found, "network": "AWS Libfabric"}, NETWORK="AWS Libfabric").startswith("3.0 GB/s")
     assert judged(tmp_path, 0, found).startswith("3.0 GB/s")  # a site that promises nothing
+
+
+# as NCCL and aws-ofi-nccl print it on EFA: awsome-distributed-ai, test-nccl-efa
+EFA = """[1,0]<stdout>:worker-0:21:21 [0] NCCL INFO NET/OFI Selected Provider is efa (found 1 nics)
+[1,0]<stdout>:worker-0:21:21 [0] NCCL INFO Using network AWS Libfabric
+"""
+
+
+def test_the_name_of_the_plugin_is_not_enough() -> None:
+    """libfabric may have found nothing but TCP behind it."""
+    assert worker.network_in(EFA) == "AWS Libfabric over efa"
+    assert worker.network_in("NCCL INFO Using network Socket\n") == "Socket"
+    assert worker.network_in("NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n") == ""
+    assert preflight.kept("Libfabric", "AWS Libfabric over efa")
+    assert not preflight.kept("Libfabric", "AWS Libfabric over tcp")
+    assert not preflight.kept("IB", "Socket")
 
 
 def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) -> None:
@@ -143,7 +167,7 @@ def test_memory_and_clock(tmp_path: Path) -> None:
     text = "MemTotal:       900000000 kB\nMemAvailable:   {} kB\nHugePages_Total:       0\n"
     assert preflight.check_memory(text.format(800000000)) == "762 of 858 GiB of memory free"
     with pytest.raises(preflight.Unfit, match="another job's processes"):
-        preflight.check_memory(text.format(90000000))
+        preflight.check_memory(text.format(80000000))
     preflight.check_clock(tmp_path / "now", time.time())
     with pytest.raises(preflight.Unfit, match=r"\+3600 s"):
         preflight.check_clock(tmp_path / "ahead", time.time() + 3600)

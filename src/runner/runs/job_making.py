@@ -78,7 +78,7 @@ def make_job(job_file: JobFile | None, overrides: Overrides, environment: Enviro
             overrides.preflight,
             written.preflight if written else None,
             "preflight",
-            default=False,
+            default=resources.gpus_per_node > 0 and site.scheduler == "slurm",
         ),
         restart=_restart(written, overrides),
         chain=overrides.chain or 0,

@@ -163,10 +163,19 @@ class Worker:
         return speed
 
     def network(self) -> str:
-        """What NCCL says that it uses between nodes: `AWS Libfabric`, `IB`, `Socket`; empty without NCCL."""
+        """What NCCL says that it uses between nodes: `IB`, `Socket`, `AWS Libfabric over cxi`; empty without NCCL.
+
+        The plugin's name alone is not enough: it is the same when libfabric has found TCP only.
+        """
         texts = [path.read_text(errors="replace") for path in self.folder.glob(f"nccl-{self.node}-{self.rank}.*")]
-        found = re.findall(r"Using network (.+)", "\n".join(texts))
-        return str(found[-1]).strip() if found else ""
+        return network_in("\n".join(texts))
+
+
+def network_in(log: str) -> str:
+    """The network, and libfabric's provider, in NCCL's words."""
+    networks = re.findall(r"Using network (.+)", log)
+    providers = re.findall(r"Selected [Pp]rovider is ([^\s,(]+)", log)
+    return (networks[-1].strip() if networks else "") + (f" over {providers[-1]}" if networks and providers else "")
 
 
 def main(argv: list[str]) -> int:
