@@ -32,7 +32,7 @@ class Runner:
     def made(self) -> list[Path]:
         """What launches have left in the folder of runs, their numbers and cache apart."""
         entries = self.runs.iterdir() if self.runs.exists() else ()
-        return [path for path in entries if not path.name.startswith((".numbers", ".cache"))]
+        return [path for path in entries if not path.name.startswith((".numbers", ".cache", ".code"))]
 
     def __call__(self, *words: str, code: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command line to its end; its exit code must be `code` (None: any)."""

@@ -37,13 +37,36 @@ def test_what_a_live_job_uses_stays_and_the_rest_goes(
     for name in (running.name, by_hand.name, before.name, tagged.name):
         assert f"stays: {name}: " in shown.stderr
     assert cluster("gc", "--code", "--older", "1d").stdout.split() == [str(over / "code")]
-    assert over.is_dir() and not (over / "code").exists()
+    assert over.is_dir() and not list((over / "code").iterdir())
     assert cluster("gc", "--runs", "--older", "1d", "--tagged").stdout.split() == [str(over), str(tagged)]
     assert sorted(path.name for path in cluster.made()) == sorted(
         path.name for path in (young, by_hand, before, running)
     )
     slurm.run(("scancel", job_id))
     cluster("cancel", running.name)
+
+
+@pytest.mark.uses("bubblewrap", "squashfuse")
+def test_launches_of_the_same_code_share_it_and_no_job_can_change_it(
+    cluster: Runner, project: Path, busybox_sqsh: Path
+) -> None:
+    """The copy goes with the last run that has it."""
+    write(project, {"edf/box.toml": environment(busybox_sqsh), "jobs/try.sh": "cat jobs/x; echo y >jobs/x; echo $?\n",
+                    "jobs/x": "one\n"})  # fmt: skip
+    for engine in ("ce", "pyxis"):
+        site = "generic-pyxis" if engine == "pyxis" else cluster.site
+        _, log = Runner(project, cluster.environ, site).finished("--env", "box", "--script", "try")
+        assert "one\n" in log and "Read-only file system" in log
+    first, second = sorted(path for path in cluster.made())
+    assert (first / "code/jobs/x").samefile(second / "code/jobs/x")
+    (store,) = (cluster.runs / ".code").iterdir()
+    os.utime(store, (0, 0))
+    cluster("gc", "--code", "--older", "1m")
+    assert store.is_dir()
+    for folder in (first, second):
+        aged(folder)
+    cluster("gc", "--runs", "--older", "1m")
+    assert not store.is_dir() and not cluster.made()
 
 
 def test_where_the_scheduler_does_not_answer_nothing_of_its_runs_goes(local: Runner) -> None:

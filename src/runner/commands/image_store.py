@@ -97,8 +97,9 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
 
     from runner.detection import find_site
     from runner.errors import RunnerError
+    from runner.machine import folders
     from runner.project import find_project
-    from runner.runs import collecting
+    from runner.runs import code_store, collecting
     from runner.runs.history import list_runs
     from runner.runs.past import parse_since
 
@@ -114,12 +115,14 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     for each in found.kept:
         console.say(f"stays: {each.run.name}: {each.why}")
     paths = [run.code if args.code else run.folder for run in found.going]
-    paths = [path for path in paths if path.is_dir()]
+    paths = [path for path in paths if path.is_dir() and any(path.iterdir())]
     freed = sum(collecting.size_bytes(path) for path in paths)
     if not args.dry_run:
         for path in paths:
             collecting.remove(path)
-        for path in collecting.empty_sweeps(folder):
+            if args.code:
+                folders.make(path)  # what is mounted there must be there
+        for path in (*collecting.empty_sweeps(folder), *code_store.unused(folder)):
             collecting.remove(path)
     if args.json:
         console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,

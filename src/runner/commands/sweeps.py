@@ -25,6 +25,11 @@ def of(args: argparse.Namespace) -> Sweep | None:
             "--wait shows one run, and a sweep has many", "their output would mingle",
             "runner watch $(runner launch --sweep …)", exit_code=2,
         )  # fmt: skip
+    if sweep is not None and args.chain:
+        raise RunnerError(
+            "--sweep and --chain do not go together", "a chain is of one run, and a sweep is one array job",
+            "[restart] in the job file: each run of the sweep goes on by itself", exit_code=2,
+        )  # fmt: skip
     return sweep
 
 

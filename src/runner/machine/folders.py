@@ -89,8 +89,11 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
         raise files.explain(error, f"write below {folder}") from error
 
 
-def copy(names: Iterable[str], source: Path, target: Path) -> None:
-    """Copy the named files (relative paths) with modes and times; symlinks stay symlinks; what is there stays."""
+def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False) -> None:
+    """Copy the named files (relative paths) with modes and times; symlinks stay symlinks; what is there stays.
+
+    With `link` as hard links where the file system has them: names of the same files.
+    """
     made: set[Path] = set()
     try:
         for name in names:
@@ -98,10 +101,19 @@ def copy(names: Iterable[str], source: Path, target: Path) -> None:
             if to.parent not in made:
                 to.parent.mkdir(parents=True, exist_ok=True)
                 made.add(to.parent)
-            if not os.path.lexists(to):
-                shutil.copy2(source / name, to, follow_symlinks=False)
+            if os.path.lexists(to) or (link and _linked(source / name, to)):
+                continue
+            shutil.copy2(source / name, to, follow_symlinks=False)
     except OSError as error:
         raise files.explain(error, f"copy {error.filename or source} to {target}") from error
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target, follow_symlinks=False)
+        return True
+    except OSError:  # another file system, one without links, or too many of them: a copy does
+        return False
 
 
 def move(folder: Path, target: Path) -> None:

@@ -114,7 +114,7 @@ def prepare(
         job = saving.with_measured(job, site.runs(environ, project))
     job, hub_notes = offline.settle(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
-    environment = preflight.for_the_run(environment, image, waits.mounts)
+    environment = preflight.for_the_run(environment, image, (preflight.CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)
     script = SCHEDULERS[site.scheduler](job, attachment, site)
     taken = asked()

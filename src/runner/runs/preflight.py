@@ -19,6 +19,8 @@ from runner.site import Site
 
 _LEAST_BYTES, _LEAST_FILES = 64 << 20, 1000
 RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
+CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
+"""over RUN_MOUNT: what a run was made of stays as it was"""
 
 
 @dataclass(frozen=True)

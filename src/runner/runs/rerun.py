@@ -52,7 +52,7 @@ class Locked:
         if not table.get("files"):
             return ()
         tree = code_tree.of_run(run, int(table["files"]))
-        if tree is None:
+        if tree is None or not tree.files:
             return None
         names = tuple(name for name, path in tree.files.items() if path.lstat().st_mtime <= tree.since)
         return names if code_content.of_folder(run.code, names) == table.get("content") else None

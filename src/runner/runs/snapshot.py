@@ -100,10 +100,19 @@ def _plan(main: Path | None, script: Path | None, shipped: Path | None, question
 
 def take(snapshot: Snapshot, run_folder: Path) -> None:
     """Copy the files to RUN/code and git's diff to RUN/code.diff."""
-    code = run_folder / "code"
+    copy(snapshot, run_folder / "code")
+    write_diff(snapshot, run_folder)
+
+
+def copy(snapshot: Snapshot, code: Path) -> None:
+    """Copy the files into a folder."""
     folders.make(code)
     for source in snapshot.sources:
         folders.copy(source.files, source.root, code)
+
+
+def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
+    """Have git write what differs from the commit to RUN/code.diff."""
     if snapshot.git and snapshot.git.modified:
         # git writes the file itself: bytes that are not UTF-8 and line ends stay as they are
         words = (

@@ -12,7 +12,7 @@ from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, process, secrets, sessions
 from runner.machine.report import Report
-from runner.runs import bad_nodes, code_content, dependencies, lock, preflight, snapshot
+from runner.runs import bad_nodes, code_content, code_store, dependencies, lock, preflight
 from runner.runs.dependencies import Waits
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.preflight import LaunchImage
@@ -113,7 +113,7 @@ def slurm_version() -> dict[str, str]:
 def write(plan: RunPlan, run: Run) -> None:
     """Everything in the run folder that the job needs, and the lock."""
     folders.fill(run.folder, plan.files)
-    snapshot.take(plan.snapshot, run.folder)
+    code_store.take(plan.snapshot, run.folder, shared=plan.engine != "host")
     code_content.check_diff(run.folder)
     files.write(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 

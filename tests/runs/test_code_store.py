@@ -1,0 +1,82 @@
+"""Snapshots of the same code are one copy with many names; what no run has any more is found."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.runs import code_content, code_store, snapshot
+from runner.runs.snapshot import Snapshot
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    root = tmp_path / "project"
+    (root / "jobs").mkdir(parents=True)
+    (root / "jobs/a.sh").write_text("one\n")
+    (root / "jobs/a.sh").chmod(0o755)
+    (root / "link").symlink_to("jobs/a.sh")
+    return root
+
+
+def planned(project: Path) -> Snapshot:
+    taken = snapshot.plan(project)
+    return replace(taken, content=code_content.of_snapshot(taken))
+
+
+def take(project: Path, runs: Path, name: str, *, shared: bool = True) -> Path:
+    (runs / name).mkdir(parents=True)
+    code_store.take(planned(project), runs / name, shared=shared)
+    return runs / name / "code"
+
+
+def test_the_same_code_is_one_copy_and_other_code_another(project: Path, tmp_path: Path) -> None:
+    one, two = (take(project, tmp_path / "runs", name) for name in ("a-1", "a-2"))
+    assert (one / "jobs/a.sh").samefile(two / "jobs/a.sh") and os.access(one / "jobs/a.sh", os.X_OK)
+    assert (one / "link").readlink() == Path("jobs/a.sh")
+    (project / "jobs/a.sh").write_text("two\n")
+    three = take(project, tmp_path / "runs", "a-3")
+    assert [(code / "jobs/a.sh").read_text() for code in (one, three)] == ["one\n", "two\n"]
+    assert len(list((tmp_path / "runs/.code").iterdir())) == 2
+
+
+def test_a_run_without_a_container_has_a_copy_of_its_own(project: Path, tmp_path: Path) -> None:
+    code = take(project, tmp_path / "runs", "a-1", shared=False)
+    assert (code / "jobs/a.sh").stat().st_nlink == 1 and not (tmp_path / "runs/.code").exists()
+
+
+def test_content_mode_and_links_make_the_sum(project: Path) -> None:
+    sums = [planned(project).content]
+    (project / "jobs/a.sh").chmod(0o644)
+    sums.append(planned(project).content)
+    (project / "link").unlink()
+    (project / "link").symlink_to("jobs")
+    sums.append(planned(project).content)
+    (project / "jobs/a.sh").rename(project / "jobs/b.sh")
+    sums.append(planned(project).content)
+    assert len(set(sums)) == 4
+    os.utime(project / "jobs/b.sh", (0, 0))
+    assert planned(project).content == sums[-1]
+
+
+def test_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path: Path) -> None:
+    taken = planned(project)
+    (project / "jobs/a.sh").write_text("meanwhile\n")
+    (tmp_path / "runs/a-1").mkdir(parents=True)
+    with pytest.raises(RunnerError):
+        code_store.take(taken, tmp_path / "runs/a-1", shared=True)
+    assert not list((tmp_path / "runs/.code").iterdir())
+
+
+def test_a_copy_is_unused_when_its_last_run_is_gone_and_a_launch_had_its_time(project: Path, tmp_path: Path) -> None:
+    code = take(project, tmp_path / "runs", "a-1")
+    (store,) = (tmp_path / "runs/.code").iterdir()
+    os.utime(store, (0, 0))
+    assert code_store.unused(tmp_path / "runs") == ()
+    for path in (code / "jobs/a.sh", code / "link"):
+        path.unlink()
+    assert code_store.unused(tmp_path / "runs") == (store,)
+    os.utime(store)
+    assert code_store.unused(tmp_path / "runs") == ()
