@@ -23,7 +23,7 @@ def test_a_training_is_converted_and_asked_without_anybody_waiting(cluster: Runn
     answer = runner.launch(
         *words, "generate", "--after", convert.name, "--", "--prompt", "json", "--max_new_tokens", "3"
     )
-    ended = runner.wait(answer.name, lambda one: one["state"] not in ("PENDING", "RUNNING", "COMPLETING"), 400)
+    ended = runner.wait(answer.name, lambda one: one["state"] not in ("PENDING", "RUNNING", "COMPLETING"), 600)
     logs = {folder.name: (folder / "job.log").read_text()[-3000:] for folder in (train, convert, answer)
             if (folder / "job.log").exists()}  # fmt: skip
     assert ended["state"] == "COMPLETED", logs

@@ -60,7 +60,7 @@ def test_torchruns_words_on_two_nodes(plain_slurm: SlurmLab, tmp_path: Path) -> 
     """One task per node, and each knows its own node rank."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "python").write_text('#!/bin/sh\necho "$@" >"$RUNNER_ATTEMPT/words-$SLURM_NODEID"\n')
+    (programs / "python").write_text('#!/bin/sh\n[ "$1" != -m ] || echo "$@" >"$RUNNER_ATTEMPT/words-$SLURM_NODEID"\n')
     (programs / "python").chmod(0o755)
     job = Job("x", BARE, script="a.py", launcher="torchrun", resources=Resources(nodes=2, tasks_per_node=4),
               env={"PATH": f"{programs}:/usr/bin:/bin"})  # fmt: skip
