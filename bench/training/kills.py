@@ -17,7 +17,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
-from bench.training.attempts import SMALL, Start, entries, losses, table
+from bench.training.attempts import SMALL, Ranks, Start, entries, losses, table
 
 STEPS = 150
 TRAIN = (*SMALL, "--save_steps=3", "--save_total_limit=2", "--deepspeed=zero2")
@@ -72,19 +71,19 @@ class Killer:
     def kill(self, attempt: int, while_saving: bool) -> Kill:
         whole = newest_whole(self.checkpoints)
         start = Start(self.run, self.arguments, 2, self.cache, attempt)
-        process = start.popen()
+        ranks = start.begin()
         try:
-            self._await_step(attempt, whole + self.chance.randint(1, 6), process)
+            self._await_step(attempt, whole + self.chance.randint(1, 6), ranks)
             if while_saving:
-                self._await(self._partial, process)
+                self._await(self._partial, ranks)
             time.sleep(self.chance.uniform(0, 0.12 if while_saving else 0.5))
             state = (self._partial(), self._unmarked())
-            os.kill(self.chance.choice(ranks(process.pid)), signal.SIGKILL)
-            code = process.wait(90)
+            os.kill(self.chance.choice(ranks.pids), signal.SIGKILL)
+            codes = ranks.wait(90)
         except BaseException:
-            process.kill()
+            ranks.kill()
             raise
-        if code == 0:
+        if not any(codes):
             raise RuntimeError("it ended well, though a rank was killed")
         last = max([entry["step"] for entry in entries(self.run)], default=0)
         when = "while saving" if while_saving else "at a step"
@@ -97,16 +96,14 @@ class Killer:
         start.finish()
         return resumed_from(start, whole)
 
-    def _await_step(self, attempt: int, step: int, process: subprocess.Popen[bytes]) -> None:
-        self._await(
-            lambda: any(entry["step"] >= step and entry["attempt"] == attempt for entry in entries(self.run)), process
-        )
+    def _await_step(self, attempt: int, step: int, ranks: Ranks) -> None:
+        self._await(lambda: any(at["step"] >= step and at["attempt"] == attempt for at in entries(self.run)), ranks)
 
-    def _await(self, condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    def _await(self, condition: Callable[[], bool], ranks: Ranks) -> None:
         deadline = time.monotonic() + START_SECONDS
         while not condition():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"exit code {process.returncode} before the kill")
+            if ranks.ended() or time.monotonic() > deadline:
+                raise RuntimeError("it ended, or came to nothing, before the kill")
             time.sleep(0.001)
 
     def _partial(self) -> bool:
@@ -123,12 +120,6 @@ def resumed_from(start: Start, whole: int) -> int:
     if step != whole:
         raise RuntimeError(f"the newest whole checkpoint was {whole}, it resumed from {step}:\n{start.output}")
     return step
-
-
-def ranks(launcher: int) -> list[int]:
-    """Return the processes that torchrun has started: its children that run Python."""
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    return [int(child) for child in children if b"sft.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def run(kills: int, seed: int, folder: Path, steps: int = STEPS) -> int:

@@ -15,5 +15,5 @@ def test_killed_at_a_step_and_while_saving_it_goes_on_bitwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two of the twenty kills of `python -m bench.training.kills`, which raises where a start resumes wrongly."""
-    assert kills.run(2, seed=1, folder=tmp_path, steps=30) == 0
+    assert kills.run(2, seed=1, folder=tmp_path, steps=60) == 0
     assert "losses that differ: none; missing: none" in capsys.readouterr().out

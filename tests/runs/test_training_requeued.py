@@ -1,4 +1,4 @@
-"""A training on two nodes of a real Slurm: told to leave, queued again twice, and one loss curve over all attempts."""
+"""A training on two nodes of a real Slurm: told to leave, requeued twice, and one loss curve over all attempts."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs.job import Job, Resources
+from runner.runs.job import Job, Resources, Restart
 from runner.runs.schedulers import slurm as scheduler
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import BARE, SLURM, write_run
@@ -19,12 +19,11 @@ for package in ("torch", "trl", "deepspeed"):
     pytest.importorskip(package)
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
-STEPS = 60
 TRAIN = (
     *("--model_name_or_path=tiny-llama", "--dataset_name=python-docs", "--vocabulary_size=512", "--max_length=32"),
     *("--packing", "--packing_strategy=wrapped", "--per_device_train_batch_size=2", "--learning_rate=1e-3"),
     *("--activation_checkpointing=false", "--gradient_checkpointing=false", "--logging_steps=1"),
-    *("--deepspeed=zero2", "--save_strategy=no", f"--max_steps={STEPS}"),
+    *("--deepspeed=zero2", "--save_strategy=no"),
 )
 ENVIRON = {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -34,10 +33,13 @@ ENVIRON = {
 }
 
 
-def training(folder: Path) -> Path:
-    """The run folder of sft on two nodes, one process each."""
-    resources = Resources(nodes=2, tasks_per_node=1)
-    job = Job("sft", BARE, script="jobs/sft.py", arguments=TRAIN, launcher="srun", resources=resources, env=ENVIRON)
+def training(folder: Path, steps: int, minutes: int = 60, save_seconds: int = 60) -> Path:
+    """The run folder of sft on two nodes, one process each, requeued twice by its policy."""
+    resources = Resources(nodes=2, tasks_per_node=1, time_minutes=minutes)
+    words = (*TRAIN, f"--max_steps={steps}")
+    policy = {"restart": Restart(time_limit=2), "save_seconds": save_seconds}
+    job = Job("sft", BARE, script="jobs/sft.py", arguments=words, launcher="srun", resources=resources,
+              env=ENVIRON, **policy)  # fmt: skip
     sources = (path for path in JOBS.rglob("*") if path.suffix in (".py", ".json"))
     code = {f"jobs/{path.relative_to(JOBS)}": path.read_text() for path in sources}
     return write_run(folder, job, site=SLURM, code=code)
@@ -62,27 +64,50 @@ def until(condition: Callable[[], object], run: Path, seconds: float = 120) -> N
         time.sleep(0.02)
 
 
-def test_queued_again_twice_it_has_the_losses_of_a_run_that_nothing_interrupted(
-    plain_slurm: SlurmLab, tmp_path: Path
-) -> None:
-    """After the fourth step of a start comes what Slurm sends before the time limit: it saves, leaves and goes on."""
-    whole = training(tmp_path / "whole")
-    plain_slurm.wait_for(submit(plain_slurm, whole), "COMPLETED", 180)
-    assert sorted(losses(whole)) == list(range(1, STEPS + 1))
-
-    run = training(tmp_path / "queued-again")
-    job_id = submit(plain_slurm, run)
-    for attempt in (1, 2):
-        until(lambda number=attempt: len(losses(run, number)) >= 4, run)  # type: ignore[misc]
-        plain_slurm.run(("scancel", "--batch", "--signal=USR2", job_id))
-        until((run / "attempts" / str(attempt) / "exit_code").exists, run)
-        assert (run / "attempts" / str(attempt) / "exit_code").read_text() == "75\n", (run / "job.log").read_text()
-        plain_slurm.wait_for(job_id, "FAILED")
-        plain_slurm.run(("scontrol", "requeue", job_id))
-    plain_slurm.wait_for(job_id, "COMPLETED", 180)
-
+def one_curve(run: Path, whole: Path) -> None:
+    """Three attempts, each of which took steps, have the losses of one; nothing was skipped or taken twice."""
     assert losses(run) == losses(whole)
+    assert sum(len(losses(run, attempt)) for attempt in (1, 2, 3)) == len(losses(whole))
     assert all(losses(run, attempt) for attempt in (1, 2, 3))
     log = (run / "job.log").read_text()
     assert log.count("resuming from ") == 2
     assert "skipped" not in log
+    assert [(run / f"attempts/{number}/cause").read_text().strip() for number in (1, 2, 3)] == [
+        "time_limit",
+        "time_limit",
+        "done",
+    ]
+
+
+def uninterrupted(lab: SlurmLab, folder: Path, steps: int) -> Path:
+    whole = training(folder, steps)
+    lab.wait_for(submit(lab, whole), "COMPLETED", 600)
+    assert sorted(losses(whole)) == list(range(1, steps + 1))
+    return whole
+
+
+def test_requeued_twice_it_has_the_losses_of_a_run_that_nothing_interrupted(
+    plain_slurm: SlurmLab, tmp_path: Path
+) -> None:
+    """After the fourth step of a start comes what Slurm sends before the time limit: it saves, leaves and goes on."""
+    whole = uninterrupted(plain_slurm, tmp_path / "whole", 60)
+    run = training(tmp_path / "requeued", 60)
+    job_id = submit(plain_slurm, run)
+    for attempt in (1, 2):
+        until(lambda number=attempt: len(losses(run, number)) >= 4, run)  # type: ignore[misc]
+        plain_slurm.run(("scancel", "--batch", "--signal=USR2", job_id))
+        until((run / "attempts" / str(attempt + 1)).exists, run)
+    until((run / "attempts/3/exit_code").exists, run, 180)
+    one_curve(run, whole)
+
+
+@pytest.mark.slow
+def test_the_time_limit_itself(plain_slurm: SlurmLab, tmp_path: Path) -> None:
+    """One minute a start, told 20 seconds before; the third is given an hour, since it is to come to the end."""
+    steps = 1500
+    run = training(tmp_path / "requeued", steps, minutes=1, save_seconds=20)
+    job_id = submit(plain_slurm, run)
+    until((run / "attempts/2/exit_code").exists, run, 300)
+    plain_slurm.run(("scontrol", "update", f"JobId={job_id}", "TimeLimit=60"))
+    until((run / "attempts/3/exit_code").exists, run, 600)
+    one_curve(run, uninterrupted(plain_slurm, tmp_path / "whole", steps))

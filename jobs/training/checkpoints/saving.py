@@ -16,13 +16,14 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training import files
-from training.checkpoints import marker, resume
+from training.checkpoints import marker, resume, universal
+from training.checkpoints.stopping import any_rank
 from training.errors import JobError
 from training.measuring import metrics
 from training.processes import Processes, barrier, once
 from training.run_folder import RunFolder
-from training.zero import deepspeed_config
 
+RENAME_SECONDS = 60.0
 PROBE_BYTES = 16 * 2**20
 LAST_WORD_SECONDS = 1.0  # a rank other than 0 lets rank 0 fail on its own before it removes what both write to
 
@@ -46,6 +47,8 @@ class CompleteCheckpoints(TrainerCallback):
     after one of them. `attach` it to the trainer; put it behind `SaveAndExit` among the callbacks.
     """
 
+    trainer: Any = None
+
     def __init__(self, run: RunFolder, peers: Processes) -> None:
         self.run, self.peers = run, peers
         self.keep: int | None = None
@@ -58,7 +61,7 @@ class CompleteCheckpoints(TrainerCallback):
         """Make the trainer save through this object; its own removal of old checkpoints is turned off."""
         # transformers would count incomplete ones as well
         self.keep, trainer.args.save_total_limit = trainer.args.save_total_limit, None
-        self.facts = _facts(trainer.args, self.peers)
+        self.trainer, self.facts = trainer, _facts(trainer.args, self.peers)
         write = trainer._save_checkpoint
         trainer._save_checkpoint = lambda *arguments, **named: self._save(trainer, write, *arguments, **named)
         once(self.peers, lambda: _sweep(Path(trainer.args.output_dir)))
@@ -78,11 +81,13 @@ class CompleteCheckpoints(TrainerCallback):
         with self._or_nothing(partial, step), _redirected(trainer, partial):
             once(self.peers, lambda: partial.mkdir(parents=True, exist_ok=True))
             write(*arguments, **named)
-        barrier(self.peers)
+        barrier(self.peers)  # all is written
+        mine = self._share(partial / path.name)
+        barrier(self.peers)  # all have looked
         _mend_best(trainer.state, partial, path.parent)
         once(self.peers, lambda: _publish(partial, path, trainer.state.best_model_checkpoint))
         self.best = trainer.state.best_model_checkpoint
-        self._begin(path, step, started)
+        self._begin(path, step, mine, started)
 
     @contextlib.contextmanager
     def _or_nothing(self, partial: Path, step: int) -> Iterator[None]:
@@ -96,10 +101,14 @@ class CompleteCheckpoints(TrainerCallback):
             shutil.rmtree(partial, ignore_errors=True)
             raise failure from error
 
-    def _begin(self, path: Path, step: int, started: float) -> None:
+    def _share(self, folder: Path) -> list[str]:
+        """Return the files that this rank syncs and hashes: its own and its node's, seen under the name they had."""
+        peers = self.peers
+        return marker.share(files.sizes(folder), peers.rank, peers.world_size, peers.local_world_size)
+
+    def _begin(self, path: Path, step: int, mine: list[str], started: float) -> None:
         def work() -> None:
-            peers = self.peers
-            mine = marker.share(files.sizes(path), peers.rank, peers.world_size, peers.local_world_size)
+            _await_name(path)
             pending.found.update(marker.digests(path, mine, marker.algorithm(), sync=True))
 
         pending = Pending(path, step, started, threading.Thread(target=work, name=f"sync {path.name}", daemon=True))
@@ -107,13 +116,16 @@ class CompleteCheckpoints(TrainerCallback):
         self.pending = pending
         self._waited(pending, time.monotonic() - started)
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        universal.loaded(self.trainer)
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:
             control.should_log = True  # else a restart from here would forget the losses since the last log entry
         if self.pending is None:
             return
-        from training.checkpoints.stopping import any_rank
-
         if not any_rank(self.pending.thread.is_alive(), self.peers):
             self._finish()
 
@@ -166,6 +178,13 @@ class CompleteCheckpoints(TrainerCallback):
         metrics.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
 
 
+def _await_name(path: Path) -> None:
+    """Wait for a name that rank 0 has given: other nodes of a network file system may see it seconds later."""
+    deadline = time.monotonic() + RENAME_SECONDS
+    while not path.is_dir() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def partial_of(path: Path) -> Path:
     """Return the hidden folder in which a checkpoint is written; the Trainer makes `checkpoint-N` below it."""
     return path.with_name(f".{path.name}.partial")
@@ -195,10 +214,8 @@ def _sweep(folder: Path) -> None:
 
 def _facts(args: Any, peers: Processes) -> dict[str, Any]:
     """Return what a later start has to know: processes, ZeRO stage, sequences per step."""
-    plugin = getattr(args, "deepspeed_plugin", None) if args.deepspeed else None
-    stage = deepspeed_config.stage(plugin.hf_ds_config.config) if plugin else None
     sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * peers.world_size
-    return {"world_size": peers.world_size, "zero_stage": stage, "sequences": sequences}
+    return {"world_size": peers.world_size, "zero_stage": universal.stage_of(args), "sequences": sequences}
 
 
 @contextlib.contextmanager

@@ -37,6 +37,8 @@ def prepare(checkpoint: Checkpoint | None, config: Any, peers: Processes) -> Non
     stage = stage_of(config)
     if not _needs_conversion(checkpoint, stage, peers.world_size):
         return
+    if stage == 3 and zero3_faults.holds_one_group_only():
+        raise _too_old(checkpoint)
     folder = convert(checkpoint, peers)
     if peers.first:
         print(f"loading it from {folder}, which fits any number of processes", flush=True)
@@ -67,6 +69,16 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
         f"{checkpoint.path} was written {there}, this start is {here}",
         "the optimizer's state lies in another form; only ZeRO-1 and ZeRO-2 read each other's",
         "start as before, or begin anew from its weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
+    )
+
+
+def _too_old(checkpoint: Checkpoint) -> JobError:
+    import deepspeed
+
+    return JobError(
+        f"DeepSpeed {deepspeed.__version__} cannot resume ZeRO-3 with another number of processes",
+        "its universal form holds one group of parameters, a training has two: with and without weight decay",
+        f"start {checkpoint.world_size} processes as before, or use an image with DeepSpeed 0.18 or newer",
     )
 
 
@@ -172,6 +184,13 @@ def _load_universal(config: Any) -> None:
     """Tell DeepSpeed; in the job's own files the key stays unset, since it would break every other resume."""
     for holder in (config.hf_deepspeed_config, config.deepspeed_plugin.hf_ds_config):
         holder.config.setdefault("checkpoint", {})["load_universal"] = True
+
+
+def loaded(trainer: Any) -> None:
+    """Forget `load_universal` once the training has begun: the best checkpoint, loaded at its end, is a usual one."""
+    engine = getattr(trainer, "deepspeed", None)
+    if engine is not None:
+        engine._config.load_universal_checkpoint = False
 
 
 def _say_what_differs(checkpoint: Checkpoint, config: Any, peers: Processes) -> None:

@@ -1,6 +1,6 @@
 """Two faults in how DeepSpeed's ZeRO-3 loads a universal checkpoint, mended after the load.
 
-Seen in DeepSpeed 0.17.6 and 0.19.8, runtime/zero/stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3:
+Seen in DeepSpeed 0.19.8, runtime/zero/stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3:
 
 1. Every sub-group of parameters is given the same `step` tensor. torch's AdamW adds 1 to it in place, once per
    sub-group, so with n of them the bias correction runs n times too fast: 1e-3 in the loss after a few steps.
@@ -9,11 +9,15 @@ Seen in DeepSpeed 0.17.6 and 0.19.8, runtime/zero/stage3.py, load_hp_checkpoint_
 
 Both are silent. This file can go when tests/jobs/test_zero3_faults.py fails in its first half: it shows both faults
 without the work-around. Doing it on a DeepSpeed that has been mended changes nothing.
+
+Before 0.18 (0.17.6 is what torch 2.4 has) the form held one group of parameters, where transformers makes two; such
+a resume is refused. Source: DeepSpeed pull request 7585.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,13 @@ def work_around() -> None:
         own_settings(self.optimizer.param_groups, saved_groups(Path(checkpoint_dir)))
 
     setattr(DeepSpeedZeroOptimizer_Stage3, LOADER, load_and_mend)
+
+
+def holds_one_group_only() -> bool:
+    """True for a DeepSpeed whose universal form of ZeRO-3 drops all parameter groups but the first."""
+    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+
+    return "param_shapes" in inspect.signature(getattr(DeepSpeedZeroOptimizer_Stage3, LOADER)).parameters
 
 
 def own_steps(optimizer: Any) -> None:
