@@ -57,7 +57,7 @@ def losses(run: Path, attempt: int | None = None) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in found}
 
 
-def until(condition: Callable[[], object], run: Path, seconds: float = 120) -> None:
+def until(condition: Callable[[], object], run: Path, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, (run / "job.log").read_text()
@@ -97,7 +97,7 @@ def test_requeued_twice_it_has_the_losses_of_a_run_that_nothing_interrupted(
         until(lambda number=attempt: len(losses(run, number)) >= 4, run)  # type: ignore[misc]
         plain_slurm.run(("scancel", "--batch", "--signal=USR2", job_id))
         until((run / "attempts" / str(attempt + 1)).exists, run)
-    until((run / "attempts/3/exit_code").exists, run, 180)
+    until((run / "attempts/3/exit_code").exists, run)
     one_curve(run, whole)
 
 
@@ -107,7 +107,7 @@ def test_the_time_limit_itself(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     steps = 1500
     run = training(tmp_path / "requeued", steps, minutes=1, save_seconds=20)
     job_id = submit(plain_slurm, run)
-    until((run / "attempts/2/exit_code").exists, run, 300)
+    until((run / "attempts/2/exit_code").exists, run)
     plain_slurm.run(("scontrol", "update", f"JobId={job_id}", "TimeLimit=60"))
-    until((run / "attempts/3/exit_code").exists, run, 600)
+    until((run / "attempts/3/exit_code").exists, run)
     one_curve(run, uninterrupted(plain_slurm, tmp_path / "whole", steps))
