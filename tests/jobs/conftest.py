@@ -87,7 +87,7 @@ class Launcher:
         environment = {**self.environment(run, attempt), **variables}
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
-    def finish(self, run: Path, *arguments: str, seconds: float = 300, **options: Any) -> Attempt:
+    def finish(self, run: Path, *arguments: str, seconds: float = 900, **options: Any) -> Attempt:
         """Run the script to its end; `options` are those of `start`."""
         with self.start(run, *arguments, **options) as process:
             try:
