@@ -113,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
         bad += not good
         allowed = "0" if case.allowed == 0 else f"{case.allowed:.0e}"
-        rows.append(
-            (case.name, case.precision, f"{case.before} -> {case.after}", text, allowed, "yes" if good else "NO")
-        )
+        apart, move = bench.inherent(case), f"{case.before} -> {case.after}"
+        noise = "-" if apart is None else f"{apart:.1e}"
+        rows.append((case.name, case.precision, move, text, allowed, "yes" if good else "NO", noise))
         print(*rows[-1], flush=True, file=sys.stderr)
     print(f"\ngreatest difference of a loss, steps {SAVED_AT + 1} to {bench.last}, saved at {SAVED_AT}\n")
     print(
