@@ -1,5 +1,10 @@
 """`--micro_batch auto` finds the largest micro batch that fits: the same as trying all, with nothing of a try left."""
 
+import json
+import resource
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tests.jobs.conftest import JOBS, SMALL, Attempt, Launcher
 from training.batch import micro_batch, probe, tries
 from training.batch.search import Search, divisors, doubling
 from training.errors import JobError
@@ -121,3 +127,62 @@ def test_another_error_of_a_try_is_told_in_its_own_words(tmp_path: Path) -> None
     with pytest.raises(JobError) as caught:
         tries.agreed([tries.Ended(0, "error", text), tries.Ended(0, "stopped")], tmp_path / "log")
     assert (caught.value.what, caught.value.fix) == ("no column 'txt'", "--dataset_text_field text")
+
+
+def test_an_answer_counts_for_its_own_question_only_and_the_runs_own_comes_first(tmp_path: Path) -> None:
+    run, cache = tmp_path / "run.json", tmp_path / "cache.json"
+    key = {"length": 512, "device": {"name": "cpu"}}
+    assert micro_batch.remembered((run, cache), key) is None
+    cache.write_text(json.dumps({"micro_batch": 8, "for": key}))
+    assert micro_batch.remembered((run, cache), key) == 8
+    run.write_text(json.dumps({"micro_batch": 4, "for": key}))
+    assert micro_batch.remembered((run, cache), key) == 4
+    assert micro_batch.remembered((run, cache), {**key, "length": 1024}) is None
+    run.write_text("{")
+    assert micro_batch.remembered((run, cache), key) == 8
+
+
+# 50 MB per sequence: the logits of 512 tokens over 8192 words, three times in fp32.
+LONG = (
+    *(word for word in SMALL if not word.startswith(("--vocabulary_size", "--max_length", "--per_device"))),
+    *("--vocabulary_size=8192", "--max_length=512", "--global_batch_size=8", "--max_steps=1", "--save_strategy=no"),
+)
+SEQUENCE_BYTES = 512 * 8192 * 4 * 3
+
+
+def start_alone(launcher: Launcher, run: Path, limit: int | None, *words: str) -> tuple[Attempt, int]:
+    """One process, which may map `limit` bytes at most; how it ended, and the most it had mapped."""
+
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    environment = {**launcher.environment(run), "MALLOC_ARENA_MAX": "1"}
+    log = run / "output"
+    with log.open("wb") as stream:
+        command = (sys.executable, str(JOBS / "sft.py"), *LONG, *words)
+        process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream, preexec_fn=limited)
+        peak = 0
+        while process.poll() is None:
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = max([peak, *(int(line.split()[1]) * 1024 for line in status.splitlines() if "VmPeak" in line)])
+            time.sleep(0.02)
+    return Attempt(process.returncode, log.read_text(), run), peak
+
+
+@pytest.mark.training
+def test_under_a_limit_auto_finds_what_trying_all_finds_and_trains_the_same(launcher: Launcher, tmp_path: Path) -> None:
+    """The limit lies between what 4 and what 8 sequences need: 4 is found, 8 alone runs out, the loss is that of 4."""
+    pytest.importorskip("torch")
+    given, peak = start_alone(launcher, tmp_path / "given", None, "--micro_batch=4")
+    assert given.code == 0, given.output
+    limit = peak + 2 * SEQUENCE_BYTES
+    found, _ = start_alone(launcher, tmp_path / "found", limit, "--micro_batch=auto")
+    assert found.code == 0, found.output
+    assert "micro batch: 4; 8 runs out of memory on rank 0" in found.output
+    assert "batch: 4 per process x 2 accumulation x 1 processes = 8 sequences per step" in found.output
+    assert found.losses == given.losses
+    assert not list((found.run / "attempts" / "1" / "probe").rglob("*.safetensors"))
+    too_many, _ = start_alone(launcher, tmp_path / "too-many", limit, "--micro_batch=8")
+    assert too_many.code != 0
+    assert probe.is_out_of_memory(too_many.output)

@@ -113,7 +113,7 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     key = _key(settings, peers, each, length)
     name = f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
     places = (run.path / "micro_batch" / name, run.cache / "micro_batch" / name)
-    known = talk.once("known", lambda: _remembered(places, key))
+    known = talk.once("known", lambda: remembered(places, key))
     if known is not None:
         if peers.first:
             print(f"micro batch: {known}, remembered in {places[1]}", flush=True)
@@ -146,7 +146,7 @@ def _nothing_fits(rank: int, length: int, run: RunFolder) -> JobError:
     )
 
 
-def _remembered(places: Sequence[Path], key: dict[str, Any]) -> int | None:
+def remembered(places: Sequence[Path], key: dict[str, Any]) -> int | None:
     """Return the answer that was written for exactly this key; the run's own counts before the shared one."""
     for place in places:
         try:
