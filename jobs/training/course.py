@@ -15,6 +15,7 @@ from training.checkpoints import resume, same_model, saving, stopping, universal
 from training.choices import report
 from training.choices.choices import Choice
 from training.errors import JobError
+from training.heartbeat import Heartbeat
 from training.measuring import loss_picture, metrics, trackers
 from training.models import loading
 from training.processes import Processes, barrier, once
@@ -43,6 +44,7 @@ class Course:
     ) -> None:
         self.settings, self.batch, self.run, self.peers, self.started = settings, batch, run, peers, started
         self.choices: list[Choice] = []
+        self.heartbeat = Heartbeat(run, peers)  # before anything that may hang
         _quiet_libraries()
         trackers.check(settings)
         report.settle(settings, peers)
@@ -60,8 +62,8 @@ class Course:
         self.saver = saving.CompleteCheckpoints(run, peers)
 
     def callbacks(self) -> list[Any]:
-        """Return what `make_trainer` gives to its trainer: the metrics, leaving in good order, complete checkpoints."""
-        return [self.meter, self.stop, self.saver]
+        """Return what `make_trainer` gives to its trainer: metrics, leaving in good order, checkpoints, signs of life."""
+        return [self.meter, self.stop, self.saver, self.heartbeat]
 
     def prepare(self, make_trainer: Callable[[Course], Any]) -> Any:
         """Return the trainer, ready: without the callbacks that redraw lines, its model described."""

@@ -1,6 +1,6 @@
 """Nodes that an earlier run has found unfit: left out at the launch, for a day, on the cluster where they were found.
 
-payload/restart.sh writes the list: `<cache>/bad-nodes/CLUSTER`, lines of NODE, Unix seconds, reason.
+payload/nodes.sh writes the list: `<cache>/bad-nodes/CLUSTER`, lines of NODE, Unix seconds, reason.
 """
 
 from __future__ import annotations

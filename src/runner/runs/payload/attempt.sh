@@ -12,6 +12,8 @@
 # shellcheck source=/dev/null
 . payload/restart.sh
 # shellcheck source=/dev/null
+. payload/nodes.sh
+# shellcheck source=/dev/null
 . payload/watch.sh
 # an outer run's words would be taken for this one's
 unset RUNNER_TASK RUNNER_TASKS
