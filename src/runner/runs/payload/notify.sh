@@ -70,7 +70,7 @@ json_text() {
 
 # Tell of the first step of this attempt, once: the first new line of metrics.jsonl that has one.
 first_step() {
-    [ -z "${first_step_told:-}" ] || return 0
+    [ -n "${RUNNER_WEBHOOK:-}" ] && [ -z "${first_step_told:-}" ] || return 0
     tail -c "+$((${metrics_bytes:-0} + 1))" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -q -m 1 '"step"' || return 0
     first_step_told=yes
     notify first_step "the first step is done"
