@@ -17,13 +17,13 @@ def test_a_training_is_converted_and_asked_without_anybody_waiting(cluster: Runn
         pytest.importorskip(package, reason=f"{package} is not installed beside the tests")
     path = f"{Path(sys.executable).parent}{os.pathsep}{cluster.environ['PATH']}"
     runner = Runner(cluster.project, {**cluster.environ, "PATH": path, "OMP_NUM_THREADS": "1"}, cluster.site)
-    words = ("--env", "plain", "--engine", "host", "--time", "10", "--script")
+    words = ("--env", "plain", "--engine", "host", "--time", "30", "--script")
     train = runner.launch(*words, "sft", "--launcher", "none", "--tasks-per-node", "1", "--", *SMALL)
     convert = runner.launch(*words, "convert", "--after", train.name, "--", "--dtype", "bfloat16")
     answer = runner.launch(
         *words, "generate", "--after", convert.name, "--", "--prompt", "json", "--max_new_tokens", "3"
     )
-    ended = runner.wait(answer.name, lambda one: one["state"] not in ("PENDING", "RUNNING", "COMPLETING"), 600)
+    ended = runner.wait(answer.name, lambda one: one["state"] not in ("PENDING", "RUNNING", "COMPLETING"), 900)
     logs = {folder.name: (folder / "job.log").read_text()[-3000:] for folder in (train, convert, answer)
             if (folder / "job.log").exists()}  # fmt: skip
     assert ended["state"] == "COMPLETED", logs
