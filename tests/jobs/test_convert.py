@@ -289,3 +289,20 @@ def test_a_weight_larger_than_a_shard_gets_one_of_its_own() -> None:
 
     weights = {"a": stored(2), "b": stored(100), "c": stored(2), "d": stored(2)}
     assert writing.plan(weights, torch.float32, 40) == [["a"], ["b"], ["c", "d"]]
+
+
+def test_after_another_run_its_model_is_read_and_the_new_one_lies_in_this_runs_own_folder(tmp_path: Path) -> None:
+    """So `launch convert --after TRAIN`, `launch generate --after CONVERT` need no path; the one before is only read."""
+    from training.converting import conversion, trained
+
+    before, own = tmp_path / "sft-0001", tmp_path / "convert-0001"
+    for run in (before, own):
+        (run / "checkpoints/final").mkdir(parents=True)
+        (run / "checkpoints/final/config.json").write_text("{}")
+        (run / "checkpoints/final/model.safetensors").write_bytes(b"")
+    environment = {"RUNNER_AFTER": str(before), "RUNNER_RUN": str(own)}
+    found = trained.find(None, environment)
+    assert found.weights == str(before / "checkpoints/final")
+    assert conversion.output_folder(None, found, environment) == own / "checkpoints/final"
+    assert conversion.output_folder(None, found, {"RUNNER_RUN": str(own)}) == before / "model"
+    assert trained.find(None, {"RUNNER_RUN": str(own), "RUNNER_AFTER": ""}).weights == str(own / "checkpoints/final")
