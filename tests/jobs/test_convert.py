@@ -292,7 +292,7 @@ def test_a_weight_larger_than_a_shard_gets_one_of_its_own() -> None:
 
 
 def test_after_another_run_its_model_is_read_and_the_new_one_lies_in_this_runs_own_folder(tmp_path: Path) -> None:
-    """So `launch convert --after TRAIN`, `launch generate --after CONVERT` need no path; the one before is only read."""
+    """So `launch convert --after TRAIN`, `launch generate --after CONVERT` need no path; that one is only read."""
     from training.converting import conversion, trained
 
     before, own = tmp_path / "sft-0001", tmp_path / "convert-0001"
