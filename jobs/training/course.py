@@ -62,7 +62,7 @@ class Course:
         self.saver = saving.CompleteCheckpoints(run, peers)
 
     def callbacks(self) -> list[Any]:
-        """Return what `make_trainer` gives to its trainer: metrics, leaving in good order, checkpoints, signs of life."""
+        """Return what `make_trainer` gives to its trainer: metrics, leaving in order, checkpoints, signs of life."""
         return [self.meter, self.stop, self.saver, self.heartbeat]
 
     def prepare(self, make_trainer: Callable[[Course], Any]) -> Any:
