@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.importing.measure import machine
 
-PARTS = ("first_step", "sft", "resume")
+PARTS = ("first_step", "sft", "resume", "kills")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:

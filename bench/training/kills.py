@@ -21,8 +21,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from bench.training.attempts import SMALL, Ranks, Start, entries, losses, table
@@ -122,38 +123,45 @@ def resumed_from(start: Start, whole: int) -> int:
     return step
 
 
-def run(kills: int, seed: int, folder: Path, steps: int = STEPS) -> int:
-    """Kill, resume, compare; print the table. Raises RuntimeError where a start went wrong."""
+def measure(folder: Path, quick: bool, kills: int = 20, seed: int = 0, steps: int = STEPS) -> dict[str, Any]:
+    """Kill, resume, compare; return what `render` prints. Raises RuntimeError where a start went wrong."""
+    shutil.rmtree(folder, ignore_errors=True)
     cache, whole = folder / "cache", folder / "whole"
     arguments = (*TRAIN, f"--max_steps={steps}")
     Start(whole, arguments, 2, cache).finish()
     killer = Killer(folder / "killed", cache, arguments, seed)
     done = []
-    for number in range(kills):
-        done.append(killer.kill(number + 1, while_saving=number % 2 == 1))
+    for number in range(2 if quick else kills):
+        done.append(asdict(killer.kill(number + 1, while_saving=number % 2 == 1)))
         print(f"kill {number + 1}: {done[-1]}", file=sys.stderr, flush=True)
-    last = killer.finish(kills + 1)
-    expected = losses(whole)
-    taken = entries(killer.run)
-    wrong = sorted({entry["step"] for entry in taken if entry["loss"] != expected[entry["step"]]})
-    report(done, last)
-    missing = sorted(expected.keys() - losses(killer.run).keys())
-    print(f"steps taken {len(taken)} for {steps}; losses that differ: {wrong or 'none'}; missing: {missing or 'none'}")
-    return 1 if wrong or missing else 0
+    last = killer.finish(len(done) + 1)
+    expected, taken = losses(whole), entries(killer.run)
+    return {
+        "kills": done,
+        "last": last,
+        "steps": steps,
+        "taken": len(taken),
+        "differ": sorted({entry["step"] for entry in taken if entry["loss"] != expected[entry["step"]]}),
+        "missing": sorted(expected.keys() - losses(killer.run).keys()),
+    }
 
 
-def report(done: list[Kill], last: int) -> None:
+def render(found: dict[str, Any]) -> list[str]:
+    """Return the table in Markdown, and what came of it all."""
     rows = []
-    for number, kill in enumerate(done, 1):
-        newest = "being written" if kill.partial else "not yet safe" if kill.unmarked else "whole"
-        went_on = str(kill.resumed_from) if kill.resumed_from else "the beginning"
-        rows.append((str(number), kill.when, str(kill.step), newest, went_on))
-    print(table(("kill", "when", "last step", "newest checkpoint", "this start went on from"), rows))
-    hit = sum(kill.partial or kill.unmarked for kill in done)
-    print(
-        f"\n{len(done)} kills, {hit} of them on an unfinished checkpoint; each start went on from the newest whole one"
-    )
-    print(f"the last start went on from step {last} and ended well")
+    for number, kill in enumerate(found["kills"], 1):
+        newest = "being written" if kill["partial"] else "not yet safe" if kill["unmarked"] else "whole"
+        went_on = str(kill["resumed_from"]) if kill["resumed_from"] else "the beginning"
+        rows.append((str(number), kill["when"], str(kill["step"]), newest, went_on))
+    hit = sum(kill["partial"] or kill["unmarked"] for kill in found["kills"])
+    return [
+        *table(("kill", "when", "last step", "newest checkpoint", "this start went on from"), rows).split("\n"),
+        "",
+        f"{len(rows)} kills, {hit} of them on an unfinished checkpoint; each start went on from the newest whole one,"
+        f" the last from step {found['last']}, and that ended well",
+        f"steps taken {found['taken']} for {found['steps']}; losses that differ: {found['differ'] or 'none'};"
+        f" missing: {found['missing'] or 'none'}",
+    ]
 
 
 def main(argv: list[str]) -> int:
@@ -161,11 +169,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args(argv)
-    folder = Path(tempfile.mkdtemp(prefix="bench-kills-"))
-    try:
-        return run(arguments.kills, arguments.seed, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="bench-kills-") as folder:
+        found = measure(Path(folder) / "kills", quick=False, kills=arguments.kills, seed=arguments.seed)
+    print("\n".join(render(found)))
+    return 1 if found["differ"] or found["missing"] else 0
 
 
 if __name__ == "__main__":

@@ -14,15 +14,19 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.training.attempts import SMALL, Start, losses, table
 
 SAVED_AT = 8
 # 2048 tokens a step: with few of them bf16 alone moves a loss by 1e-3
 SIZES = ("--max_length=256", "--global_batch_size=8")
+STEPS = 20
+KINDS = ["none", "zero0", "zero1", "zero2", "zero3"]
+MOVES = [(2, 2), (1, 2), (2, 1), (2, 4)]
 ALLOWED = {"fp32": 1e-5, "bf16": 2e-4}
 PRECISION = {"fp32": ("--bf16=false",), "bf16": ("--bf16=true",)}
 LORA = ("--use_peft", "--lora_r=4", "--lora_alpha=8", "--lora_dropout=0.1", "--lora_target_modules=all-linear")
@@ -99,43 +103,58 @@ class Bench:
         return max(abs(one[step] - two[step]) for step in range(1, self.last - SAVED_AT + 1))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print one line per case and the table; 1 where a difference is too great."""
-    folder = Path(arguments.folder or tempfile.mkdtemp(prefix="bench-resume-"))
-    moves = [(int(word.split("-")[0]), int(word.split("-")[1])) for word in arguments.moves]
-    bench, rows, bad = Bench(folder, arguments.steps), [], 0
-    for case in cases(arguments.kinds, arguments.precisions, moves):
+def measured(folder: Path, steps: int, wanted: Sequence[Case]) -> list[tuple[str, ...]]:
+    """Return one row per case; each is printed on stderr as soon as it is there."""
+    bench, rows = Bench(folder, steps), []
+    for case in wanted:
         try:
             difference = bench.difference(case)
             good, text = difference <= case.allowed, "0 (bitwise)" if difference == 0 else f"{difference:.1e}"
         except RuntimeError as error:
             good, text = False, "failed"
             print(error, file=sys.stderr)
-        bad += not good
         allowed = "0" if case.allowed == 0 else f"{case.allowed:.0e}"
         apart, move = bench.inherent(case), f"{case.before} -> {case.after}"
         noise = "-" if apart is None else f"{apart:.1e}"
         rows.append((case.name, case.precision, move, text, allowed, "yes" if good else "NO", noise))
         print(*rows[-1], flush=True, file=sys.stderr)
-    print(f"\ngreatest difference of a loss, steps {SAVED_AT + 1} to {bench.last}, saved at {SAVED_AT}\n")
-    print(
-        table(("state", "precision", "processes", "difference", "allowed", "holds", "never interrupted"), rows),
-        flush=True,
-    )
-    if not arguments.folder:
-        shutil.rmtree(folder, ignore_errors=True)
-    return 1 if bad else 0
+    return rows
+
+
+def measure(folder: Path, quick: bool) -> dict[str, Any]:
+    """Return what `render` prints; all cases, or few of them. For `nox -s bench -- train`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    kinds, precisions, moves = (["zero2"], ["fp32"], [(2, 1)]) if quick else (KINDS, list(PRECISION), MOVES)
+    steps = 4 if quick else STEPS
+    return {"steps": steps, "rows": measured(folder, steps, list(cases(kinds, precisions, moves)))}
+
+
+def render(found: dict[str, Any]) -> list[str]:
+    """Return the table in Markdown."""
+    heads = ("state", "precision", "processes", "difference", "allowed", "holds", "never interrupted")
+    about = f"greatest difference of a loss over the {found['steps']} steps after the resume, saved at step {SAVED_AT}"
+    return [about, "", *table(heads, found["rows"]).split("\n")]
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="resume", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    kinds = ["none", "zero0", "zero1", "zero2", "zero3"]
-    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
     parser.add_argument("--precisions", nargs="+", choices=list(PRECISION), default=list(PRECISION))
-    parser.add_argument("--moves", nargs="+", default=["2-2", "1-2", "2-1", "2-4"], metavar="BEFORE-AFTER")
-    parser.add_argument("--steps", type=int, default=20, help="steps after the resume")
-    parser.add_argument("--folder", help="kept; default: a temporary one")
-    return run(parser.parse_args(argv))
+    parser.add_argument("--moves", nargs="+", default=[f"{before}-{after}" for before, after in MOVES])
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps after the resume")
+    parser.add_argument("--folder", type=Path, help="kept; default: a temporary one")
+    arguments = parser.parse_args(argv)
+    moves = [(int(word.split("-")[0]), int(word.split("-")[1])) for word in arguments.moves]
+    wanted = list(cases(arguments.kinds, arguments.precisions, moves))
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="bench-resume-"))
+    try:
+        rows = measured(folder, arguments.steps, wanted)
+    finally:
+        if not arguments.folder:
+            shutil.rmtree(folder, ignore_errors=True)
+    print("\n".join(render({"steps": arguments.steps, "rows": rows})), flush=True)
+    return 1 if any("NO" in row for row in rows) else 0
 
 
 if __name__ == "__main__":
