@@ -198,7 +198,7 @@ TWO_STEPS = (*SMALL, "--max_steps=2", "--save_strategy=no")
 @pytest.mark.training
 @pytest.mark.parametrize("name", ["zero3-offload", "alps-zero3"])
 def test_the_heavier_presets_take_two_steps_of_two_processes(name: str, launcher: Launcher, tmp_path: Path) -> None:
-    """`nox -s bench -- train presets` takes all nine, with one process and with two."""
+    """`python -m bench.training.presets` takes all nine, with one process and with two."""
     pytest.importorskip("torch")
     attempt = launcher.sft(tmp_path, *TWO_STEPS, f"--deepspeed={name}")
     assert attempt.code == 0, attempt.output
