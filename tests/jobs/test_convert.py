@@ -232,7 +232,7 @@ def test_a_run_gives_its_newest_whole_checkpoint_with_tokenizer_and_template(who
         conversion.convert(options(broken, tmp_path / "other"), {})
 
 
-def test_an_adapter_in_shards_is_merged_into_its_base(tmp_path: Path) -> None:
+def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
     """The merged model answers as the base with the adapter beside it."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, LlamaConfig

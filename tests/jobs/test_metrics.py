@@ -113,7 +113,8 @@ def test_an_attempt_names_what_its_figures_are_made_of(launcher: Launcher, tmp_p
     seconds = last["tokens"] / last["tokens_per_second"]
     assert last["mfu"] == pytest.approx(cost.flops(128, 128 * 32) / seconds / 2e11, rel=0.01)
     assert 0 <= last["data_wait_seconds"] < 60 and last["step_seconds"] == pytest.approx(seconds, rel=0.01)
-    assert any(each.get("checkpoint_wait_seconds", 0) > 0 for each in found)
+    saves = [each["step"] for each in records.lines(tmp_path / "metrics.jsonl") if each.get("checkpoint_seconds")]
+    assert saves[0] == 5 and STEPS in saves
 
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -60,9 +60,9 @@ class Metrics(TrainerCallback):
     (since the last entry, all processes), total_tokens, tokens_per_second (all processes; saving and evaluating left
     out), tokens_per_second_per_process, mfu (where a peak is known), memory_bytes (peak of the rank that needs most:
     of its GPU, else of its process), data_wait_seconds (of the rank that waited longest, since the last entry),
-    checkpoint_wait_seconds and evaluation_seconds (since the last entry, where there were), step_seconds, seconds (of
-    this attempt), attempt, time (Unix). Each attempt begins with a `header`, which names the formula of mfu, the peak
-    and its source.
+    evaluation_seconds (since the last entry, where there was one), step_seconds, seconds (of this attempt), attempt,
+    time (Unix). Each save leaves an entry of its own, checkpoint_seconds in it (checkpoints/saving.py). Each attempt
+    begins with a `header`, which names the formula of mfu, the peak and its source.
     """
 
     def __init__(self, run: RunFolder, processes: Processes, counter: TokenCounter) -> None:
@@ -154,8 +154,8 @@ class Metrics(TrainerCallback):
             "attempt": self.run.attempt_number,
             "time": round(time.time(), 3),
         }
-        asides = {"checkpoint_wait_seconds": stretch.checkpoint, "evaluation_seconds": stretch.evaluation}
-        entry.update({name: round(value, 3) for name, value in asides.items() if value})
+        if stretch.evaluation:
+            entry["evaluation_seconds"] = round(stretch.evaluation, 3)
         if self.cost and self.peak:
             done = self.cost.flops(ranks.tokens, ranks.squared_lengths)
             entry["mfu"] = round(done / seconds / (self.peak.flops * self.processes.world_size), 5)
