@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from training import errors, processes, run_folder
+from training import errors, imports, processes, run_folder
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
         run_folder.point_caches(run, os.environ)
         threads = processes.set_threads(os.environ, peers)
         # From here on the slow imports: they read what has been set above.
+        imports.prepare(imports.unused_by_clm(argv))
         processes.settle_device(os.environ)
         from training.clm import modelling
 

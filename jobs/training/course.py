@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -165,10 +167,11 @@ def _quiet_libraries() -> None:
     """Turn off bars that redraw themselves, and what the libraries say to each other on every rank."""
     import warnings
 
-    import datasets
     from transformers.utils import logging
 
-    datasets.disable_progress_bars()
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")  # not imported for this alone: it is slow
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].disable_progress_bars()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|transformers|accelerate")
 

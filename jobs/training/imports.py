@@ -17,15 +17,25 @@ from typing import Any
 
 
 class _Hidden(importlib.abc.MetaPathFinder):
-    """Says of some packages that they are not installed."""
+    """Says to libraries that some packages are not installed; what the scripts themselves import is there."""
 
     def __init__(self, names: Iterable[str]) -> None:
-        self.names = frozenset(names)
+        self.names = set(names)
 
     def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name.partition(".")[0] in self.names:
-            raise ModuleNotFoundError(f"{name} is left out: this command line does not use it", name=name)
+        package = name.partition(".")[0]
+        if package in self.names:
+            if not _asked_by_us():
+                raise ModuleNotFoundError(f"{name} is left out: this command line does not use it", name=name)
+            self.names.clear()  # one may need the other
         return None
+
+
+def _asked_by_us() -> bool:
+    frame = sys._getframe(2)
+    while frame.f_back and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("training", "__main__")
 
 
 def unused_by_clm(argv: Sequence[str]) -> tuple[str, ...]:
@@ -47,7 +57,7 @@ def unused_by_clm(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def prepare(unused: Iterable[str]) -> None:
-    """Import what every training needs, without the `unused` packages, for good: later imports of them fail."""
+    """Import what every training needs; to libraries the `unused` packages are not there, now and later."""
     hide(unused)
     gc.disable()  # the objects of modules stay; each collection would look at all of them again
     try:
@@ -67,13 +77,13 @@ def prepare(unused: Iterable[str]) -> None:
 
 def hide(names: Iterable[str]) -> None:
     """Let packages look as if they were not installed; those that are imported already stay."""
-    hidden = frozenset(names) - set(sys.modules)
-    if not hidden:
+    hidden = _Hidden(set(names) - set(sys.modules))
+    if not hidden.names:
         return
-    sys.meta_path.insert(0, _Hidden(hidden))
+    sys.meta_path.insert(0, hidden)
     look = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
-        return None if name.partition(".")[0] in hidden else look(name, package)
+        return None if name.partition(".")[0] in hidden.names else look(name, package)
 
     importlib.util.find_spec = find_spec

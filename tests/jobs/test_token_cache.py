@@ -476,3 +476,18 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_a_job_before_makes_the_cache_that_clm_would_make(tmp_path: Path, plain: Any, launcher: Any) -> None:
+    """On CPUs alone, by the same names of arguments; a second start finds it."""
+    path = lines(tmp_path / "a.jsonl")
+    plain.save_pretrained(str(tmp_path / "tokenizer"))
+    words = (sys.executable, str(JOBS / "tokenize_data.py"), f"--train_file={path}", "--append_eos")
+    command = (*words, f"--tokenizer_name={tmp_path / 'tokenizer'}")
+    environment = {**launcher.environment(tmp_path / "run"), "RUNNER_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    tokens = opened(
+        path, type(plain).from_pretrained(str(tmp_path / "tokenizer")), tmp_path / "cache", end_of_document=True
+    )
+    assert done.stdout == f"{tokens.file.prefix.parent}\n"

@@ -138,7 +138,7 @@ def _load(settings: Settings) -> Mapping[str, Any]:
             return found if isinstance(found, Mapping) else {"train": found}
         if name and not Path(name).is_file():
             splits: Mapping[str, Any] = datasets.load_dataset(
-                name,
+                reading.prefetched(name) or name,
                 settings["dataset_config_name"],
                 cache_dir=settings["cache_dir"],
                 token=settings["token"],

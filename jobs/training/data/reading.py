@@ -65,7 +65,7 @@ def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
                 )
             found = datasets.load_dataset(reader, data_files=name, streaming=streaming)
         else:
-            found = datasets.load_dataset(_prefetched(name) or name, name=config, streaming=streaming)
+            found = datasets.load_dataset(prefetched(name) or name, name=config, streaming=streaming)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
         raise not_loaded(name, error) from error
     if split not in found:
@@ -78,7 +78,7 @@ def load(name: str, config: str | None, split: str, streaming: bool) -> Any:
     return found[split]
 
 
-def _prefetched(name: str) -> str | None:
+def prefetched(name: str) -> str | None:
     """Return the folder of a hub dataset's files where there is no network: `datasets` would not look there."""
     found = hub_cache.snapshot("dataset", name, os.environ) if hub_cache.is_offline(os.environ) else None
     return str(found) if found else None
