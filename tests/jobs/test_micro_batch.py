@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from tests.jobs.conftest import JOBS, SMALL, Attempt, Launcher
+from tests.jobs.conftest import JOBS, SMALL, Attempt, Launcher, free_port
 from training.batch import micro_batch, probe, tries
 from training.batch.search import Search, divisors, doubling
 from training.errors import JobError
@@ -186,3 +186,49 @@ def test_under_a_limit_auto_finds_what_trying_all_finds_and_trains_the_same(laun
     too_many, _ = start_alone(launcher, tmp_path / "too-many", limit, "--micro_batch=8")
     assert too_many.code != 0
     assert probe.is_out_of_memory(too_many.output)
+
+
+CHILD = """
+import json, os, sys, time
+from pathlib import Path
+order = Path(os.environ["RUNNER_PROBE"])
+for size in json.loads(order.read_text())["candidates"]:
+    if size > 2:
+        if os.environ["RANK"] == "1":
+            sys.exit(86)  # out of memory
+        time.sleep(300)  # as in a collective that the other rank never joins
+    with order.with_suffix(".fitted").open("a") as file:
+        file.write(json.dumps({"micro_batch": size, "peak_bytes": 1}) + "\\n")
+"""
+PARENT = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from training import processes, run_folder
+from training.batch import tries
+from training.batch.search import Search, divisors
+sys.argv[0] = sys.argv[1]
+talk, search, number = tries.Peers(processes.from_environment(os.environ), os.environ), Search(divisors(8)), 0
+run = run_folder.from_environment(os.environ, "sft")
+while round_ := search.next_round():
+    fitted, rank = tries.take(number, round_, 2, (), run, talk, None)
+    search, number = search.after(round_, fitted), number + 1
+talk.gather("end", True)
+print(search.fits, search.fails, rank)
+"""
+
+
+@pytest.mark.training
+def test_memory_that_runs_out_on_one_rank_is_the_answer_of_all_and_nobody_hangs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "child.py").write_text(CHILD)
+    (tmp_path / "parent.py").write_text(PARENT)
+    port = str(free_port())
+    parents = []
+    for rank in ("0", "1"):
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = {**Launcher(tmp_path / "cache").environment(tmp_path / "run"), **own}
+        command = (sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "child.py"), str(JOBS))
+        parents.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    answers = [parent.communicate(timeout=120)[0].strip() for parent in parents]
+    assert answers == ["2 4 1", "2 4 1"]
