@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from training import files
+from training import files, publishing
 from training import settings as settings_module
 from training.batch import probe
 from training.batch.batches import Batch
@@ -24,6 +26,8 @@ from training.processes import Processes, barrier, once
 from training.run_folder import RunFolder
 from training.settings import Settings
 from training.zero import deepspeed_config
+
+BEAT_SECONDS = 20.0
 
 
 class Course:
@@ -54,6 +58,7 @@ class Course:
             print("settings (value, source)", *settings_module.show(settings, run.path / "settings.json"), sep="\n")
             print(f"batch: {batch}", flush=True)
         self.config = _configure(config_type, settings)  # starts the process group
+        self.publication = publishing.take_over(self.config)
         wanted, self.config.resume_from_checkpoint = settings.get("resume_from_checkpoint"), None
         folder = Path(self.config.output_dir)
         self.checkpoint = resume.settle(folder, wanted, automatic=not run.by_hand, peers=peers)
@@ -66,6 +71,21 @@ class Course:
     def callbacks(self) -> list[Any]:
         """Return what `make_trainer` gives to its trainer: metrics, leaving in order, checkpoints, signs of life."""
         return [self.meter, self.stop, self.saver, self.heartbeat]
+
+    @contextlib.contextmanager
+    def long_work(self) -> Iterator[None]:
+        """Give signs of life while one piece of work lasts that has no steps, such as making a token cache."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(BEAT_SECONDS):
+                self.heartbeat.beat()
+
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
 
     def prepare(self, make_trainer: Callable[[Course], Any]) -> Any:
         """Return the trainer, ready: without the callbacks that redraw lines, its model described."""
@@ -138,6 +158,9 @@ class Course:
         if entries:
             losses = f"loss {summary['first_loss']:.3f} -> {summary['last_loss']:.3f}"
             print(f"done: {summary['steps']} steps, {losses}, {summary['tokens_per_second']} tok/s", flush=True)
+        if self.publication:
+            address = publishing.publish(self.publication, final)
+            files.write_json(self.run.summary, {**summary, "pushed": address})
 
 
 def save_final(trainer: Any, ended: resume.Checkpoint | None, path: Path, peers: Processes) -> Path:

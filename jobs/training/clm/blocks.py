@@ -53,15 +53,16 @@ def _open(course: Course, found: Text, tokenizer: PreTrainedTokenizerBase) -> An
         corpus = cache.Corpus(found.files, found.column, settings["keep_linebreaks"])
     else:
         corpus = once(course.peers, lambda: cache.of_rows(found.rows, found.column, folder))
-    return cache.open_tokens(
-        corpus,
-        tokenizer,
-        folder,
-        course.peers,
-        end_of_document=settings["append_eos"],
-        processes=settings["preprocessing_num_workers"],
-        anew=settings["overwrite_cache"],
-    )
+    with course.long_work():
+        return cache.open_tokens(
+            corpus,
+            tokenizer,
+            folder,
+            course.peers,
+            end_of_document=settings["append_eos"],
+            processes=settings["preprocessing_num_workers"],
+            anew=settings["overwrite_cache"],
+        )
 
 
 def _cut(course: Course, tokens: Any, split: str, most: int | None) -> Any:
