@@ -14,9 +14,10 @@ from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
 from tests.jobs.test_sft import wait_for_step  # noqa: E402
 from training.clm.blocks import Stream  # noqa: E402
 from training.clm.text import Text  # noqa: E402
-from training.clm.trainer import perplexity  # noqa: E402
+from training.clm.trainer import loss_places, perplexity  # noqa: E402
 from training.data import tokenizer as made_tokenizer  # noqa: E402
 from training.data.token_cache import cache  # noqa: E402
+from training.fast import head_loss  # noqa: E402
 from training.processes import Processes  # noqa: E402
 
 ALONE = Processes(0, 0, 1, 1, "alone")
@@ -130,3 +131,19 @@ def test_a_stream_gives_the_blocks_of_the_cache_in_their_order(corpus: Path, tmp
 def test_perplexity_of_a_diverged_model_is_infinite() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(1e6) == math.inf
+
+
+def test_head_and_loss_in_pieces_give_the_models_own_loss_and_gradients() -> None:
+    """Each token but the last of a block has its next one as target, as in the model's own shift."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=64, n_positions=32)).eval()
+    ids = torch.randint(0, 64, (3, 20))
+    stock = model(input_ids=ids, labels=ids).loss
+    expected = torch.autograd.grad(stock, tuple(model.parameters()))
+    head_loss.install(model)
+    pieces = model(input_ids=ids, **loss_places(ids)).loss
+    assert float(pieces) == pytest.approx(float(stock), abs=1e-6)
+    for found, of in zip(torch.autograd.grad(pieces, tuple(model.parameters())), expected, strict=True):
+        assert torch.allclose(found, of, atol=1e-6)

@@ -64,6 +64,17 @@ class DataArguments:
 
 
 @dataclass
+class OurArguments(course_arguments.OurArguments):
+    """Arguments that run_clm does not have."""
+
+    loss_path: str = said(
+        "plain: the model makes all logits at once; auto: head and loss in pieces where the model's head allows it.",
+        "auto",
+        choices=["auto", "plain"],
+    )
+
+
+@dataclass
 class OverwriteArgument:
     """Taken out of TrainingArguments by transformers 5; people have it in their scripts."""
 
@@ -104,7 +115,7 @@ def types() -> tuple[type, ...]:
     """Return the dataclasses whose fields are the arguments."""
     from transformers import TrainingArguments
 
-    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, course_arguments.OurArguments)
+    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, OurArguments)
     there = any(known.name == "overwrite_output_dir" for known in dataclasses.fields(TrainingArguments))
     return ours if there else (*ours, OverwriteArgument)
 

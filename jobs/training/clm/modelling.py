@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training import files
+from training.choices.choices import Choice
 from training.clm import arguments, blocks, model
 from training.course import Course
 from training.processes import Processes, barrier
@@ -41,7 +42,7 @@ def _trainer(course: Course) -> Any:
     made = model.make(course, tokenizer)
     if course.config.ddp_find_unused_parameters is None and not model.has_experts(made):
         course.config.ddp_find_unused_parameters = False  # every weight has its gradient; looking costs a pass
-    return CountingTrainer(
+    trainer = CountingTrainer(
         model=made,
         args=course.config,
         train_dataset=train_blocks,
@@ -50,7 +51,11 @@ def _trainer(course: Course) -> Any:
         data_collator=default_data_collator,
         callbacks=course.callbacks(),
         counter=course.counter,
+        wanted_loss=course.settings["loss_path"],
     )
+    why = trainer.whole_logits or "the same loss and gradients, logits made once and never kept"
+    course.choices.append(Choice("loss", "plain" if trainer.whole_logits else "pieces", why))
+    return trainer
 
 
 def _evaluate(course: Course, of: Path, ready: bool) -> dict[str, Any]:
