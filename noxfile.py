@@ -95,11 +95,11 @@ def build_image(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The test suite on real parts; words after -- go to pytest (`-- --cov=runner`: what the tests reach)."""
+    """The test suite on real parts; words after -- go to pytest (`-- -m slow`: what takes more than a minute each)."""
     debian_packages(session, CONTAINERS + LAB)
     session.install("-q", "-e", ".", *TEST_TOOLS)
     install_training_stack(session)
-    options = session.posargs or ("-n", "2", "--dist", "loadfile", "--durations=25")
+    options = session.posargs or ("-n", "2", "--dist", "loadfile", "--durations=25", "-m", "not slow")
     session.run("python", "-m", "pytest", *options)
 
 

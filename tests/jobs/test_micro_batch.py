@@ -142,8 +142,9 @@ def test_an_answer_counts_for_its_own_question_only_and_the_runs_own_comes_first
     assert micro_batch.remembered((run, cache), key) == 8
 
 
-# 50 MB per sequence: the logits of 512 tokens over 8192 words, three times in fp32.
+# 50 MB per sequence: the logits of 512 tokens over 8192 words, three times in fp32; in pieces they would be fewer.
 LONG = (
+    "--loss_path=plain",
     *(word for word in SMALL if not word.startswith(("--vocabulary_size", "--max_length", "--per_device"))),
     *("--vocabulary_size=8192", "--max_length=512", "--global_batch_size=8", "--max_steps=1", "--save_strategy=no"),
 )
@@ -170,6 +171,7 @@ def start_alone(launcher: Launcher, run: Path, limit: int | None, *words: str) -
     return Attempt(process.returncode, log.read_text(), run), peak
 
 
+@pytest.mark.slow
 @pytest.mark.training
 def test_under_a_limit_auto_finds_what_trying_all_finds_and_trains_the_same(launcher: Launcher, tmp_path: Path) -> None:
     """The limit lies between what 4 and what 8 sequences need: 4 is found, 8 alone runs out, the loss is that of 4."""

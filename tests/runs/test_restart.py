@@ -171,7 +171,7 @@ def test_slurm_may_requeue_where_the_site_does() -> None:
     """The policy decides at the beginning of an attempt, so that Slurm's own requeues are counted too."""
     job = shell_job("true", restart=Restart(time_limit=3, node_failure=2))
     assert "#SBATCH --requeue\n" in script(job, site=SLURM)
-    assert "\nrestarts by=requeue time_limit=3 node_failure=2 without_checkpoint=3 " in script(job, site=SLURM)
+    assert "\nrestarts by=requeue time_limit=3 node_failure=2 without_checkpoint=3\n" in script(job, site=SLURM)
     assert "#SBATCH --no-requeue\n" in script(job, site=replace(SLURM, restart_by="submit"))
     assert "requeue" not in script(shell_job("true"), site=SLURM)
     assert "\nrestarts by=chain " in script(replace(job, chain=4), site=SLURM)
