@@ -25,13 +25,13 @@ watch_over() {
 }
 
 # When this attempt last told of progress: the time of its heartbeat, or of a line in metrics.jsonl; 0 before the first.
+# The heartbeat is this attempt's own, however soon it came; lines in metrics.jsonl may be those of an earlier one.
 progress() {
-    local file time began newest=0
+    local time began newest
+    newest=$(stat -c %Y "$RUNNER_ATTEMPT/heartbeat" 2>/dev/null || echo 0)
     began=$(stat -c %Y "$RUNNER_ATTEMPT/started" 2>/dev/null || echo 0)
-    for file in "$RUNNER_ATTEMPT/heartbeat" "$RUNNER_RUN/metrics.jsonl"; do
-        time=$(stat -c %Y "$file" 2>/dev/null) || continue
-        ((time <= began || time <= newest)) || newest=$time
-    done
+    time=$(stat -c %Y "$RUNNER_RUN/metrics.jsonl" 2>/dev/null || echo 0)
+    ((time <= began || time <= newest)) || newest=$time
     printf '%s' "$newest"
 }
 
