@@ -151,7 +151,7 @@ def _answers(row: Mapping[str, Any], columns: list[str]) -> bool:
 def check_prepared(trainer: Any, model: Any, name: str) -> None:
     """Raise JobError where tokens do not fit the model, or where nothing is left to learn from.
 
-    Called with what TRL has made of the rows: `input_ids` and, from TRL 1 on, `labels`.
+    Called once TRL has prepared the rows.
     """
     config = model.config.get_text_config()
     tokens, vocabulary = len(trainer.processing_class), config.vocab_size
@@ -164,7 +164,8 @@ def check_prepared(trainer: Any, model: Any, name: str) -> None:
     rows = trainer.train_dataset
     if not hasattr(rows, "__len__"):
         return
-    if len(rows) == 0:
+    # TRL 1 leaves rows without a label out; older ones train on them, and learn nothing.
+    if len(rows) == 0 or not _learns(trainer.data_collator, rows):
         raise JobError(
             f"no row of {name!r} has a token left to learn from",
             f"--max_length {trainer.args.max_length} cuts every answer off, or all of them are empty",
@@ -178,6 +179,12 @@ def check_prepared(trainer: Any, model: Any, name: str) -> None:
             f"the model has {positions} positions, and --max_length is not set",
             f"--max_length {positions}",
         )
+
+
+def _learns(collate: Any, rows: Any) -> bool:
+    """Whether any of the first rows has a label that counts: one that follows another token."""
+    batches = (collate([dict(row)])["labels"] for row in islice(iter(rows), LOOKED_AT // 5))
+    return any(bool((labels[..., 1:] != -100).any()) for labels in batches)
 
 
 def _longest(rows: Any) -> int:

@@ -29,6 +29,7 @@ def train(argv: Sequence[str], run: RunFolder, peers: Processes) -> int:
 
 
 def _trainer(course: Course) -> Any:
+    from transformers import set_seed
     from trl import ModelConfig, get_peft_config, get_quantization_config
 
     from training.sft.trainer import CountingTrainer
@@ -39,6 +40,7 @@ def _trainer(course: Course) -> Any:
     adapter = get_peft_config(model_arguments)
     if adapter is not None and not isinstance(model, str):
         model = _keep_base(model, tokenizer, course)
+    set_seed(config.seed)  # an adapter begins with random weights, and TRL seeds them from version 1 on only
     trainer = refused_by_trl(
         CountingTrainer,
         model=model,
