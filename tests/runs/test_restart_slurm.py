@@ -155,20 +155,21 @@ def test_preemption_by_cancelling(lab: SlurmLab, tmp_path: Path) -> None:
 
 
 def test_a_lost_node(lab: SlurmLab, tmp_path: Path) -> None:
-    """Nothing of the attempt can say a word; Slurm requeues it, and the next attempt counts it."""
+    """Nothing of the attempt can say a word; Slurm requeues it, and the next attempt counts it.
+
+    A node that is down comes back when its slurmd registers (ReturnToService=2): nobody resumes it.
+    """
     run = written(tmp_path, node_failure=1)
     job_id = submit(lab, run, "--nodelist=nid001")
     until(began(run))
     kill_node(lab, "nid001", job_id)
     lab.run(("scontrol", "update", "nodename=nid001", "state=down", "reason=crash"))
     lab.start_node("nid001")
-    lab.run(("scontrol", "update", "nodename=nid001", "state=resume"))
     until(began(run, 2))
     assert causes_of_ended(run) == ["node_failure"]
     kill_node(lab, "nid001", job_id)
     lab.run(("scontrol", "update", "nodename=nid001", "state=down", "reason=crash"))
     lab.start_node("nid001")
-    lab.run(("scontrol", "update", "nodename=nid001", "state=resume"))
     assert lab.wait_for(job_id, ENDED, 60)["JobState"] == "FAILED"
     assert "ended by node_failure for time 2, and the job file allows 1" in (run / "stopped").read_text()
 
