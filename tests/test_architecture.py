@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,17 @@ def test_no_import_cycles() -> None:
 
     for name in sorted(names):
         walk(name, ())
+
+
+def test_the_rooms_of_runs_lie_one_above_the_other() -> None:
+    """Its folders, and the nouns and verbs beside them, import each other in no circle."""
+    arrows: dict[str, set[str]] = {}
+    for path in modules():
+        if path.is_relative_to(SOURCE / "runs"):
+            room = path.relative_to(SOURCE / "runs").parts[0].removesuffix(".py")
+            found = {name.split(".")[2] for name in imports(path) if name.startswith("runner.runs.")}
+            arrows.setdefault(room, set()).update(found - {room})
+    TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)

@@ -21,7 +21,7 @@ from runner.environments.environment import Environment, Mount
 from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
 from runner.expansion import expand
-from runner.runs.job_checks import check_variable
+from runner.runs.asking.checks import check_variable
 from runner.runs.schedulers import flags
 from runner.site_files import load_site
 from tests.conftest import need

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs import code_content, code_store, snapshot
-from runner.runs.snapshot import Snapshot
+from runner.runs.code import fingerprint, snapshot, store
+from runner.runs.code.snapshot import Snapshot
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def project(tmp_path: Path) -> Path:
 
 def planned(project: Path) -> Snapshot:
     taken = snapshot.plan(project)
-    return replace(taken, content=code_content.of_snapshot(taken))
+    return replace(taken, content=fingerprint.of_snapshot(taken))
 
 
 def take(project: Path, runs: Path, name: str, *, shared: bool = True) -> Path:
     (runs / name).mkdir(parents=True)
-    code_store.take(planned(project), runs / name, shared=shared)
+    store.take(planned(project), runs / name, shared=shared)
     return runs / name / "code"
 
 
@@ -66,17 +66,17 @@ def test_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path
     (project / "jobs/a.sh").write_text("meanwhile\n")
     (tmp_path / "runs/a-1").mkdir(parents=True)
     with pytest.raises(RunnerError):
-        code_store.take(taken, tmp_path / "runs/a-1", shared=True)
+        store.take(taken, tmp_path / "runs/a-1", shared=True)
     assert not list((tmp_path / "runs/.code").iterdir())
 
 
 def test_a_copy_is_unused_when_its_last_run_is_gone_and_a_launch_had_its_time(project: Path, tmp_path: Path) -> None:
     code = take(project, tmp_path / "runs", "a-1")
-    (store,) = (tmp_path / "runs/.code").iterdir()
-    os.utime(store, (0, 0))
-    assert code_store.unused(tmp_path / "runs") == ()
+    (kept,) = (tmp_path / "runs/.code").iterdir()
+    os.utime(kept, (0, 0))
+    assert store.unused(tmp_path / "runs") == ()
     for path in (code / "jobs/a.sh", code / "link"):
         path.unlink()
-    assert code_store.unused(tmp_path / "runs") == (store,)
-    os.utime(store)
-    assert code_store.unused(tmp_path / "runs") == ()
+    assert store.unused(tmp_path / "runs") == (kept,)
+    os.utime(kept)
+    assert store.unused(tmp_path / "runs") == ()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs import code_tree
-from runner.runs.difference import Difference, Side, compare, of_run
+from runner.runs.code import trees
+from runner.runs.repeating.difference import Difference, Side, compare, of_run
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.secrets import HIDDEN
 
@@ -151,6 +151,6 @@ def test_without_a_snapshot_the_commit_is_compared_and_that_is_said(tmp_path: Pa
 
 
 def test_hidden_values_are_said_to_be_left_out() -> None:
-    side = Side("a", {"environment.env": {"HF_TOKEN": HIDDEN}}, "", code_tree.Tree("a", {}))
+    side = Side("a", {"environment.env": {"HF_TOKEN": HIDDEN}}, "", trees.Tree("a", {}))
     found = compare(side, replace(side, name="b"))
     assert found.differences == () and "secrets" in found.left_out[0]

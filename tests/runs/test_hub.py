@@ -13,8 +13,9 @@ import pytest
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.project import Project
-from runner.runs import hub, offline
-from runner.runs.hub import Wanted
+from runner.runs.cache import hub
+from runner.runs.cache.hub import Wanted
+from runner.runs.checking import offline
 from runner.runs.job import Job
 from runner.site_files import load_site
 

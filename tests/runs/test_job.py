@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs import time_limit
+from runner.runs.asking.job_file import load_job_file
+from runner.runs.asking.making import make_job
 from runner.runs.job import LAUNCHERS, Job, Overrides
-from runner.runs.job_file import load_job_file
-from runner.runs.job_making import make_job
+from runner.runs.schedulers import time_limit
 from runner.site import Site
 from tests.runs.scripts import BARE, LOCAL, SLURM, overrides
 

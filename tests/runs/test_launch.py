@@ -9,10 +9,10 @@ from runner.errors import RunnerError
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs.explanation import explain
 from runner.runs.job import Overrides
 from runner.runs.launch import Request, RunPlan, prepare
-from runner.runs.submission import refused
+from runner.runs.submitting.explanation import explain
+from runner.runs.submitting.submission import refused
 
 HOME = {"HOME": "/nowhere", "PATH": "/nonexistent"}
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.images.squashfs_file import Squashfs
+from runner.runs.checking.preflight import LaunchImage
 from runner.runs.lock import lock_text, recipe
-from runner.runs.preflight import LaunchImage
 from runner.runs.secrets import HIDDEN, hide_values, hide_words, looks_secret
 
 ANY_TEXT = st.text(st.characters(exclude_categories=("Cs",)))

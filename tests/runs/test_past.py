@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.history import list_runs
 from runner.runs.lock import lock_text
-from runner.runs.past import Past, Wanted, find, look, parse_since
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, save
+from runner.runs.state.history import list_runs
+from runner.runs.state.past import Past, Wanted, find, look, parse_since
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

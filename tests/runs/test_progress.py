@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs import progress
-from runner.runs.progress import read
+from runner.runs.state import progress
+from runner.runs.state.progress import read
 
 
 def entry(step: int, time: float, **others: object) -> str:

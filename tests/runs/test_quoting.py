@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from runner.runs import quoting
+from runner.runs.schedulers import quoting
 from tests.runs.scripts import CORPUS
 
 ANY_TEXT = st.text(max_size=200)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs import restarts, saving
+from runner.runs.asking import saving
+from runner.runs.asking.job_file import load_job_file
 from runner.runs.job import Restart
-from runner.runs.job_file import load_job_file
 from runner.runs.run import Run, load, save
+from runner.runs.state import restarts
 from tests.runs.scripts import SLURM, run_locally, script, shell_job, write_run
 
 # saves a checkpoint, and asks to be continued, until there are three

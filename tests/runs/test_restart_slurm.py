@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from runner.machine.report import Quiet
-from runner.runs import bad_nodes
+from runner.runs.checking import bad_nodes
 from runner.runs.job import Restart
 from runner.runs.run import Run, load, save
 from runner.runs.schedulers import slurm as scheduler
-from runner.runs.status import _settle
+from runner.runs.state.status import _settle
 from runner.site import Site
 from tests.conftest import need
 from tests.lab import parts

@@ -10,8 +10,8 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.machine import folders
-from runner.runs import history
 from runner.runs.run import RECORD, SUBMITTED, Run, load, save
+from runner.runs.state import history
 
 
 def make_run(runs: Path, job: str = "sft", job_ids: tuple[str, ...] = (), created: str = "2026-11-21T10:00:00") -> Run:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from runner.runs import quoting
 from runner.runs.job import Job, Resources
+from runner.runs.schedulers import quoting
 from runner.runs.schedulers import slurm as scheduler
 from runner.runs.schedulers.slurm import JobStatus
 from tests.lab.slurm import SlurmLab

@@ -11,9 +11,10 @@ import pytest
 
 from runner.machine import sessions
 from runner.machine.report import Quiet
-from runner.runs import output, status
+from runner.runs.logs import output
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run
 from runner.runs.schedulers.slurm import JobStatus, parse_details
+from runner.runs.state import status
 
 
 @pytest.fixture

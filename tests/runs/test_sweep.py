@@ -7,14 +7,15 @@ import pytest
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.runs import dependencies, status
-from runner.runs.dependencies import Waits, slurm_flags
-from runner.runs.history import find_run, find_runs
+from runner.runs.asking import dependencies
+from runner.runs.asking.dependencies import Waits, slurm_flags
 from runner.runs.job import Job
-from runner.runs.past import Wanted, find
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.schedulers.slurm import parse_status
-from runner.runs.sweep import _job, parse
+from runner.runs.state import status
+from runner.runs.state.history import find_run, find_runs
+from runner.runs.state.past import Wanted, find
+from runner.runs.submitting.sweep import _job, parse
 
 
 def make(runs: Path, name: str, **values: object) -> Run:
@@ -84,7 +85,7 @@ def test_only_open_runs_are_waited_for_and_a_failed_one_is_refused(
 ) -> None:
     one, two = make(tmp_path, "a-0001"), make(tmp_path, "a-0002", job_ids=("18", "19"))
     states = {"a-0001": "COMPLETED", "a-0002": "RUNNING"}
-    monkeypatch.setattr(dependencies, "ask", lambda runs: tuple(status.RunStatus(r, states[r.name]) for r in runs))
+    monkeypatch.setattr(status, "ask", lambda runs: tuple(status.RunStatus(r, states[r.name]) for r in runs))
     assert slurm_flags(dependencies.open_ones(Waits((one, two)))) == (
         "--dependency=afterok:19", "--kill-on-invalid-dep=yes")  # fmt: skip
     assert slurm_flags(Waits((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.machine import sessions
-from runner.runs import watching
 from runner.runs.run import SUBMITTED, Run
-from runner.runs.status import RunStatus
+from runner.runs.state import watching
+from runner.runs.state.status import RunStatus
 
 
 def test_the_pause_grows_to_its_limit_and_is_short_again_when_something_changes(tmp_path: Path) -> None:

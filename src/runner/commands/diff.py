@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.project import Project
-    from runner.runs.difference import Side
+    from runner.runs.repeating.difference import Side
     from runner.runs.run import Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -32,8 +32,8 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
     """`runner diff`: one line per difference; exit code 0 where there is none, 1 where there are."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.difference import compare, of_run, shown
-    from runner.runs.history import find_run
+    from runner.runs.repeating.difference import compare, of_run, shown
+    from runner.runs.state.history import find_run
 
     project = find_project()
     folder = find_site(args.site, os.environ)[0].runs(os.environ, project)
@@ -62,8 +62,8 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     """What the run's own command line would make of the code, the environment and the site that are here now."""
     from runner.commands.launch import launch_request
     from runner.machine.report import Quiet
-    from runner.runs.difference import of_plan
     from runner.runs.launch import prepare
+    from runner.runs.repeating.difference import of_plan
 
     words = list(run.command_line)
     if "launch" not in words:

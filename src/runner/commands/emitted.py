@@ -11,7 +11,7 @@ from runner.environments.engines.shared import has_variables, inside_words, with
 from runner.environments.environment import Environment, emit_edf
 from runner.errors import RunnerError
 from runner.expansion import literal
-from runner.runs.quoting import live
+from runner.runs.schedulers.quoting import live
 from runner.site import Site
 
 _USE = {

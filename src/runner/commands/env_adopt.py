@@ -37,7 +37,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
 
     from runner.environments.adopt.adopted import Adopted
     from runner.environments.adopt.job import Draft
-    from runner.runs.job_checks import check_variable
+    from runner.runs.asking.checks import check_variable
     from runner.runs.schedulers import flags
 
     _check_words(args)
@@ -141,7 +141,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.environments.rewriting import rewrite
     from runner.errors import RunnerError
     from runner.located_toml import parse_toml
-    from runner.runs.job_file import job_of
+    from runner.runs.asking.job_file import job_of
 
     if not program.script and not program.command:
         raise RunnerError(f"{name} starts no program", "a job file names one", "leave out --job")

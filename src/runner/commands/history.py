@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.commands.console import Console
-    from runner.runs.past import Past
     from runner.runs.run import Run
+    from runner.runs.state.past import Past
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    from runner.runs.past import STATES
+    from runner.runs.state.past import STATES
 
     history = subparsers.add_parser("history", parents=[common], help="the launches that there were")
     history.add_argument(
@@ -41,8 +41,8 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
 
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.history import list_runs
-    from runner.runs.past import Wanted, find, parse_since
+    from runner.runs.state.history import list_runs
+    from runner.runs.state.past import Wanted, find, parse_since
 
     now = datetime.now().astimezone()
     site, _ = find_site(args.site, os.environ)
@@ -92,7 +92,7 @@ def _columns(found: Sequence[Past]) -> list[tuple[str, list[str]]]:
 
 def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """What the runs of a single sweep have come to; of ten thousand runs nobody reads the metrics."""
-    from runner.runs import progress
+    from runner.runs.state import progress
 
     if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:
         return []

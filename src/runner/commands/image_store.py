@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
-    from runner.runs.image_use import ImageUse
+    from runner.runs.ending.image_use import ImageUse
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -69,7 +69,7 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     if args.runs or args.code:
         return collect_runs(args, console)
     from runner.images.importing.leftovers import clear_leftovers
-    from runner.runs.image_use import chosen, remove, unused
+    from runner.runs.ending.image_use import chosen, remove, unused
 
     folder, uses = _uses(args, console)
     console.say(f"folder: {folder}")
@@ -99,9 +99,10 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     from runner.errors import RunnerError
     from runner.machine import folders
     from runner.project import find_project
-    from runner.runs import code_store, collecting
-    from runner.runs.history import list_runs
-    from runner.runs.past import parse_since
+    from runner.runs.code import store
+    from runner.runs.ending import collecting
+    from runner.runs.state.history import list_runs
+    from runner.runs.state.past import parse_since
 
     if not args.older or args.files or args.ended:
         raise RunnerError(
@@ -122,7 +123,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
             collecting.remove(path)
             if args.code:
                 folders.make(path)  # what is mounted there must be there
-        for path in (*collecting.empty_sweeps(folder), *code_store.unused(folder)):
+        for path in (*collecting.empty_sweeps(folder), *store.unused(folder)):
             collecting.remove(path)
     if args.json:
         console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,
@@ -140,8 +141,8 @@ def _uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[Image
     from runner.detection import find_site
     from runner.images.squashfs_file import list_squashfs
     from runner.project import find_project
-    from runner.runs.history import list_runs
-    from runner.runs.image_use import uses_of
+    from runner.runs.ending.image_use import uses_of
+    from runner.runs.state.history import list_runs
 
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")

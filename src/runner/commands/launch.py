@@ -96,14 +96,14 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         return 1
     if sweep is not None:
         return sweeps.launch(plan, sweep, runs, args, console)
-    from runner.runs.submission import submit
+    from runner.runs.submitting.submission import submit
 
     run = submit(plan, runs, sys.argv[1:], console, args.tag)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     if not args.wait:
         console.say(f"follow it with: runner logs -f {run.name}")
     if args.json:
-        from runner.runs.status import ask
+        from runner.runs.state.status import ask
 
         console.answer_json(ask([run])[0].record())
     else:
@@ -115,7 +115,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
     """Whether the launch may cost what it may cost. Raises RunnerError where nobody can be asked."""
     from runner.errors import RunnerError
-    from runner.runs.estimate import estimate
+    from runner.runs.checking.estimate import estimate
 
     cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
     if cost is None:
@@ -135,14 +135,14 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
 
 
 def _make_image(project: Project, console: Console) -> MakeImage:
-    from runner.runs.making import image_maker
+    from runner.runs.submitting.image_making import image_maker
 
     return image_maker(project, os.environ, console)
 
 
 def _explain(plan: RunPlan, project: Project, console: Console) -> int:
     """The batch script on stdout; on stderr how it would be submitted, and where every value comes from."""
-    from runner.runs.explanation import explain
+    from runner.runs.submitting.explanation import explain
 
     for line in explain(plan, os.environ, project):
         console.say(line)
@@ -156,7 +156,7 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
 
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended; its exit code. Ctrl-C leaves the job alone."""
-    from runner.runs.output import One, follow, result_code
+    from runner.runs.logs.output import One, follow, result_code
 
     def show(data: bytes) -> None:
         sys.stderr.buffer.write(data)

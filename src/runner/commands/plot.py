@@ -87,7 +87,7 @@ def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.history import find_run
+    from runner.runs.state.history import find_run
 
     folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
     found = []

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.project import Project
-    from runner.runs.rerun import Locked
+    from runner.runs.repeating.rerun import Locked
     from runner.runs.run import Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,7 +31,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     """`runner rerun`: print the new run's name."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs import rerun
+    from runner.runs.repeating import rerun
 
     project = find_project()
     runs = find_site(args.site, os.environ)[0].runs(os.environ, project)
@@ -59,10 +59,10 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
 
     from runner.commands.launch import launch_request
     from runner.errors import RunnerError
-    from runner.runs import rerun, restoring
     from runner.runs.launch import prepare
+    from runner.runs.repeating import rerun, restoring
     from runner.runs.secrets import HIDDEN
-    from runner.runs.submission import submit
+    from runner.runs.submitting.submission import submit
 
     words = [str(word) for word in locked.tables["run"]["command_line"]]
     if "launch" not in words or any(HIDDEN in word for word in words):
@@ -90,7 +90,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
         plan = prepare(launch_request(launch), here, os.environ, console)
         values = locked.tables.get("sweep", {})
         if values:
-            from runner.runs.sweep import with_values
+            from runner.runs.submitting.sweep import with_values
 
             plan = with_values(plan, values)
         run = submit(plan, runs, words, console, args.tag)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.runs.job import Overrides
-    from runner.runs.status import RunStatus
+    from runner.runs.state.status import RunStatus
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -95,10 +95,11 @@ def _runs_folder(args: argparse.Namespace) -> Path:
 
 def show_logs(args: argparse.Namespace, console: Console) -> int:
     """`runner logs`: what a run, or some of its ranks, have printed."""
-    from runner.runs import history, output
+    from runner.runs.logs import output
     from runner.runs.logs.following import Following
     from runner.runs.logs.merged import merged, without_times
     from runner.runs.logs.streams import check_ranks, parse_ranks
+    from runner.runs.state import history
 
     run = history.find_run(args.run_word, _runs_folder(args))
     ranks = parse_ranks(args.rank) if args.rank else ()
@@ -125,7 +126,8 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
 
 def cancel_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner cancel`: end runs, and print which."""
-    from runner.runs import cancelling, history
+    from runner.runs.ending import cancelling
+    from runner.runs.state import history
 
     folder = _runs_folder(args)
     runs = [run for word in args.runs for run in history.find_runs(word, folder)]

@@ -46,7 +46,7 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     else:
         from runner.detection import find_site
         from runner.project import find_project
-        from runner.runs import history
+        from runner.runs.state import history
 
         site, _ = find_site(args.site, os.environ)
         run = history.find_run(args.run_word or "last", site.runs(os.environ, find_project()))

@@ -1,6 +1,6 @@
 """A job: script or command, environment, resources, launcher, arguments; each value with where it came from.
 
-How it is made of a job file and a command line stands in job_making.py, what it may not be in job_checks.py.
+How it is made of a job file and a command line stands in asking/making.py, what it may not be in asking/checks.py.
 """
 
 from __future__ import annotations

@@ -19,15 +19,18 @@ from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import dependencies, offline, payload, preflight, saving, snapshot
-from runner.runs.dependencies import Waits
+from runner.runs import payload
+from runner.runs.asking import dependencies, saving
+from runner.runs.asking.dependencies import Waits
+from runner.runs.asking.job_file import JobFile, load_job_file
+from runner.runs.asking.making import make_job
+from runner.runs.asking.program import Program, find_script, program_of_command, program_of_script
+from runner.runs.checking import offline, preflight
+from runner.runs.checking.preflight import LaunchImage
+from runner.runs.code import snapshot
+from runner.runs.code.snapshot import Snapshot
 from runner.runs.job import Job, Overrides
-from runner.runs.job_file import JobFile, load_job_file
-from runner.runs.job_making import make_job
-from runner.runs.preflight import LaunchImage
-from runner.runs.program import Program, find_script, program_of_command, program_of_script
 from runner.runs.schedulers import local, slurm
-from runner.runs.snapshot import Snapshot
 from runner.site import Site
 
 SCRIPT = "job.sbatch"

@@ -10,9 +10,9 @@ from dataclasses import asdict
 from typing import Any
 
 from runner import __version__
-from runner.runs import revisions
+from runner.runs.cache import revisions
+from runner.runs.checking.preflight import LaunchImage
 from runner.runs.launch import EDF, SCRIPT, RunPlan
-from runner.runs.preflight import LaunchImage
 from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words
 

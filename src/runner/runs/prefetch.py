@@ -15,10 +15,12 @@ from runner.expansion import expand
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import hub, offline, shell
-from runner.runs.hub import Wanted
+from runner.runs import shell
+from runner.runs.asking.program import find_script
+from runner.runs.cache import hub
+from runner.runs.cache.hub import Wanted
+from runner.runs.checking import offline
 from runner.runs.launch import Request, find_environment, find_program
-from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
 from runner.site import Site
 

@@ -1,7 +1,7 @@
 """A run: our name for one launch, however many jobs of a scheduler its attempts take; a folder with a record.
 
 The folder is `<runs>/<job>-NNNN`; its record `run.json` says what became of the launch itself
-(`preparing`, `submitted`, `cancelled`). What the job does is asked elsewhere (status.py).
+(`preparing`, `submitted`, `cancelled`). What the job does is asked elsewhere (state/status.py).
 """
 
 from __future__ import annotations

@@ -22,15 +22,16 @@ from runner.expansion import expand
 from runner.machine import folders, process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import history, preflight
-from runner.runs.cache import shared_cache
+from runner.runs.asking.making import make_job
+from runner.runs.cache.folder import shared_cache
+from runner.runs.checking import preflight
+from runner.runs.code.snapshot import is_shared_place
 from runner.runs.job import Overrides
-from runner.runs.job_making import make_job
 from runner.runs.launch import EDF, find_environment
 from runner.runs.run import RECORD, Run
 from runner.runs.schedulers import slurm
-from runner.runs.snapshot import is_shared_place
-from runner.runs.status import ask
+from runner.runs.state import history
+from runner.runs.state.status import ask
 from runner.site import Site
 from runner.site_files import load_site
 

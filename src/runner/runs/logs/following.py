@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from runner.runs.logs.merged import labelled
+from runner.runs.logs.output import Tail
 from runner.runs.logs.streams import Stream, all_streams, of_attempt
-from runner.runs.output import Tail
 from runner.runs.run import Run
 
 _SEARCH_SECONDS = 1.0  # between two looks for new files

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError, unknown
-from runner.runs.metrics_file import records
+from runner.runs.state.metrics_file import records
 
 # what the axis shows, and the key of metrics.jsonl that it is made of
 AXES = {"step": "step", "tokens": "total_tokens", "hours": "time"}

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
-from runner.runs import quoting, time_limit
 from runner.runs.job import Job, Resources
-from runner.runs.schedulers import flags, template
+from runner.runs.schedulers import flags, quoting, template, time_limit
 from runner.site import Site
 
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")

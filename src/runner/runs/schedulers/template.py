@@ -8,9 +8,8 @@ from pathlib import Path
 
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
-from runner.runs import quoting
 from runner.runs.job import Job
-from runner.runs.schedulers import compiled
+from runner.runs.schedulers import compiled, quoting
 from runner.site import Site
 
 COMMAND_BYTES = 1_000_000

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.runs import status
 from runner.runs.run import Run
+from runner.runs.state import status
 from runner.runs.why import cause as causes
 from runner.runs.why import run_logs, telling
 from runner.runs.why.answer import Answer

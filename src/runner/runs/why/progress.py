@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from runner.runs.metrics_file import newest
+from runner.runs.state.metrics_file import newest
 
 _TAIL_BYTES = 4 << 20
 _WINDOW = 20  # records that are compared

@@ -1,0 +1,188 @@
+"""What can be checked before a job is submitted: its image is there and fits, the sources of its mounts exist."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.images.squashfs_file import Squashfs, find_squashfs
+from runner.machine.files import explain
+from runner.machine.probe import oci_architecture
+from runner.runs.cache.folder import CACHE_MOUNT
+from runner.site import Site
+
+_LEAST_BYTES, _LEAST_FILES = 64 << 20, 1000
+RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
+CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
+"""over RUN_MOUNT: what a run was made of stays as it was"""
+
+
+@dataclass(frozen=True)
+class LaunchImage:
+    """What the emitted EDF names as its image."""
+
+    reference: str
+    """an absolute squashfs path named by content, a registry reference, or empty: no container"""
+    squashfs: Squashfs | None = None
+    """what is known of a file that `runner import` made; None for anybody else's"""
+    stable: Path | None = None
+    """the path that the EDF names, a symlink as a rule"""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> bool:
+        """Whether a file is named that is not there."""
+        return self.stable is not None and not self.stable.exists()
+
+
+def find_image(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool = True) -> LaunchImage:
+    """The image that an environment names, with its squashfs file resolved to the one named by content.
+
+    Where the path has a variable that is not defined here, the job's own counts (`strict`: RunnerError).
+    """
+    text = environment.image
+    if not environment.is_squashfs:
+        return LaunchImage(text)
+    try:
+        folder = site.images(environ) if "${RUNNER_IMAGES" in text else None
+        return _file(environment, {**environ, **({"RUNNER_IMAGES": str(folder)} if folder else {})})
+    except RunnerError as error:
+        if strict:
+            raise
+        text = text.replace("${RUNNER_IMAGES}", site.image_folder)
+        return LaunchImage(text, notes=(f"{error.what}: the image is not checked",))
+
+
+def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage:
+    stable = Path(expand(environment.image, variables, f"the image of {environment.name}"))
+    if not stable.is_absolute():
+        # plain srun reads it from where it is started; the file's own folder is what its author meant
+        stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()
+    found = find_squashfs(stable)
+    if found is None and stable.exists():
+        return _foreign(stable)
+    return LaunchImage(str(found.path if found else stable), found, stable)
+
+
+def _foreign(stable: Path) -> LaunchImage:
+    """A squashfs file that somebody else has made (enroot, an admin): used as it is. Raises RunnerError otherwise."""
+    path = stable.resolve()
+    try:
+        with path.open("rb") as file:
+            mark = file.read(4)
+    except OSError as error:
+        raise explain(error, f"read the image {path}") from error
+    if mark != b"hsqs":
+        raise RunnerError(
+            f"the image {path} is not a squashfs file",
+            "it does not begin with squashfs' mark: damaged, or of another kind",
+            "import it again: runner import --force NAME",
+        )
+    return LaunchImage(str(path), None, stable)
+
+
+def missing_image(image: LaunchImage, environment: Environment) -> RunnerError:
+    """The error for an image that is not there, with the two commands that make it."""
+    assert image.stable is not None
+    recipe = image.stable.name.removesuffix(".sqsh")
+    return RunnerError(
+        f"the image of environment {environment.name!r} is not here: {image.stable}",
+        "it was not built and imported yet (or another site's image folder is meant: --site, RUNNER_IMAGES)",
+        f"runner build {recipe}\nrunner import {recipe}\nor add --build, which does both first",
+    )
+
+
+def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
+    """Warnings, none as a rule. Raises RunnerError where the image is for other processors than the site's nodes."""
+    if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
+        return ()
+    own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
+    if own != wanted:
+        raise RunnerError(
+            f"{image.squashfs.path.name} is an image for {own}, and the nodes of {site.name} are {wanted}",
+            "its programs cannot run there (`exec format error`)",
+            f"build it for them: runner build --site {site.name}, on such a machine; or choose another site",
+        )
+    return ()
+
+
+def check_mounts(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing."""
+    notes: list[str] = []
+    for mount in environment.mounts:
+        if mount in (RUN_MOUNT, CACHE_MOUNT):
+            continue
+        try:
+            source = Path(expand(mount.source, environ, "a mount"))
+        except RunnerError:
+            notes.append(f"the mount {mount.text()} is not checked: its variables are known only in the job")
+            continue
+        if source.exists():
+            continue
+        ancestor = next(parent for parent in source.parents if parent.exists())
+        if ancestor == Path("/"):
+            notes.append(f"the mount source {source} is not on this machine: it must exist on the nodes")
+            continue
+        origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
+        raise RunnerError(
+            f"the mount source {source} does not exist" + (f" ({origin})" if origin else ""),
+            f"the environment {environment.name!r} mounts it; {ancestor} holds no {_below(source, ancestor)}",
+            f"make it, or correct the mount in {environment.path or 'the environment'}",
+        )
+    return tuple(notes)
+
+
+def _below(source: Path, ancestor: Path) -> str:
+    return source.relative_to(ancestor).parts[0]
+
+
+def check_run_folder(folder: Path, site: Site, engine: str) -> None:
+    """Raise RunnerError for a path that Slurm or a container engine would read as something else.
+
+    Source: sbatch(1), "filename pattern"; the mount syntax SOURCE:TARGET of all engines, pyxis' comma between mounts.
+    """
+    reasons: dict[str, str] = {}
+    if site.scheduler == "slurm":
+        reasons |= {"%": "Slurm fills in `%j` and the like", "\\": "Slurm reads it as an escape"}
+    if engine != "host":
+        reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
+    for character, why in reasons.items():
+        if character in str(folder):
+            raise RunnerError(
+                f"cannot make runs in {str(folder)!r}",
+                f"the path has {character!r}, and {why}",
+                "name another folder: export RUNNER_RUNS=/path/to/runs",
+            )
+    if not str(folder).isprintable():
+        raise RunnerError(
+            f"cannot make runs in {str(folder)!r}",
+            "the path has a line break or another character that cannot be printed",
+            "name another folder: export RUNNER_RUNS=/path/to/runs",
+        )
+
+
+def check_space(folder: Path) -> None:
+    """Raise RunnerError where the file system of the runs is full, or takes no more files (quotas show too)."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        room = os.statvfs(there)
+    except OSError:
+        return
+    free, full = room.f_bavail * room.f_frsize, room.f_files > 0 and room.f_favail < _LEAST_FILES
+    if free < _LEAST_BYTES or full:
+        raise RunnerError(
+            f"there is no room for a run in {folder}",
+            f"{free >> 20} MiB and {room.f_favail} files are free there: the job could not save",
+            "remove what is not needed (runner gc, old checkpoints), or name another folder: export RUNNER_RUNS=FOLDER",
+        )
+
+
+def for_the_run(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:
+    """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
+    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more))

@@ -1,0 +1,222 @@
+"""The code as it was at launch: which files of which folder go into RUN/code, and what git knows about them.
+
+In a git work tree: the tracked files as they are on disk, plus the untracked ones that git does not ignore.
+Elsewhere: the script's own folder. Deciding (`plan`) reads only; `take` copies.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine import folders, process
+from runner.runs.code.work_tree import Git, Question, command, work_tree
+
+FILE_LIMIT_BYTES = 10 * 2**20
+DIFF = "code.diff"
+TOTAL_LIMIT_BYTES = 200 * 2**20
+# never code, wherever they lie
+_NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
+             ".pytest_cache", ".ipynb_checkpoints", "wandb"}  # fmt: skip
+# beside a project's code, unless git tracks them
+_BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
+# files that hold secrets by convention, unless git tracks them
+_SECRET = {".env", ".netrc", ".pypirc", ".git-credentials", "id_rsa", "id_ed25519", "credentials.json"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one folder that go into the snapshot, laid under `below`."""
+
+    root: Path
+    files: tuple[str, ...]
+    """relative to root, POSIX"""
+    sizes: tuple[int, ...]
+    """bytes, one per file"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What RUN/code will hold; of two sources with the same file the first one's counts."""
+
+    sources: tuple[Source, ...]
+    git: Git | None
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(file or folder, why)"""
+    notes: tuple[str, ...] = ()
+    content: str = ""
+    """the sum of all files (fingerprint.py); empty where it was not taken"""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(sorted({name for source in self.sources for name in source.files}))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for source in self.sources for size in source.sizes)
+
+
+def plan(main: Path | None, script: Path | None = None, shipped: Path | None = None) -> Snapshot:
+    """What to copy for a launch.
+
+    main     the project, git work tree or folder whose code the job sees; None: there is none
+    script   a file that lies outside of `main` and is laid at the snapshot's top
+    shipped  runner's own folder, whose `jobs/` stands in for what the project lacks
+    """
+    return begin(main, script, shipped)()
+
+
+def begin(main: Path | None, script: Path | None, shipped: Path | None) -> Callable[[], Snapshot]:
+    """Ask git in the background; the function that waits for its answer and makes the plan."""
+    has_git = main is not None and work_tree(main) is not None and process.which("git") is not None
+    question = Question(main) if main is not None and has_git else None
+    return lambda: _plan(main, script, shipped, question)
+
+
+def _plan(main: Path | None, script: Path | None, shipped: Path | None, question: Question | None) -> Snapshot:
+    sources: list[Source] = []
+    left_out: list[tuple[str, str]] = []
+    notes: list[str] = []
+    git = None
+    if main is not None:
+        names, git, said = _names(main, question)
+        notes += said
+        tracked = set(names) - set(git.untracked) if git else set()
+        source, dropped = _measure(main, names, tracked)
+        sources.append(source)
+        left_out += dropped
+    if script is not None:
+        sources.append(_single(script, sources))
+    if shipped is not None:
+        source, _ = _measure(shipped, _walk(shipped, "jobs"), set())
+        sources.append(source)
+    return Snapshot(tuple(sources), git, tuple(left_out), tuple(notes))
+
+
+def take(snapshot: Snapshot, run_folder: Path) -> None:
+    """Copy the files to RUN/code and git's diff to RUN/code.diff."""
+    copy(snapshot, run_folder / "code")
+    write_diff(snapshot, run_folder)
+
+
+def copy(snapshot: Snapshot, code: Path) -> None:
+    """Copy the files into a folder."""
+    folders.make(code)
+    for source in snapshot.sources:
+        folders.copy(source.files, source.root, code)
+
+
+def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
+    """Have git write what differs from the commit to RUN/code.diff."""
+    if snapshot.git and snapshot.git.modified:
+        # git writes the file itself: bytes that are not UTF-8 and line ends stay as they are
+        words = (
+            "diff",
+            "HEAD",
+            "--binary",
+            "--no-color",
+            "--no-ext-diff",
+            "--relative",
+            f"--output={run_folder}/{DIFF}",
+        )
+        process.run(command(snapshot.sources[0].root, *words))
+
+
+def is_shared_place(folder: Path) -> bool:
+    """Whether a folder is home, the root or a place for everybody's temporary files: never copied whole."""
+    places = {Path.home(), Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path(tempfile.gettempdir())}
+    return folder.resolve() in {place.resolve() for place in places}
+
+
+def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
+    """The files of a folder, what git knows, and what to tell the user."""
+    if question is None:
+        without = work_tree(root) is not None  # else no git is expected
+        return _walk(root), None, ["git is not installed here: commit and changes are not recorded"] if without else []
+    answer = question.answer()
+    if isinstance(answer, str):
+        return _walk(root), None, [f"git does not answer ({answer}): commit and changes are not recorded"]
+    tracked, git = answer
+    code = tuple(name for name in git.untracked if not _skip(name))
+    others = len(git.untracked) - len(code)
+    notes = [f"{others} untracked files are not code: left out"] if others else []
+    return (*tracked, *code), replace(git, untracked=code), notes
+
+
+def _skip(name: str) -> bool:
+    """Whether an untracked file is left out: a cache, data, another run's output, or a file for secrets."""
+    *above, last = name.split("/")
+    return bool({*above, last} & _NOT_CODE or (above and above[0] in _BIG) or last in _SECRET or last.endswith(".sqsh"))
+
+
+def _walk(root: Path, below: str = "") -> tuple[str, ...]:
+    """The files below a folder that are not under git, sorted; what is not code is skipped."""
+    found: list[str] = []
+    for folder, inner, names in os.walk(root / below):
+        at = Path(folder).relative_to(root).as_posix()
+        prefix = "" if at == "." else at + "/"
+        inner[:] = sorted(name for name in inner if not _skip(f"{prefix}{name}/x"))
+        links = [name for name in inner if (Path(folder) / name).is_symlink()]
+        inner[:] = [name for name in inner if name not in links]
+        found += [prefix + name for name in (*names, *links) if not _skip(prefix + name)]
+        if len(found) > 20_000:
+            raise RunnerError(
+                f"{root} holds too many files for a snapshot of the code",
+                "more than 20000 files, and no git work tree that says which of them are code",
+                f"git init {root} with a .gitignore, or put the script into a folder of its own",
+            )
+    return tuple(sorted(found))
+
+
+def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Source, list[tuple[str, str]]]:
+    """The files that exist and are not too large, and those that are."""
+    kept: list[tuple[str, int]] = []
+    left_out: list[tuple[str, str]] = []
+    for name in names:
+        try:
+            found = os.lstat(f"{root}/{name}")  # of many files: a Path for each takes longer than the question
+        except OSError:
+            if "\ufffd" in name:
+                left_out.append((name, "its name is not UTF-8"))
+            continue  # else: deleted in the work tree
+        if stat.S_ISDIR(found.st_mode):
+            continue  # a submodule that is not checked out
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            left_out.append((name, "neither a file nor a symlink"))
+        elif found.st_size > FILE_LIMIT_BYTES:
+            kind = "tracked by git, yet " if name in tracked else ""
+            left_out.append((name, f"{kind}larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)"))
+        else:
+            kept.append((name, found.st_size))
+    kept, dropped = _within_total(kept)
+    return Source(root, tuple(name for name, _ in kept), tuple(size for _, size in kept)), [*left_out, *dropped]
+
+
+def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
+    """The largest files are dropped until the rest fits the limit."""
+    total = sum(size for _, size in kept)
+    dropped: set[str] = set()
+    for name, size in sorted(kept, key=lambda each: -each[1]):
+        if total <= TOTAL_LIMIT_BYTES:
+            break
+        dropped.add(name)
+        total -= size
+    why = f"the code is larger than {TOTAL_LIMIT_BYTES >> 20} MiB in all: largest files left out"
+    return [each for each in kept if each[0] not in dropped], [(name, why) for name in sorted(dropped)]
+
+
+def _single(script: Path, sources: Iterable[Source]) -> Source:
+    """One file of the user's from elsewhere, laid at the top under its own name."""
+    for source in sources:
+        if script.name in source.files:
+            raise RunnerError(
+                f"{script} would hide {source.root / script.name} in the code snapshot",
+                "a script from outside the project is laid at the snapshot's top, where a file has that name",
+                "rename the script, or copy it into the project",
+            )
+    return Source(script.parent, (script.name,), (script.stat().st_size,))

@@ -1,0 +1,1 @@
+"""The same launch again, and what differs between two."""

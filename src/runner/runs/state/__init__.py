@@ -1,0 +1,1 @@
+"""What runs are doing and have done, from their folders and one question to the scheduler."""

@@ -1,0 +1,216 @@
+"""What runs are doing: one question to the scheduler for all of them, and the run folder's own words.
+
+Works without sacct: an attempt writes its exit code into the run folder, and squeue answers for the rest as long as
+Slurm remembers the job. Works without any scheduler for what the run folder tells.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine import process, sessions
+from runner.runs.run import CANCELLED, PREPARING, WAITS, Run
+from runner.runs.schedulers import slurm
+from runner.runs.schedulers.slurm import JobStatus
+from runner.runs.state import progress, restarts
+from runner.runs.state.progress import Progress
+
+ACTIVE = slurm.UNFINISHED
+_ANSWER_SECONDS = 30.0  # a busy controller takes its time; one that is away must not block for minutes
+CONTINUE = 75  # a job's exit code that means: continue me
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What a run is doing now."""
+
+    run: Run
+    state: str
+    """Slurm's word (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ...), PREPARING for a launch that was
+    never submitted, LOST where neither the run folder nor the scheduler knows how it ended"""
+    reason: str = ""
+    exit_code: int | None = None
+    """of the newest attempt that has ended"""
+    nodes: str = ""
+    elapsed: str = ""
+    time_left: str = ""
+    """of the time limit"""
+    attempt: int = 0
+    """the newest attempt's number; 0 before the first"""
+    progress: Progress | None = None
+    """None where the run writes no metrics"""
+    job_id: str = ""
+    """of the job that counts now: of several, the one that runs, else the next one, else that of the newest attempt"""
+    live: tuple[str, ...] = ()
+    """the jobs that wait or run"""
+    causes: tuple[str, ...] = ()
+    """why each attempt has ended"""
+    gpu_hours: float | None = None
+    """of all attempts so far; None without GPUs"""
+
+    @property
+    def active(self) -> bool:
+        """Whether it waits or runs."""
+        return self.state in ACTIVE
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        own = {key: value for key, value in asdict(self).items() if key not in ("run", "progress", "live")}
+        run = self.run
+        known = self.progress.record(running=self.state == "RUNNING") if self.progress else {}
+        own |= {"job_id": self.job_id or run.job_id, "gpu_hours_limit": run.gpu_hours or None}
+        return {"run": run.name, "job_ids": list(run.job_ids), "job": run.job, "site": run.site,
+                "scheduler": run.scheduler, "created": run.created, "environment": run.environment,
+                "attempts": len(run.attempts), "folder": str(run.folder), "log": str(run.log), **own,
+                **dict.fromkeys(progress.NAMES), **known}  # fmt: skip
+
+
+def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
+    """The status of each run, in order; squeue is asked once for all of them."""
+    job_ids = [job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids]
+    queue, trouble = _queue(job_ids)
+    return tuple(_with_folder(_settle(run, queue, trouble)) for run in runs)
+
+
+def _with_folder(status: RunStatus) -> RunStatus:
+    """The status with what the run folder tells beside it."""
+    attempts = status.run.attempts
+    number = int(attempts[-1].name) if attempts else 0
+    told = restarts.read(status.run, time.time())
+    over = told.stopped if not status.active and status.state != "COMPLETED" else ""
+    return replace(
+        status,
+        attempt=number,
+        progress=progress.read(status.run.folder / "metrics.jsonl"),
+        reason=over or status.reason,
+        causes=told.causes,
+        gpu_hours=told.gpu_hours,
+    )
+
+
+def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
+    """What squeue says about the jobs that it knows, and why it says nothing at all."""
+    if not job_ids:
+        return {}, ""
+    try:
+        done = process.run(slurm.status(job_ids), check=False, timeout_seconds=_ANSWER_SECONDS)
+    except RunnerError as error:
+        return {}, f"{error.what}: {error.why}"
+    if done.exit_code != 0 and "Invalid job id" not in done.stderr:
+        return {}, f"squeue: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"
+    return slurm.parse_status(done.stdout), ""
+
+
+def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus:
+    code = exit_code(run)
+    if run.state == PREPARING or not run.job_id:
+        return RunStatus(run, "PREPARING", "its launch was broken off before it was submitted")
+    if run.scheduler == "local":
+        return _local(run)
+    live = tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
+    job_id = _job_that_counts(run, queue, live)
+    known = queue.get(job_id)
+    if known is not None:
+        ended = known.exit_code if known.exit_code is not None else code
+        return RunStatus(
+            run, known.state, known.reason, ended, known.nodes, known.elapsed, known.time_left, job_id=job_id, live=live
+        )
+    if code is not None:
+        return _ended(run, code, trouble)
+    if run.state == CANCELLED:
+        return RunStatus(run, "CANCELLED")
+    if trouble:
+        return RunStatus(run, "UNKNOWN", trouble)
+    if run.after and not run.attempts:
+        return RunStatus(run, "CANCELLED", f"not started: {' '.join(run.after)} did not end as it should")
+    return RunStatus(run, "LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
+
+
+def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
+    """Of a run's jobs (a chain's links, restarts of the same file): the running, the next, or the newest that began."""
+    if len(run.job_ids) == 1:
+        return run.job_id
+    running = [job_id for job_id in live if queue[job_id].state != "PENDING"]
+    began = [job_id for job_id in (restarts.read(run, 0).job_id,) if job_id in queue]
+    return (*running, *live, *began, run.job_id)[0]
+
+
+def _local(run: Run) -> RunStatus:
+    alive = is_alive(run)
+    code = exit_code(run)  # after the look at the process, which may just have ended
+    if code is None and run.host not in ("", platform.node()):
+        return RunStatus(run, "UNKNOWN", f"it runs without a scheduler on {run.host}: ask there", nodes=run.host)
+    if alive and not run.attempts and (waits := _text(run.folder / WAITS)):
+        return RunStatus(run, "PENDING", f"waits for {waits}", nodes=run.host)
+    if alive:
+        return RunStatus(run, "RUNNING", nodes=run.host, elapsed=_elapsed(run))
+    if code is not None:
+        return _ended(run, code)
+    if run.state == CANCELLED:
+        return RunStatus(run, "CANCELLED", nodes=run.host)
+    if why := _text(run.folder / "not-started"):
+        return RunStatus(run, "CANCELLED", f"not started: {why}", nodes=run.host)
+    return RunStatus(run, "LOST", "its processes are gone and it wrote no exit code (killed?)", nodes=run.host)
+
+
+def is_alive(run: Run) -> bool:
+    """Whether a local run's script, or a process that it left behind, still runs on this machine.
+
+    The kernel gives a session's number to nobody while the session has a process.
+    """
+    pid = local_pid(run)
+    now = sessions.identity(pid)
+    return bool(run.process) and (now == run.process or (not now and bool(sessions.members(pid))))
+
+
+def local_pid(run: Run) -> int:
+    """The process id in `local-PID`."""
+    return int(run.job_id.removeprefix("local-"))
+
+
+def _ended(run: Run, code: int, trouble: str = "") -> RunStatus:
+    # a cancelled run that saved in good order ends with 0 too
+    state = "CANCELLED" if run.state == CANCELLED else "COMPLETED" if code == 0 else "FAILED"
+    reason = "it asks to be continued" if code == CONTINUE else trouble
+    return RunStatus(run, state, reason, code, run.host, _elapsed(run))
+
+
+def exit_code(run: Run) -> int | None:
+    """The exit code that the newest attempt wrote; None while it runs, or when it was killed."""
+    try:
+        return int((run.attempts[-1] / "exit_code").read_text().strip())
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def _elapsed(run: Run) -> str:
+    """How long the newest attempt has run, or ran, as squeue writes it."""
+    if not run.attempts:
+        return ""
+    started, ended = _time(run.attempts[-1] / "started"), _time(run.attempts[-1] / "ended")
+    if started is None:
+        return ""
+    seconds = int((ended or time.time()) - started)
+    days, rest = divmod(max(seconds, 0), 86400)
+    hours, minutes = rest // 3600, rest // 60 % 60
+    shown = f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"
+    return f"{days}-{shown}" if days else shown
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _time(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""From a plan to run folders and jobs of a scheduler."""
