@@ -6,6 +6,7 @@
 ./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
 ./nox -s lint          ruff, mypy --strict, shellcheck
 ./nox -s bench         figures, measured side by side
+./nox -s faults        what runs survive, counted on private clusters: 20 times each fault, an hour
 """
 
 from __future__ import annotations
@@ -128,6 +129,14 @@ def lab(session: nox.Session) -> None:
     debian_packages(session, CONTAINERS + LAB)
     session.install("-q", "-e", ".")
     session.run("python", "-m", "tests.lab", *(session.posargs or ("run",)))
+
+
+@nox.session
+def faults(session: nox.Session) -> None:
+    """Each fault 20 times; words after -- choose: `-- time_limit preemption --times 3`. Ctrl-C keeps what there is."""
+    debian_packages(session, CONTAINERS + LAB)
+    session.install("-q", "-e", ".", *TEST_TOOLS)
+    session.run("python", "-m", "tests.faults", *session.posargs)
 
 
 @nox.session

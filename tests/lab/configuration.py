@@ -18,6 +18,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
 SlurmctldPort={controller_port}
+FirstJobId={first_job_id}
 AuthType=auth/munge
 AuthInfo=cred_expire=5,socket={folder}/munge/munge.socket
 CredType=cred/munge
@@ -71,6 +72,8 @@ def write(
         host=socket.gethostname().split(".")[0],
         user=pwd.getpwuid(os.geteuid()).pw_name,
         controller_port=ports[0],
+        # a job's port follows from its id: clusters that live side by side on one machine number them apart
+        first_job_id=ports[0] + 5000,
         folder=folder,
         nodes="\n".join(lines),
         extra="\n".join(extra),

@@ -119,15 +119,23 @@ class SlurmLab:
     def _start(self) -> None:
         configuration.write(self.folder, self.nodes, free_ports(len(self.nodes) + 1), self.plugins, self.extra_config)
         self._start_munge()
+        self.start_controller("-c", "-i")
+        for node in self.nodes:
+            self.start_node(node)
+        processes.wait_until(self._all_idle, 20, f"{len(self.nodes)} idle nodes\n{self.logs()}", pause=0.03)
+
+    def start_controller(self, *flags: str) -> None:
+        """Start slurmctld; without `-c` it goes on with the state that an earlier one has left."""
         processes.start_daemon(
-            (_daemon("slurmctld"), "-c", "-i", "-f", str(self.folder / "slurm.conf")),
+            (_daemon("slurmctld"), *flags, "-f", str(self.folder / "slurm.conf")),
             self.environ,
             self.folder / "slurmctld.start",
             self.folder,
         )
-        for node in self.nodes:
-            self.start_node(node)
-        processes.wait_until(self._all_idle, 20, f"{len(self.nodes)} idle nodes\n{self.logs()}", pause=0.03)
+
+    def stop_controller(self) -> None:
+        """Kill slurmctld, as a crash would."""
+        self._kill(self.folder / "slurmctld.pid")
 
     def start_node(self, node: str) -> None:
         """Start the slurmd of one node."""
@@ -140,7 +148,10 @@ class SlurmLab:
 
     def stop_node(self, node: str) -> None:
         """Kill the slurmd of one node, as a crash of the node would."""
-        pid = processes.read_pid(self.folder / f"slurmd-{node}.pid")
+        self._kill(self.folder / f"slurmd-{node}.pid")
+
+    def _kill(self, pid_file: Path) -> None:
+        pid = processes.read_pid(pid_file)
         if pid is not None and processes.is_marked(pid, self.folder):
             processes.kill((pid,))
 

@@ -1,0 +1,67 @@
+"""What became of a training, counted from what its ranks wrote down (tests/faults/trainer.py)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that a rank has done."""
+
+    attempt: int
+    rank: int
+    pid: int
+    what: str
+    word: str
+
+    @property
+    def step(self) -> int:
+        return int(self.word)
+
+
+def read(path: Path) -> tuple[Line, ...]:
+    """All that is written so far."""
+    try:
+        texts = path.read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return ()
+    words = (text.split() for text in texts)
+    return tuple(Line(int(attempt), int(rank), int(pid), what, word) for attempt, rank, pid, what, word in words)
+
+
+def newest_step(lines: Sequence[Line]) -> int:
+    """The step that was taken last; 0 before the first."""
+    return next((line.step for line in reversed(lines) if line.what == "step"), 0)
+
+
+def repeated(lines: Sequence[Line]) -> int:
+    """How many steps were taken that had been taken before."""
+    return sum(count - 1 for count in Counter(line.step for line in lines if line.what == "step").values())
+
+
+def lost(lines: Sequence[Line]) -> int:
+    """How many checkpoints that were safe were not gone on from: damaged ones, and those newer than a resumption's."""
+    found, safe = 0, set[int]()
+    for line in lines:
+        if line.what == "saved":
+            safe.add(line.step)
+        elif line.what == "damaged":
+            found += 1
+        elif line.what == "begins" and line.rank == 0:
+            newer = {step for step in safe if step > line.step}
+            found += len(newer)
+            safe -= newer
+    return found
+
+
+def finished(lines: Sequence[Line], steps: int) -> bool:
+    """Whether it has taken its last step, every step once, in order, on the way that led there."""
+    state = ""
+    for step in range(1, steps + 1):
+        state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
+    return any(line.what == "finished" and line.word == state for line in lines)

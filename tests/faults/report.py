@@ -1,0 +1,35 @@
+"""The outcomes as the table of docs/reliability.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.faults.case import SAVE_EVERY
+from tests.faults.faults import FAULTS
+
+HEAD = ("fault", "runs completed / runs", "checkpoints lost", f"steps repeated at most (saved every {SAVE_EVERY})",
+        "nodes held afterwards", "seconds, median", "remarks")  # fmt: skip
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where and when, and a line for each fault that was run."""
+    names = [name for name in FAULTS if any(each["fault"] == name for each in found)]
+    rows = [row(name, [each for each in found if each["fault"] == name]) for name in names]
+    lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, ("---",) * len(HEAD), *rows)]
+    places = sorted({f"{each['machine']}; {each['date']}" for each in found})
+    return [*places, "", *lines]
+
+
+def row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    completed = sum(bool(each["completed"]) for each in runs)
+    seconds = sorted(float(each["seconds"]) for each in runs)
+    return (
+        name.replace("_", " "),
+        f"{completed} / {len(runs)}",
+        str(sum(each["checkpoints_lost"] for each in runs) or "none"),
+        str(max(each["steps_repeated"] for each in runs)),
+        str(sum(each["nodes_held"] for each in runs) or "none"),
+        f"{seconds[len(seconds) // 2]:.0f}",
+        FAULTS[name].remark,
+    )

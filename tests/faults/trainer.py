@@ -1,0 +1,152 @@
+"""A training of lock-stepped ranks without a framework: `python3 trainer.py STEPS SAVE_EVERY SECONDS_PER_STEP`.
+
+It does what the contract of a run asks of any training, and no more: it goes on from the newest whole checkpoint, saves
+every so many steps, saves and leaves when it is told to, tells of its progress. When a rank is lost the others wait
+for it for ever, as NCCL does. What it does is written down outside the run folder, in $FAULTS_ACCOUNT, a line each:
+
+    ATTEMPT RANK PID begins STEP | step N | saved N | leaves N | damaged NAME | finished STATE
+"""
+
+import faulthandler
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+RUN, ATTEMPT = Path(os.environ["RUNNER_RUN"]), Path(os.environ["RUNNER_ATTEMPT"])
+RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+CHECKPOINTS = RUN / "checkpoints"
+PARTS = 8  # of a checkpoint: more than one write, so that it can be caught half-way
+KEEP = 2
+
+
+def note(*words: object) -> None:
+    line = " ".join(map(str, (ATTEMPT.name, RANK, os.getpid(), *words)))
+    with Path(os.environ["FAULTS_ACCOUNT"]).open("a") as account:
+        account.write(f"{line}\n")
+
+
+def after(state: str, step: int) -> str:
+    """The state that a step makes of the one before: skipped and doubled steps show at the end."""
+    return hashlib.sha256(f"{state} {step}".encode()).hexdigest()
+
+
+def save(step: int, state: str) -> None:
+    folder, partial = CHECKPOINTS / f"checkpoint-{step}", CHECKPOINTS / f".checkpoint-{step}-{os.getpid()}.partial"
+    partial.mkdir(parents=True)
+    for part in range(PARTS):
+        write(partial / f"part-{part}", state * 256)
+        time.sleep(0.005)
+    if folder.exists():  # of an attempt that was ended before the marker
+        shutil.rmtree(folder)
+    partial.rename(folder)
+    write(folder / ".complete.partial", json.dumps({"step": step, "state": state}))
+    (folder / ".complete.partial").rename(folder / "complete.json")
+    note("saved", step)
+    for old in sorted(CHECKPOINTS.glob("checkpoint-*"), key=number)[:-KEEP]:
+        (old / "complete.json").unlink(missing_ok=True)
+        shutil.rmtree(old)
+
+
+def write(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def number(folder: Path) -> int:
+    return int(folder.name.rpartition("-")[2])
+
+
+def newest() -> tuple[int, str]:
+    """Step and state of the newest checkpoint that has its marker; every byte of it is looked at."""
+    for folder in sorted(CHECKPOINTS.glob("checkpoint-*"), key=number, reverse=True):
+        if not (folder / "complete.json").exists():
+            continue
+        marker = json.loads((folder / "complete.json").read_text())
+        if all((folder / f"part-{part}").read_text() == marker["state"] * 256 for part in range(PARTS)):
+            return marker["step"], marker["state"]
+        note("damaged", folder.name)
+    return 0, ""
+
+
+class Others:
+    """The other ranks, met at MASTER_ADDR: `agree` returns rank 0's word to all."""
+
+    def __init__(self) -> None:
+        place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        if RANK == 0:
+            with socket.create_server(place) as server:
+                self.peers = [server.accept()[0] for _ in range(RANKS - 1)]
+            return
+        while True:
+            try:
+                self.peers = [socket.create_connection(place, timeout=5)]
+                self.peers[0].settimeout(None)
+                return
+            except OSError:
+                time.sleep(0.05)
+
+    def agree(self, word: bytes) -> bytes:
+        if RANK == 0:
+            for peer in self.peers:
+                self._receive(peer)
+        else:
+            self.peers[0].send(b".")
+            return self._receive(self.peers[0])
+        for peer in self.peers:
+            peer.send(word)
+        return word
+
+    def _receive(self, peer: socket.socket) -> bytes:
+        while True:
+            try:
+                word = peer.recv(1)
+            except OSError:
+                word = b""
+            if word:
+                return word
+            time.sleep(600)  # lost
+
+
+def main() -> None:
+    steps, every, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    signal.signal(signal.SIGUSR2, lambda *_: None)  # the flag says it
+    stacks = ATTEMPT / "stacks" / f"rank-{RANK}.txt"
+    stacks.parent.mkdir(exist_ok=True)
+    faulthandler.register(signal.SIGUSR1, file=stacks.open("w"))
+    CHECKPOINTS.mkdir(exist_ok=True)
+    others = Others()
+    others.agree(b"-")
+    step, state = newest()
+    note("begins", step)
+    while step < steps:
+        time.sleep(seconds)
+        if others.agree(b"x" if (ATTEMPT / "save-and-exit").exists() else b"-") == b"x":
+            if RANK == 0:
+                if not (CHECKPOINTS / f"checkpoint-{step}" / "complete.json").exists():
+                    save(step, state)
+                note("leaves", step)
+            raise SystemExit(75)
+        step, state = step + 1, after(state, step + 1)
+        if RANK != 0:
+            continue
+        note("step", step)
+        (ATTEMPT / "heartbeat").touch()
+        with (RUN / "metrics.jsonl").open("a") as metrics:
+            metrics.write(json.dumps({"step": step, "attempt": int(ATTEMPT.name)}) + "\n")
+        if step % every == 0 or step == steps:
+            save(step, state)
+    others.agree(b"-")
+    if RANK == 0:
+        note("finished", state)
+
+
+if __name__ == "__main__":
+    main()
