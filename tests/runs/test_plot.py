@@ -173,14 +173,14 @@ def test_a_png_has_a_panel_for_each_metric(tmp_path: Path) -> None:
 
 
 def test_without_matplotlib_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    """`python3` on PATH is asked after our own: a stand-in that has nothing."""
-    if subprocess.run((sys.executable, "-c", "import matplotlib"), capture_output=True).returncode == 0:
-        pytest.skip("this Python has matplotlib")
+    """Our own Python is asked, which finds one that cannot be imported, then `python3` on PATH: it has nothing."""
     path = metrics(tmp_path / "a", entry(1, 9.0), entry(2, 8.0)).parent
+    (tmp_path / "matplotlib.py").write_text("raise ImportError('no matplotlib')\n")
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\nexit 1\n")
     python.chmod(0o755)
-    drawn = plot(str(path), "--png", str(tmp_path / "x.png"), PATH=str(tmp_path))
+    hidden = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
+    drawn = plot(str(path), "--png", str(tmp_path / "x.png"), PATH=str(tmp_path), PYTHONPATH=hidden)
     assert drawn.returncode == 1 and "runner-hpc[plot]" in drawn.stderr and not (tmp_path / "x.png").exists()
 
 
