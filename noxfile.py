@@ -100,7 +100,9 @@ def tests(session: nox.Session) -> None:
     debian_packages(session, CONTAINERS + LAB)
     session.install("-q", "-e", ".", *TEST_TOOLS)
     install_training_stack(session)
-    options = session.posargs or ("-n", "2", "--dist", "loadfile", "--durations=25", "-m", "not slow")
+    # three at a time on two cores: a third of the tests wait, for Slurm above all; the longest files are begun first
+    spread = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+    options = session.posargs or (*spread, "--durations=25", "-m", "not slow")
     session.run("python", "-m", "pytest", *options)
 
 

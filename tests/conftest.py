@@ -118,6 +118,20 @@ def pytest_configure(config: pytest.Config) -> None:
     parts.listen()
 
 
+# files that take longest, begun first: else the last of them keeps one core busy long after the others are done
+LONGEST = (
+    *("jobs/test_sft", "runs/test_training_requeued", "runs/test_restart_slurm", "jobs/test_clm", "images/test_pins"),
+    *("jobs/test_convert", "end_to_end/test_chain", "jobs/test_metrics", "images/test_import", "jobs/test_generate"),
+    *("end_to_end/test_training", "environments/test_equivalence", "jobs/test_world_size", "jobs/test_memory_on_paper"),
+    *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ranks = {f"tests/{name}.py": rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     parts.started()
     item.user_properties += [("engine", mark.args[0]) for mark in item.iter_markers("engine")]

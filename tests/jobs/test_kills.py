@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
-pytestmark = pytest.mark.training
+pytestmark = [pytest.mark.training, pytest.mark.slow]
 
 from bench.training import kills  # noqa: E402
 
