@@ -19,7 +19,7 @@ class Cost:
 
     wall_s: float
     cpu_s: float  # user and system, of every process that the way started, and of its own steps in this process
-    memory_mib: float  # the largest sum of anonymous memory over all its processes, seen every 50 ms
+    memory_mib: float  # the largest sum of anonymous memory of all its processes, shared one counted once; every 50 ms
     written_mib: float  # pages of files on disk that its processes made dirty
     output_mib: float
 
@@ -47,7 +47,7 @@ def measured(way: Callable[[], Path]) -> Cost:
 
 
 class Memory:
-    """Watches the anonymous memory of this process's descendants, in a thread."""
+    """Watches the anonymous memory of this process's descendants, and what they share, in a thread."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -64,7 +64,9 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._done.wait(INTERVAL_S):
-            self.peak = max(self.peak, sum(anonymous(pid) for pid in descendants(os.getpid())))
+            used = [resident(pid) for pid in descendants(os.getpid())]
+            shared = max((shared for _, shared in used), default=0)
+            self.peak = max(self.peak, shared + sum(anonymous for anonymous, _ in used))
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -86,13 +88,14 @@ def _tasks(pid: int) -> list[str]:
         return []
 
 
-def anonymous(pid: int) -> int:
-    """Bytes of anonymous memory of a process; 0 when it has ended."""
+def resident(pid: int) -> tuple[int, int]:
+    """Bytes of anonymous and of shared memory of a process; zeros when it has ended."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("RssAnon")), 0)
+        return 0, 0
+    fields = {line.partition(":")[0]: line.split()[1] for line in text.splitlines() if line.startswith("Rss")}
+    return int(fields.get("RssAnon", 0)) * 1024, int(fields.get("RssShmem", 0)) * 1024
 
 
 def machine(folder: Path) -> dict[str, str]:

@@ -31,6 +31,7 @@ from runner.images.squashfs.data import DataWriter, FileData, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Leaf
+from runner.machine.heap import keep_freed_memory
 
 # raised when the same image would be packed to other bytes. 1 was tar2sqfs
 PACKING = 2
@@ -95,6 +96,7 @@ def pack_image(
     `advance` counts bytes of blobs. Raises RunnerError for a layer that cannot be read or does not hold what it says,
     OSError for the disk.
     """
+    keep_freed_memory()
     packed = Packed(layers=len(image.layers))
     if previous and previous.settings != options.run_settings:
         previous = None

@@ -26,7 +26,7 @@ from runner.images.oci.tar_header import (
     symlink_target,
     xattrs,
 )
-from runner.images.reader import Reader
+from runner.images.reader import Reader, read_into
 
 _SKIP = 1 << 20  # bytes dropped at a time
 _NUMBERS = 4096  # remembered texts of numbers
@@ -63,6 +63,14 @@ class _Content:
         if len(data) != size:
             raise cut_off()
         return data
+
+    def readinto(self, room: memoryview, /) -> int:
+        """As `read`, into the first bytes of `room`."""
+        size = min(len(room), self.left)
+        self.left -= size
+        if size and read_into(self._stream, room[:size]) != size:
+            raise cut_off()
+        return size
 
 
 class _Source:

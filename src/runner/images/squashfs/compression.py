@@ -12,7 +12,7 @@ import zstandard
 
 from runner.errors import RunnerError
 
-Compress = Callable[[bytes], bytes]
+Compress = Callable[[bytes | memoryview], bytes]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ _BUFFER = 1 << 20
 _REFUSED = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 
 
-def write_all(file: BinaryIO, data: bytes) -> None:
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
     """Write all of `data`: a file without a buffer may take a part only."""
     written = file.write(data)
     while written < len(data):

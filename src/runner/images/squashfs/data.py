@@ -7,27 +7,25 @@ the number of threads. So it can be copied from one squashfs to another.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO
 
 from runner.errors import RunnerError
-from runner.images.reader import Reader
+from runner.images.reader import Reader, read_into
+from runner.images.squashfs.blocks import PLAIN
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs.copying import write_all
 from runner.images.squashfs.disk import Disk
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
-from runner.images.squashfs.workers import Block, Workers
+from runner.images.squashfs.workers import Workers
 
 FRAGMENT = struct.Struct("<QI")
 _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
 # a small file: its fragment, offset and size in one int; a large one: size, start, size words
 Place = int | tuple[int, int, bytes]
-AHEAD = 32  # blocks under way for each thread: while the reader parses small files, all threads have work
-_MEMORY = 64 << 20  # of plain blocks under way, where there are many threads
 
 
 @dataclass(slots=True)
@@ -113,13 +111,20 @@ class _Unfinished:
         self.start = -1
         self.words = bytearray()
 
+    def add(self, start: int, word: int, block_size: int) -> None:
+        """The next block: where it lies, relative to the run, and its size word."""
+        if self.start < 0:
+            self.start = start
+        self.words += _WORD.pack(word)
+        if len(self.words) * block_size >= self.size * _WORD.size:
+            self.data.locate(self.size, self.start, bytes(self.words))
+
 
 class DataWriter:
-    """Writes runs of file contents to `file`, compressing with `threads` threads; close it, or use it as a context.
+    """Writes runs of file contents to `file`, compressing with `threads` processes; close it, or use it as a context.
 
-    Blocks are written in the order of the contents. Of those under way, AHEAD for each thread are kept in memory, and
-    64 MiB at most. Files smaller than a block share fragments; the tail of a larger one is a block of its own, as
-    mksquashfs does.
+    Blocks are written in the order of the contents. Files smaller than a block share fragments; the tail of a larger
+    one is a block of its own, as mksquashfs does.
     """
 
     def __init__(self, file: BinaryIO, compression: Compression, threads: int) -> None:
@@ -127,10 +132,7 @@ class DataWriter:
         self.fragment_count = 0  # of the runs that have ended
         self._file = file
         self._block_size = compression.block_size
-        self._zeros = bytes(compression.block_size)
-        self._most = max(threads + 2, min(AHEAD * threads, _MEMORY // compression.block_size))
-        # in the order of writing: a block (None: a hole), and its file (None: it is a fragment)
-        self._pending: deque[tuple[Block | None, _Unfinished | None]] = deque()
+        self._zeros = memoryview(bytes(compression.block_size))
         self._run: Run | None = None
         self._empty: FileData | None = None
         self._fragments = bytearray()
@@ -139,7 +141,8 @@ class DataWriter:
         header = bytes(SUPERBLOCK_SIZE) + compressor_options(compression)
         write_all(file, header)
         self._position = len(header)
-        self._workers = Workers(compression, threads)
+        # of each block, in the order of writing, the file (None: it is a fragment)
+        self._workers: Workers[_Unfinished | None] = Workers(compression, threads, self._write)
         self._disk = Disk(file.fileno())
 
     def __enter__(self) -> DataWriter:
@@ -154,7 +157,6 @@ class DataWriter:
         """End the threads. What has not been written by `end_run` is lost."""
         self._workers.close()
         self._disk.close()
-        self._pending.clear()
 
     @property
     def position(self) -> int:
@@ -196,7 +198,7 @@ class DataWriter:
         run = self._run
         if self._pieces:
             self._submit_fragment()
-        self._write_pending(0)
+        self._workers.flush()
         run.length = self._position - run.offset
         run.fragments = bytes(self._fragments)
         self._run = None
@@ -236,53 +238,42 @@ class DataWriter:
         self._pieces: list[bytes] = []
 
     def _submit_fragment(self) -> None:
-        self._pending.append((self._workers.submit(self._pieces), None))
+        room, end = self._workers.room(self._fragment_size), 0
+        for piece in self._pieces:
+            room[end : end + len(piece)] = piece
+            end += len(piece)
+        self._workers.keep(end, None)
         self._begin_fragment(self._fragment + 1)
-        self._write_pending(self._most)
 
     def _add_blocks(self, size: int, stream: Reader) -> FileData:
         assert self._run is not None
-        block_size, zeros = self._block_size, self._zeros
         data = FileData(self._run, size)
-        unfinished = _Unfinished(data, size)
-        left = size
+        unfinished, left = _Unfinished(data, size), size
         while left > 0:
-            wanted = min(left, block_size)
-            content = stream.read(wanted)
-            if len(content) != wanted:
-                raise _broken_off(size, size - left + len(content))
+            room = self._workers.room(min(left, self._block_size))
+            wanted = min(left, len(room) // self._block_size * self._block_size or len(room))
+            got = read_into(stream, room[:wanted])
+            if got != wanted:
+                raise _broken_off(size, size - left + got)
             left -= wanted
-            hole = content == (zeros if wanted == block_size else zeros[:wanted])
-            self._pending.append((None if hole else self._workers.submit([content]), unfinished))
-            self._write_pending(self._most)
+            for begin in range(0, wanted, self._block_size):
+                block = room[begin : min(begin + self._block_size, wanted)]
+                self._workers.keep(len(block), unfinished, hole=block == self._zeros[: len(block)])
         return data
 
-    def _write_pending(self, most: int) -> None:
-        """Write what is done; wait where more than `most` blocks are under way."""
-        pending = self._pending
-        while pending:
-            block, unfinished = pending[0]
-            if block is not None and len(pending) <= most and not block.is_done():
-                return
-            pending.popleft()
-            self._write(block, unfinished)
-
-    def _write(self, block: Block | None, unfinished: _Unfinished | None) -> None:
+    def _write(self, packed: memoryview, written: list[tuple[_Unfinished | None, int]]) -> None:
+        """Write packed blocks, and note where each lies."""
         assert self._run is not None
         start = self._position - self._run.offset
-        packed, word = block.result() if block is not None else (b"", 0)
-        if packed:
-            write_all(self._file, packed)
-            self._position += len(packed)
-            self._disk.written(self._position)
-        if unfinished is None:
-            self._fragments += FRAGMENT.pack(start, word)
-            return
-        if unfinished.start < 0:
-            unfinished.start = start
-        unfinished.words += _WORD.pack(word)
-        if len(unfinished.words) * self._block_size >= unfinished.size * _WORD.size:
-            unfinished.data.locate(unfinished.size, unfinished.start, bytes(unfinished.words))
+        write_all(self._file, packed)
+        self._position += len(packed)
+        self._disk.written(self._position)
+        for unfinished, word in written:
+            if unfinished is None:
+                self._fragments += FRAGMENT.pack(start, word)
+            else:
+                unfinished.add(start, word, self._block_size)
+            start += word & ~PLAIN
 
 
 def _broken_off(size: int, got: int) -> RunnerError:
