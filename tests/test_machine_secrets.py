@@ -1,5 +1,7 @@
 """A secret comes from a file that only the user can read, or the environment, and no file of ours ever holds one."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,24 @@ def test_short_values_paths_and_ordinary_variables_are_no_secrets() -> None:
     found = secrets.known({"HOME": "/h", "A_TOKEN": "short", "SSH_KEY": "/home/me/.ssh/id", "LANG": "en_US.UTF-8",
                            "max_tokens": "1024000000", "B_TOKEN": "long-enough"})  # fmt: skip
     assert found == {"long-enough": "B_TOKEN"}
+
+
+def test_a_value_may_come_from_a_command_such_as_a_keyrings(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the node, where the batch script asks it, and here, where no file may hold it; one that fails is said."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", environ["XDG_CONFIG_HOME"])
+    (tmp_path / "ring").write_text(f"{VALUE}\n")
+    file = put(environ, f"HF_TOKEN=!cat {tmp_path}/ring\nA_TOKEN=!cat {tmp_path}/none\nB_TOKEN=plain-as-before\n")
+    assert secrets.check(environ) == ("HF_TOKEN", "A_TOKEN", "B_TOKEN")
+    with pytest.raises(RunnerError, match="HF_TOKEN"):
+        files.write(tmp_path / "f", f"x={VALUE}")
+    payload = Path(secrets.__file__).parents[1] / "runs/payload/secrets.sh"
+    script = 'say() { echo "said: $*"; }; . "$1"; read_secrets; echo "$HF_TOKEN ${A_TOKEN-unset} $B_TOKEN"'
+    done = subprocess.run(
+        ("bash", "-euc", script, "-", payload), capture_output=True, text=True, env={**environ, "PATH": os.defpath}
+    )
+    assert done.stderr == ""
+    assert (
+        done.stdout == f"said: not read: A_TOKEN, since its command in {file} failed\n{VALUE} unset plain-as-before\n"
+    )

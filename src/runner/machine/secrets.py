@@ -1,7 +1,8 @@
 """The user's secrets: where they lie, what looks like one, and that no file of ours ever holds one.
 
-They come from a file that only the user can read, NAME=VALUE lines, or from the environment. The batch script reads the
-file on the node (payload/secrets.sh), so that a value is never part of a script, a command line or a record.
+They come from a file that only the user can read, NAME=VALUE lines, or from the environment; NAME=!COMMAND asks a
+keyring, or whatever else prints the value. The batch script reads the file on the node (payload/secrets.sh), so that a
+value is never part of a script, a command line or a record.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -17,6 +19,7 @@ VARIABLE = "RUNNER_SECRETS"
 LEAST_LENGTH = 8
 """a shorter value is found by chance in texts that have nothing to do with it"""
 
+_COMMAND_SECONDS = 10.0
 _NAME = re.compile(
     r"(^|[-_.])(token|secret|passwd|password|passphrase|credentials?|api_?key|access_?key|private_?key|auth|key|webhook)s?$",
     re.IGNORECASE,
@@ -75,6 +78,7 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         own = _pairs(path(environ).read_text(errors="replace").splitlines())
     except OSError:
         own = {}
+    own = {name: _printed(value[1:]) if value.startswith("!") else value for name, value in own.items()}
     named = {name: value for name, value in environ.items() if _NAME.search(name) and looks_secret(name, value)}
     # a name that ends in _KEY may hold where the key lies
     return {value: name for name, value in {**named, **own}.items()
@@ -95,3 +99,15 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
 def _pairs(lines: list[str]) -> dict[str, str]:
     pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
     return {name: value for name, value in pairs}
+
+
+@cache
+def _printed(command: str) -> str:
+    """What a command of the user's file prints; "" where it fails here, as it may where the keyring is another's."""
+    from runner.machine import process
+
+    try:
+        done = process.run(("bash", "-c", command), check=False, timeout_seconds=_COMMAND_SECONDS)
+    except RunnerError:
+        return ""
+    return done.stdout.rstrip("\n") if done.exit_code == 0 else ""
