@@ -29,7 +29,7 @@ def _parts(results: Mapping[str, Any]) -> Iterator[list[str]]:
         yield _ways(results["ways"])
         if "floor" in results:
             yield _floor(results)
-        yield _ratios(medians(results["ways"]), floor_s(results))
+        yield _ratios(results["ways"], floors_s(results))
     if "scaling" in results:
         rows = [(cores, f"{seconds:.1f}") for cores, seconds in results["scaling"].items()]
         yield table(("cores", "wall s"), rows)
@@ -53,10 +53,10 @@ def medians(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict
     }
 
 
-def floor_s(results: Mapping[str, Any]) -> float | None:
-    """Wall seconds of the floor on this machine."""
-    found = results.get("floor")
-    return (found["inflate_s"] + found["compress_s"]) / int(results["machine"]["cores"]) if found else None
+def floors_s(results: Mapping[str, Any]) -> list[float]:
+    """Wall seconds of the floor on this machine, of each round."""
+    cores = int(results["machine"]["cores"])
+    return [(found["inflate_s"] + found["compress_s"]) / cores for found in results.get("floor", ())]
 
 
 def _ways(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
@@ -70,25 +70,36 @@ def _ways(ways: Mapping[str, Sequence[Mapping[str, float]]]) -> list[str]:
 
 
 def _floor(results: Mapping[str, Any]) -> list[str]:
-    found = results["floor"]
+    found = results["floor"][0]
+    inflate, compress = (
+        statistics.median(each[key] for each in results["floor"]) for key in ("inflate_s", "compress_s")
+    )
     return [
-        f"The floor: igzip of {found['plain_bytes'] / 1e9:.1f} GB {found['inflate_s']:.1f} CPU s, zstd 1 of "
-        f"{found['shown_bytes'] / 1e9:.1f} GB ({found['files']:,} entries) {found['compress_s']:.1f} CPU s; on "
-        f"{results['machine']['cores']} cores {floor_s(results):.1f} s."
+        f"The floor: igzip of {found['plain_bytes'] / 1e9:.1f} GB {inflate:.1f} CPU s, zstd 1 of "
+        f"{found['shown_bytes'] / 1e9:.1f} GB ({found['files']:,} entries) {compress:.1f} CPU s; on "
+        f"{results['machine']['cores']} cores {statistics.median(floors_s(results)):.1f} s."
     ]
 
 
-def _ratios(found: Mapping[str, Mapping[str, float]], floor: float | None) -> list[str]:
-    """The goals, each with what was measured for the ways that ran; "" for those that did not."""
-    wall = {name: figures["wall_s"] for name, figures in found.items()}
+def ratio(above: Sequence[float], below: Sequence[float]) -> str:
+    """The median of the rounds' ratios, and in brackets the least and the largest where there are several."""
+    found = sorted(one / other for one, other in zip(above, below, strict=False))
+    spread = f" ({found[0]:.2f} to {found[-1]:.2f})" if len(found) > 1 else ""
+    return f"{statistics.median(found):.2f}{spread}"
+
+
+def _ratios(ways: Mapping[str, Sequence[Mapping[str, float]]], floors: Sequence[float]) -> list[str]:
+    """The goals, each with what was measured for the ways that ran, within each round."""
+    found = medians(ways)
+    wall = {name: [run["wall_s"] for run in runs] for name, runs in ways.items()}
     ours = [name for name in ("ours", "ours-digest", "ours-zstd") if name in found]
     rows: list[tuple[str, ...]] = []
     for text, other in (("faster than enroot's defaults (at least 6.5)", "enroot"),
                         ("faster than enroot with zstd 1 (at least 3.5)", "enroot-zstd")):  # fmt: skip
         if other in wall:
-            rows.append((text, *(f"{wall[other] / wall[name]:.2f}" for name in ours)))
-    if floor:
-        rows.append(("times the floor (at most 1.5)", *(f"{wall[name] / floor:.2f}" for name in ours)))
+            rows.append((text, *(ratio(wall[other], wall[name]) for name in ours)))
+    if floors:
+        rows.append(("times the floor (at most 1.5)", *(ratio(wall[name], floors) for name in ours)))
     if "enroot" in found:
         theirs = found["enroot"]["output_mib"]
         rows.append(("output over enroot's (at most 0.6)", *(f"{found[n]['output_mib'] / theirs:.2f}" for n in ours)))
@@ -99,7 +110,7 @@ def _ratios(found: Mapping[str, Mapping[str, float]], floor: float | None) -> li
         ("last layer changed: faster than enroot, cache warm (at least 12)", "enroot-twin", "ours-twin"),
         ("last layer changed: times a plain copy (at most 2)", "ours-twin", "copy"),
     )
-    more = [(text, f"{wall[one] / wall[other]:.2f}") for text, one, other in pairs if {one, other} <= wall.keys()]
+    more = [(text, ratio(wall[one], wall[other])) for text, one, other in pairs if {one, other} <= wall.keys()]
     return [*lines, "", *table(("goal", "measured"), more)]
 
 
