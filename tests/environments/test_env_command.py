@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.commands.emitted import emitted
+from runner.environments.environment import load_environment
+from runner.project import Project
+from runner.site import Site
+
 
 @pytest.fixture
 def project(tmp_path, busybox_sqsh):
@@ -69,6 +74,25 @@ def test_show_tells_what_a_base_and_the_site_say(project):
     assert data["replaced"] == {"env.GONE": ["edf/it.toml:5"]}
     assert data["origins"]["env.S"] == "site mine: your site file (.config/runner/sites/mine.toml:4)"
     assert data["origins"]["mounts.1"] == "site mine: your site file (.config/runner/sites/mine.toml:3)"
+
+
+@pytest.mark.parametrize("engine", ["ce", "sarus"])
+def test_an_emitted_edf_says_where_each_value_came_from(engine, tmp_path):
+    """And the default of a variable in a mount is decided: no engine that reads an EDF expands it there."""
+    (tmp_path / "it.toml").write_text('image = "quay.io/x"\nmounts = ["${NOPE:-/data}:/data"]\n[env]\nA = "1"\n')
+    environment = load_environment(str(tmp_path / "it.toml"), Project(None, tmp_path, tmp_path), {})
+    text, notes = emitted(environment, Site("a", "", "slurm", engine, "/i", env={"B": "2"}), engine, {})
+    rows = [line.split("  # ") for line in text.splitlines() if "  # " in line]
+    places = {value.strip(): place.rpartition("/")[2] for value, place in rows}
+    assert places == {
+        'image = "quay.io/x"': "it.toml:1",
+        "entrypoint = false": "default",
+        "writable = true": "default",
+        '"/data:/data",': "it.toml:2",
+        'A = "1"': "it.toml:4",
+        'B = "2"': "site a",
+    }
+    assert notes == ("mounts.0: ${NOPE:-…} becomes '/data': NOPE is not set here",)
 
 
 SEEN = 'printf "%s|" "$GREETING" "${GONE-unset}" "$PWD" "$@"; ls -d /data'

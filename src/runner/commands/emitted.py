@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from runner.environments.engines import attach, with_site
-from runner.environments.engines.ce import FILE
+from runner.environments.engines import attach, decided, sarus, with_site
 from runner.environments.engines.shared import has_variables, inside_words, without_defaults
 from runner.environments.environment import Environment, emit_edf
 from runner.errors import RunnerError
@@ -56,11 +55,10 @@ def emitted(
     located = replace(environment, image=_with_folder(environment.image, site, environ))
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
     attachment = attach(located, site, engine, environ)  # raises for what the engine cannot express
-    if engine == "ce":
-        return emit_edf(with_site(located, site), f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"), ()
-    if engine == "sarus":
-        body = attachment.files[FILE].partition("\n")[2]
-        return f"# {origin}\n# Use: {_USE[engine]}\n{body}", attachment.notes
+    if engine in {"ce", "sarus"}:
+        full, _ = decided(located, site, engine, environ)
+        write = emit_edf if engine == "ce" else sarus.edf
+        return write(full, f"{origin}\nUse: {_USE[engine]}", sources=f"site {site.name}"), attachment.notes
     if engine in {"podman", "docker"}:
         full, notes = without_defaults(with_site(located, site), environ, only=("image", "mounts", "devices"))
         return _container_script(full, site, engine, origin), (*notes, *attachment.notes)

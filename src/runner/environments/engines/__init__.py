@@ -6,7 +6,6 @@ import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.shared import check_names, without_defaults
@@ -40,14 +39,20 @@ def attach(
         name = choose(site, environ)[0]
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    full, notes = with_site(environment, site), cast("tuple[str, ...]", ())
+    full, notes = decided(environment, site, name, environ)
     if name != "host":
         check_names(full, name)
-    if _DECIDED[name]:
-        full, notes = without_defaults(full, environ, only=_DECIDED[name])
     engine_module = importlib.import_module(f"{__name__}.{name}")  # the one in use, not all of them
     attachment: Attachment = engine_module.attach(full, site)
     return replace(attachment, notes=(*notes, *attachment.notes))
+
+
+def decided(
+    environment: Environment, site: Site, engine: str, environ: Mapping[str, str]
+) -> tuple[Environment, tuple[str, ...]]:
+    """The environment with the site's part, and `${VAR:-default}` decided where this engine expands none; and notes."""
+    full = with_site(environment, site)
+    return without_defaults(full, environ, only=_DECIDED[engine]) if _DECIDED[engine] else (full, ())
 
 
 def with_site(environment: Environment, site: Site) -> Environment:

@@ -62,7 +62,11 @@ def _text(text: str, field: str) -> str:
 def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF, flags of mounts joined by commas and the registry by a slash, and the flag that names it."""
     check(environment)
-    image = environment.image.replace("#", "/", 1)
-    own = replace(map_texts(environment, _text), image=image)
-    text = emit_edf(own, COMMENT.replace("--environment", "--edf"), flag_separator=",")
+    text = edf(environment, COMMENT.replace("--environment", "--edf"))
     return Attachment(files={FILE: text}, flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",))
+
+
+def edf(environment: Environment, comment: str, *, sources: str | None = None) -> str:
+    """The text of its EDF; `sources` as for `emit_edf`."""
+    own = replace(map_texts(environment, _text), image=environment.image.replace("#", "/", 1))
+    return emit_edf(own, comment, flag_separator=",", sources=sources)
