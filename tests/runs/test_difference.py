@@ -49,10 +49,8 @@ name = "alps-clariden"
 
 [site.sources]
 name = "NAME"
-
-[packages]
-torch = "2.8.0"
 """
+NOTED = 'driver = "580.95"\npython = "3.12.3"\n\n[packages]\n"numpy" = "2.3.1"\n"torch" = "2.8.0"\n'
 EDF = '# NAME\nimage = "/images/NAME.sqsh"\nmounts = ["/a:/a", "/b:/b"]\nwritable = true\n[env]\nX = "NAME"\n'
 
 
@@ -91,7 +89,6 @@ def test_names_places_and_times_of_a_launch_are_no_difference(tmp_path: Path) ->
         ('NCCL_DEBUG = "WARN"', 'NCCL_DEBUG = "INFO"', ("variables", "NCCL_DEBUG", "WARN", "INFO")),
         ('name = "alps-clariden"', 'name = "twcc"', ("site", "name", "alps-clariden", "twcc")),
         ('runner = "0.1.0"', 'runner = "0.2.0"', ("run", "runner", "0.1.0", "0.2.0")),
-        ('torch = "2.8.0"', 'torch = "2.9.0"', ("packages", "torch", "2.8.0", "2.9.0")),
     ],
 )
 def test_each_change_of_the_lock_is_one_line_of_its_kind(
@@ -139,6 +136,24 @@ def test_what_a_job_wrote_among_its_code_is_not_its_code(tmp_path: Path) -> None
     (right.code / "result.txt").write_text("42")
     found = compare(of_run(left), of_run(right))
     assert found.differences == () and found.left_out == ("code: 1 files that a-2 wrote there itself",)
+
+
+def test_what_their_containers_held_is_compared_where_both_have_noted_it(tmp_path: Path) -> None:
+    """Of each run the newest attempt that got so far counts."""
+    left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2")
+    for attempt, text in ((left.folder / "attempts/1", NOTED), (right.folder / "attempts/1", "broken off")):
+        attempt.mkdir(parents=True)
+        (attempt / "inside.toml").write_text(text)
+    found = compare(of_run(left), of_run(right))
+    assert found.differences == ()
+    assert found.left_out == tuple(f"{it}: a-2 has not noted what its container holds" for it in ("packages", "inside"))
+    (right.folder / "attempts/2").mkdir()
+    (right.folder / "attempts/2/inside.toml").write_text(NOTED.replace("580.95", "570.1").replace('"2.8', '"2.9'))
+    (right.folder / "attempts/3").mkdir()
+    assert [(each.kind, each.name, each.left, each.right) for each in between(left, right)] == [
+        ("packages", "torch", "2.8.0", "2.9.0"),
+        ("inside", "driver", "580.95", "570.1"),
+    ]
 
 
 def test_without_a_snapshot_the_commit_is_compared_and_that_is_said(tmp_path: Path) -> None:

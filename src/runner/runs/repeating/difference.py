@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ _OWN = {"run": {"name", "created", "command_line", "project", "script_sha256", "
 _SKIPPED = {"code", "job.sources", "site.sources", "files", "sweep"}
 # compared where both sides know them: an image that is not here has no sum, and Slurm is not asked about itself
 _IF_KNOWN = {("image", "digest"), ("image", "sha256"), ("image", "content"), ("slurm", "version")}
+_NOTED = {"packages", "inside"}  # by the job itself: unknown of a launch that has not begun
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Side:
 
     name: str
     tables: Mapping[str, Table]
-    """of its lock; dotted names"""
+    """of its lock, dotted names; and of what its newest attempt found in its container"""
     edf: str
     """the text of its EDF; empty where there is none"""
     code: Tree | None
@@ -48,7 +50,7 @@ class Difference:
     """One thing that is not the same."""
 
     kind: str
-    """code, arguments, resources, image, EDF, variables, site, or a table of the lock"""
+    """code, arguments, resources, image, EDF, variables, site, packages, inside, or a table of the lock"""
     name: str
     left: Any
     """None: not there"""
@@ -78,7 +80,17 @@ def of_run(run: Run) -> Side:
         edf = (run.folder / EDF).read_text()
     except OSError:
         edf = ""
-    return Side(run.name, tables, edf, trees.of_run(run, int(tables.get("code", {}).get("files", 0))))
+    code = trees.of_run(run, int(tables.get("code", {}).get("files", 0)))
+    return Side(run.name, {**tables, **_inside(run)}, edf, code)
+
+
+def _inside(run: Run) -> Mapping[str, Table]:
+    """What the newest attempt that got so far noted of its container (payload/inside.sh)."""
+    for attempt in reversed(run.attempts):
+        with suppress(OSError, ValueError):
+            table = tomllib.loads((attempt / "inside.toml").read_text())
+            return {"packages": table.pop("packages", {}), "inside": table}
+    return {}
 
 
 def of_plan(plan: RunPlan, run: Run) -> Side:
@@ -102,7 +114,10 @@ def compare(left: Side, right: Side) -> Comparison:
         left_out += [f"code: {count} files that {name} wrote there itself" for name, count in written]
     names = dict.fromkeys((*left.tables, *right.tables))
     for name in names:
-        if name not in _SKIPPED:
+        lacking = [side.name for side in (left, right) if name not in side.tables]
+        if name in _NOTED and lacking:
+            left_out.append(f"{name}: {lacking[0]} has not noted what its container holds")
+        elif name not in _SKIPPED:
             found += _table(name, left.tables.get(name, {}), right.tables.get(name, {}))
     found += _edf(left.edf, right.edf)
     if any(HIDDEN in str(side.tables) for side in (left, right)):
