@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner.doctor import access, cluster, node, programs, storage
-from runner.machine import probe
+from runner.errors import RunnerError
+from runner.machine import probe, quota
+from runner.runs.checking import room
 from runner.site import Site
 from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
@@ -63,7 +65,7 @@ def test_the_file_system_of_a_path_is_the_one_that_is_mounted_nearest():
     ],
 )
 def test_quotas_are_read_as_quota_and_lfs_print_them(stdout, found):
-    assert storage.parse_quota(stdout) == found
+    assert quota.parse(stdout) == found
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -109,6 +111,23 @@ def test_a_quota_that_is_nearly_used_up_is_wrong(lustre, tmp_path):
     )
     lustre(quota=f"{tmp_path} 5242880 0 161061273600 - 98 0 1000000 -")
     assert storage.quota(LOCAL, environ).verdict == "ok"
+
+
+def test_a_launch_warns_of_a_quota_that_is_nearly_used_up_and_is_refused_where_nothing_fits(
+    lustre, tmp_path, monkeypatch
+):
+    """Over a soft limit one may still write for a while: that is the file system's to say, with its own error."""
+    lustre(quota=f"{tmp_path} 95 100 200 - 1 0 0 -")
+    (note,) = room.check(tmp_path / "runs/new")
+    assert "nearly used up" in note and f"{tmp_path}: space 0 of 0 GB" in note
+    lustre(quota=f"{tmp_path} 94 100 200 - 1 0 0 -")
+    assert room.check(tmp_path) == ()
+    lustre(quota="")
+    assert room.check(tmp_path) == ()
+    full = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*full[:4], 0, *full[5:])))
+    with pytest.raises(RunnerError, match="no room for a run"):
+        room.check(tmp_path / "runs/new")
 
 
 def test_without_lustre_no_stripes_are_wanted(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shutil
@@ -13,13 +12,11 @@ from runner.doctor.diagnosis import Diagnosis
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.machine import probe, process
+from runner.machine import quota as quotas
 from runner.site import Site
 
 _SECONDS = 1.5
 _IMAGE_BYTES = 20e9
-# space used, soft limit, hard limit, grace; the same of files. `*`: over the limit; `[ ]`: not exact
-_COUNT = r"\[?(\d+)\]?\*?\s+(\d+)\s+(\d+)"
-_QUOTA = re.compile(rf"(?<!\S){_COUNT}\s+\S+\s+{_COUNT}(?!\S)")
 
 
 def image_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
@@ -69,42 +66,14 @@ def quota(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     """What this user may still write in the image folder, where the file system counts it."""
     try:
         nearest = _nearest(site.images(environ))
+        found = quotas.of_folder(nearest)
     except RunnerError as error:
         return Diagnosis("quota", "missing", f"{error.what}: {error.why}", error.fix)
-    kind, point = probe.file_system(nearest)
-    program = "lfs" if kind == "lustre" else "quota"
-    if process.which(program) is None:
-        text = f"{program} is not installed, so {kind or 'the file system'} cannot be asked"
-        return Diagnosis("quota", "missing", text, f"apt-get install {program}" if program == "quota" else "")
-    user = getpass.getuser()
-    words = ("lfs", "quota", "-q", "-u", user, point) if program == "lfs" else ("quota", "-w", "-p", "-f", point)
-    try:
-        shown = process.run(words, check=False, timeout_seconds=_SECONDS)
-    except RunnerError as error:
-        return Diagnosis("quota", "missing", f"{error.what}: {error.why}", error.fix)
-    used = parse_quota(shown.stdout)
-    if used is None:
-        return Diagnosis("quota", "ok", f"none for {user} on {point}")
-    parts, full = [], False
-    for what, (count, limit), unit in (("space", used[0], 1024 / 1e9), ("inodes", used[1], 1)):
-        if limit:
-            full = full or count >= 0.95 * limit
-            parts.append(f"{what} {count * unit:.0f} of {limit * unit:.0f}{' GB' if what == 'space' else ''}")
-    text = f"{point}: {', '.join(parts) or 'no limits'}"
-    return Diagnosis("quota", "wrong" if full else "ok", text, f"make room on {point}: runner gc" if full else "")
-
-
-def parse_quota(stdout: str) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """((KiB used, limit), (files used, limit)) of what `quota -w -p` or `lfs quota -q` prints; None where none counts.
-
-    Limits are the soft ones where there are any, else the hard ones; 0 is none.
-    Source: quota-tools 4.06, quota.c; Lustre 2.15, lfs-quota(1).
-    """
-    found = _QUOTA.search(stdout)
     if found is None:
-        return None
-    space, soft, hard, files, files_soft, files_hard = map(int, found.groups())
-    return (space, soft or hard), (files, files_soft or files_hard)
+        return Diagnosis("quota", "ok", f"none for you at {nearest}")
+    if found.nearly_used_up:
+        return Diagnosis("quota", "wrong", found.text, f"make room on {found.point}: runner gc")
+    return Diagnosis("quota", "ok", found.text)
 
 
 def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from runner.machine.probe import oci_architecture
 from runner.runs.cache.folder import CACHE_MOUNT
 from runner.site import Site
 
-_LEAST_BYTES, _LEAST_FILES = 64 << 20, 1000
 RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
 CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
 """over RUN_MOUNT: what a run was made of stays as it was"""
@@ -164,22 +162,6 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
             f"cannot make runs in {str(folder)!r}",
             "the path has a line break or another character that cannot be printed",
             "name another folder: export RUNNER_RUNS=/path/to/runs",
-        )
-
-
-def check_space(folder: Path) -> None:
-    """Raise RunnerError where the file system of the runs is full, or takes no more files (quotas show too)."""
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        room = os.statvfs(there)
-    except OSError:
-        return
-    free, full = room.f_bavail * room.f_frsize, room.f_files > 0 and room.f_favail < _LEAST_FILES
-    if free < _LEAST_BYTES or full:
-        raise RunnerError(
-            f"there is no room for a run in {folder}",
-            f"{free >> 20} MiB and {room.f_favail} files are free there: the job could not save",
-            "remove what is not needed (runner gc, old checkpoints), or name another folder: export RUNNER_RUNS=FOLDER",
         )
 
 

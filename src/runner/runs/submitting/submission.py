@@ -15,7 +15,7 @@ from runner.machine.report import Report
 from runner.runs import lock
 from runner.runs.asking import dependencies
 from runner.runs.asking.dependencies import Waits
-from runner.runs.checking import bad_nodes, preflight
+from runner.runs.checking import bad_nodes, preflight, room
 from runner.runs.checking.preflight import LaunchImage
 from runner.runs.code import fingerprint, store
 from runner.runs.launch import SCRIPT, RunPlan
@@ -52,7 +52,8 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
 def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     """The plan with what is found out only where a run is made. Raises RunnerError for a folder that will not do."""
     preflight.check_run_folder(runs, plan.site, plan.engine)
-    preflight.check_space(runs)
+    for note in room.check(runs):
+        report.warn(note)
     secrets.check()
     content = fingerprint.of_snapshot(plan.snapshot)
     return replace(plan, image=_with_sha256(plan.image, report), snapshot=replace(plan.snapshot, content=content))
