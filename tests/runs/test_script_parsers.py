@@ -19,21 +19,6 @@ SQUEUE = """\
 9|COMPLETED|None|nid001|0:04|59:56|0|
 """
 
-# scontrol show --oneliner job 1, Slurm 22.05.8
-SCONTROL = (
-    "JobId=1 JobName=sft UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=4294901759 Nice=0 Account=(null) "
-    "QOS=(null) JobState=FAILED Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 "
-    "ExitCode=75:0 RunTime=00:00:03 TimeLimit=01:00:00 TimeMin=N/A SubmitTime=2026-11-21T09:37:43 "
-    "EligibleTime=2026-11-21T09:37:43 AccrueTime=2026-11-21T09:37:43 StartTime=2026-11-21T09:37:45 "
-    "EndTime=2026-11-21T09:37:45 Deadline=N/A SuspendTime=None SecsPreSuspend=0 LastSchedEval=2026-11-21T09:37:45 "
-    "Scheduler=Backfill Partition=normal AllocNode:Sid=localhost:5377 ReqNodeList=(null) ExcNodeList=(null) "
-    "NodeList=nid[001-002] BatchHost=nid001 NumNodes=2 NumCPUs=4 NumTasks=4 CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
-    "TRES=cpu=4,node=2,billing=4 Socks/Node=* NtasksPerN:B:S:C=2:0:*:* CoreSpec=* MinCPUsNode=2 MinMemoryNode=0 "
-    "MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 OverSubscribe=OK Contiguous=0 Licenses=(null) "
-    "Network=(null) Command=/scratch/sft-0001/job.sbatch WorkDir=/scratch/sft-0001 "
-    "StdErr=/scratch/sft-0001/job.log StdIn=/dev/null StdOut=/scratch/sft-0001/job.log Power= \n"
-)
-
 
 def test_squeue() -> None:
     """States, reasons, nodes and codes; a code only for what has ended, time left only for what has not."""
@@ -64,24 +49,13 @@ def test_one_question_names_every_job() -> None:
     assert "--jobs=1,2,3" in words
 
 
-def test_scontrol() -> None:
-    """What is still known of a job that left the queue."""
-    assert slurm.parse_details(SCONTROL) == JobStatus("FAILED", "NonZeroExitCode", 75, "nid[001-002]", "00:00:03")
-
-
 @pytest.mark.parametrize(
-    ("code", "exit_code"), [("0:0", 0), ("0:9", 137), ("0:15", 143), ("255:0", 255), ("", None), ("x:y", None)]
+    ("code", "exit_code"),
+    [("0", 0), ("256", 1), ("9", 137), ("0:9", 137), ("0:15", 143), ("255:0", 255), ("", None), ("x:y", None)],
 )
-def test_codes_of_scontrol(code: str, exit_code: int | None) -> None:
-    """CODE:SIGNAL, where a signal counts as a shell says it."""
-    found = slurm.parse_details(SCONTROL.replace("ExitCode=75:0", f"ExitCode={code}"))
-    assert found is not None
-    assert found.exit_code == exit_code
-
-
-def test_scontrol_knows_nothing() -> None:
-    """`slurm_load_jobs error: Invalid job id specified` goes to stderr, and nothing to stdout."""
-    assert slurm.parse_details("") is None
+def test_codes(code: str, exit_code: int | None) -> None:
+    """As wait(2) gives it, or CODE:SIGNAL; a signal counts as a shell says it."""
+    assert slurm.parse_status(f"1|FAILED|None|nid001|0:03|0:00|{code}|\n")["1"].exit_code == exit_code
 
 
 @pytest.mark.parametrize(

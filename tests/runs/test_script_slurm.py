@@ -29,10 +29,6 @@ def asked(lab: SlurmLab, *job_ids: str) -> dict[str, JobStatus]:
     return dict(scheduler.parse_status(lab.run(scheduler.status(job_ids)).stdout))
 
 
-def details(lab: SlurmLab, job_id: str) -> JobStatus | None:
-    return scheduler.parse_details(lab.run(scheduler.details(job_id), check=False).stdout)
-
-
 def until(condition: Callable[[], object], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -95,9 +91,6 @@ def test_the_first_failure_is_the_jobs(plain_slurm: SlurmLab, tmp_path: Path) ->
     assert time.monotonic() - started < 30
     assert asked(plain_slurm, job_id)[job_id] == replace(
         asked(plain_slurm, job_id)[job_id], state="FAILED", reason="NonZeroExitCode", exit_code=7, nodes="nid[001-002]"
-    )
-    assert details(plain_slurm, job_id) == replace(
-        details(plain_slurm, job_id) or JobStatus(""), state="FAILED", exit_code=7, reason="NonZeroExitCode"
     )
     assert (run / "attempts/1/exit_code").read_text() == "7\n"
 
@@ -184,7 +177,6 @@ def test_one_question_for_all_jobs(plain_slurm: SlurmLab, tmp_path: Path) -> Non
     plain_slurm.wait_for(running, "CANCELLED")
     found = asked(plain_slurm, waiting, running)
     assert {found[waiting].state, found[running].state} == {"CANCELLED"}
-    assert details(plain_slurm, "999999") is None
 
 
 def test_the_time_limit(plain_slurm: SlurmLab, tmp_path: Path) -> None:

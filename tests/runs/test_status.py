@@ -13,7 +13,7 @@ from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.runs.logs import output
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run
-from runner.runs.schedulers.slurm import JobStatus, parse_details
+from runner.runs.schedulers.slurm import JobStatus
 from runner.runs.state import status
 
 
@@ -95,18 +95,6 @@ def test_the_code_that_wait_passes_on(run: Run) -> None:
     cases = {("COMPLETED", 0): 0, ("FAILED", 7): 7, ("TIMEOUT", 0): 1, ("CANCELLED", None): 1, ("NODE_FAIL", 0): 1}
     for (state, code), expected in cases.items():
         assert output.result_code(status.RunStatus(run, state, exit_code=code)) == expected
-
-
-def test_details_of_scontrol_are_read_when_the_job_has_left_the_queue() -> None:
-    """As Slurm 22.05 prints it with --oneliner."""
-    text = (
-        "JobId=17 JobName=sft UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 Nice=0 Account=(null) QOS=(null) "
-        "JobState=TIMEOUT Reason=TimeLimit Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:15 "
-        "RunTime=00:01:12 TimeLimit=00:01:00 NodeList=nid[001-002] BatchHost=nid001"
-    )
-    found = parse_details(text)
-    assert found is not None
-    assert (found.state, found.reason, found.exit_code, found.nodes) == ("TIMEOUT", "TimeLimit", 143, "nid[001-002]")
 
 
 def test_a_file_is_read_on_from_where_it_was_left(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from runner.commands.options import add_job
 from runner.commands.runs import add_resources, overrides, say_end
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -26,9 +27,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         help="start a script or a command in an environment",
         usage="runner launch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
     )
-    launch.add_argument("job", nargs="?", metavar="JOB", help="a job file: a name in jobs/, or a path")
-    launch.add_argument("--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF")
-    launch.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
+    add_job(launch)
     launch.add_argument("--name", help="the job's name (default: the script's)")
     launch.add_argument("--launcher", help="torchrun, srun, accelerate or none")
     launch.add_argument("--nodes", type=int, metavar="N")

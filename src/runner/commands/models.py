@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.options import add_job
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
@@ -13,20 +15,14 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verbs."""
-    _add_prefetch(subparsers, common)
-
-
-def _add_prefetch(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
     prefetch = subparsers.add_parser(
         "prefetch",
         parents=[common],
         help="bring what a job names on the hub into the site's cache",
         usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]",
     )
-    prefetch.add_argument("job", nargs="?", metavar="JOB", help="a job file: a name in jobs/, or a path")
-    prefetch.add_argument("--env", metavar="ENV", help="the environment whose Python fetches")
-    prefetch.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py file")
+    add_job(prefetch)
     prefetch.add_argument("--engine", help="the container engine (default: the site's); host: this machine's Python")
     prefetch.add_argument("--json", action="store_true", help="print a JSON object for each")
     prefetch.add_argument("--dry-run", action="store_true", help="print what would be fetched, and its size")

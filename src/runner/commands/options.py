@@ -43,6 +43,13 @@ class Parser(argparse.ArgumentParser):
         raise RunnerError(f"{self.prog}: {message}", self.format_usage().strip(), f"{self.prog} --help", exit_code=2)
 
 
+def add_job(verb: argparse.ArgumentParser) -> None:
+    """The words that say which job is meant."""
+    verb.add_argument("job", nargs="?", metavar="JOB", help="a job file: a name in jobs/, or a path")
+    verb.add_argument("--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF")
+    verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
+
+
 def common_options() -> argparse.ArgumentParser:
     """The options that every verb takes."""
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False, formatter_class=Formatter)

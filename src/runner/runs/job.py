@@ -39,9 +39,6 @@ class Restart:
     """of all attempts together, after which no new one begins; 0: no limit"""
 
 
-RESTART_CAUSES = ("time_limit", "preemption", "node_failure", "hang", "script_failure")
-
-
 @dataclass(frozen=True)
 class Resources:
     """What is asked of the scheduler. None: left to the cluster's default."""

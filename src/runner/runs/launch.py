@@ -47,7 +47,6 @@ class Request:
     job: str | None = None
     env: str | None = None
     script: str | None = None
-    has_command: bool = False
     words: tuple[str, ...] = ()
     """after the first bare `--`: arguments of the script, or the command"""
     site: str | None = None

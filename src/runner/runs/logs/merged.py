@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from runner.runs.logs.streams import Stream, all_streams
@@ -16,8 +16,6 @@ from runner.runs.run import Run
 
 TIMES = "log-times"
 _PIECE_BYTES = 1 << 20
-Samples = Mapping[str, Sequence[tuple[int, int]]]
-"""file, relative to the run -> (bytes, second), growing"""
 
 
 def merged(run: Run, ranks: Sequence[int] = ()) -> Iterator[bytes]:

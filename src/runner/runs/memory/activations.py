@@ -14,8 +14,6 @@ TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.runs.memory.shape import Shape
 
-ATTENTIONS = ("sdpa", "eager")  # flash_attention_2 keeps what sdpa keeps
-
 
 @dataclass(frozen=True)
 class Activations:

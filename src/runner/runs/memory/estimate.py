@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.runs.memory.activations import per_token
 from runner.runs.memory.weights import count
@@ -175,13 +175,8 @@ def _forward(shape: Shape, weights: Weights, activations: Activations, zero: Zer
 
 
 def _loss(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    return _Moment(
-        "loss",
-        gathered=_gathered(weights, zero, plan),
-        gradients=_accumulated(weights, zero, plan),
-        activations=_kept(shape, activations, plan),
-        loss=plan.tokens * activations.loss_backward,
-    )
+    forward = _forward(shape, weights, activations, zero, plan)
+    return replace(forward, name="loss", loss=plan.tokens * activations.loss_backward)
 
 
 def _buckets(zero: Zero, plan: Plan) -> int:

@@ -211,26 +211,6 @@ def work_folders() -> tuple[str, ...]:
     return ("squeue", "--me", "--noheader", "--Format=WorkDir:4096")
 
 
-def details(job_id: str) -> tuple[str, ...]:
-    """The question about one job that has left the queue."""
-    return ("scontrol", "show", "--oneliner", "job", job_id)
-
-
-def parse_details(stdout: str) -> JobStatus | None:
-    """The status in what `scontrol show job` prints; None where it knows no such job."""
-    fields = dict(re.findall(r"(?:^|\s)([A-Za-z:/_]+)=(\S*)", stdout))
-    if "JobState" not in fields:
-        return None
-    state = fields["JobState"]
-    return JobStatus(
-        state=state,
-        reason=_words(fields.get("Reason", "")),
-        exit_code=None if state in UNFINISHED else _exit_code(fields.get("ExitCode", "")),
-        nodes=_words(fields.get("NodeList", "")),
-        elapsed=fields.get("RunTime", ""),
-    )
-
-
 def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
     """The command that ends jobs."""
     return ("scancel", *job_ids)

@@ -23,8 +23,6 @@ class Pace:
     """What the metrics of a run tell."""
 
     step: int
-    seconds_since: float
-    """since the last record was written"""
     note: str = ""
     """what is wrong with the pace, or nothing"""
     stuck: bool = False
@@ -43,8 +41,8 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
     usual = _usual_pause(steps)
     if running and since > max(_STUCK_SECONDS, 10 * usual):
         note = f"no step since {since:.0f} s; a step's record came every {usual:.1f} s before"
-        return Pace(int(last["step"]), since, note, stuck=True)
-    return Pace(int(last["step"]), since, _slower(steps))
+        return Pace(int(last["step"]), note, stuck=True)
+    return Pace(int(last["step"]), _slower(steps))
 
 
 def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
