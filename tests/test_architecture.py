@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -34,6 +35,11 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def floor_of(module: str) -> str | None:
     """The floor of a dotted module name of runner; None for the package itself and `__main__`."""
     parts = module.split(".")
@@ -42,6 +48,7 @@ def floor_of(module: str) -> str | None:
     return "ground" if parts[1] in GROUND else parts[1]
 
 
+@cache
 def imports(path: Path, *, top_only: bool = False) -> set[str]:
     """The dotted names that a file imports, those under `if TYPE_CHECKING:` left out."""
     found: set[str] = set()
@@ -59,7 +66,7 @@ def imports(path: Path, *, top_only: bool = False) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child, inside)
 
-    visit(ast.parse(path.read_text()), False)
+    visit(tree_of(path), False)
     return found
 
 
@@ -120,7 +127,7 @@ def test_only_the_doors_touch_the_machine(path: Path) -> None:
     if place.startswith(DOORS):
         return
     assert not imports(path) & {"subprocess", "socket", "pty", "fcntl"}, place
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             call = ast.unparse(node.func)
             assert node.func.attr not in {"write_text", "write_bytes"}, f"{place}:{node.lineno} {call}"
@@ -133,7 +140,7 @@ def test_only_commands_print(path: Path) -> None:
     place = path.relative_to(SOURCE).as_posix()
     if place == "cli.py" or place.startswith("commands/"):
         return
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             assert node.func.id != "print", f"{place}:{node.lineno} prints"
         if isinstance(node, ast.Attribute):
@@ -173,6 +180,6 @@ def test_rooms_are_small(path: Path) -> None:
     """No module over 300 lines, no function over 50."""
     text = path.read_text()
     assert text.count("\n") <= 300, path
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or node.lineno) - node.lineno + 1 <= 50, f"{path}:{node.lineno} {node.name}"
