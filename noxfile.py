@@ -143,7 +143,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, side by side: start-up; `-- import`: the ways to a squashfs file; `-- train`: the jobs."""
+    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- history`."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")
@@ -152,6 +152,10 @@ def bench(session: nox.Session) -> None:
     if session.posargs[:1] == ["train"]:
         install_training_stack(session)
         session.run("python", "-m", "bench.training", *session.posargs[1:])
+        return
+    if session.posargs[:1] == ["history"]:
+        session.install("-q", "-e", ".")
+        session.run("python", "bench/history.py", *session.posargs[1:])
         return
     session.install("-q", "torchx")
     session.install("-q", "-e", ".")  # apart: torchx asks for an older urllib3 than ours

@@ -27,9 +27,12 @@ class Console:
         sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
 
     def answer_json(self, data: object) -> None:
-        """Print the answer as JSON."""
+        """Print the answer as JSON; of a list each item in a line of its own."""
         import json
 
+        if isinstance(data, list) and data:  # a history is long, and the encoder that indents is slow
+            self.answer("[\n" + ",\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in data) + "\n]")
+            return
         self.answer(json.dumps(data, indent=2, ensure_ascii=False, default=str))
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,8 @@ def load(folder: Path) -> Run:
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in _WRITTEN
         }
-        run = Run(folder=folder, **values)
-        return replace(run, job_ids=tuple(dict.fromkeys((*run.job_ids, *_later_jobs(folder)))))
+        values["job_ids"] = tuple(dict.fromkeys((*values.get("job_ids", ()), *_later_jobs(folder))))
+        return Run(folder=folder, **values)
     except FileNotFoundError:
         raise RunnerError(
             f"{folder} is not a run folder", f"it has no {RECORD}", "name a run that `runner status` lists"
