@@ -17,7 +17,7 @@ ENVIRON = {"HOME": "/home/me", "USER": "me", "SCRATCH": "/scratch/me", "RUNNER_I
 # site, engine where the site leaves the choice to the machine, words of the user's own
 SET_UPS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "gpt2-openwebtext": ("gcp-g2", "pyxis", ()),
-    "clm-gpt2-2x8": ("twcc", None, ("--train_file", "/work/me/corpus.jsonl")),
+    "clm-gpt2-2x8": ("twcc", None, ("--train_file", "/data/corpus.jsonl")),
     "llama31-8b-sft": ("aws-parallelcluster", None, ()),
     "alps-zero3-llama2-7b": ("alps-clariden", None, ()),
 }
