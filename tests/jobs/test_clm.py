@@ -147,3 +147,21 @@ def test_head_and_loss_in_pieces_give_the_models_own_loss_and_gradients() -> Non
     assert float(pieces) == pytest.approx(float(stock), abs=1e-6)
     for found, of in zip(torch.autograd.grad(pieces, tuple(model.parameters())), expected, strict=True):
         assert torch.allclose(found, of, atol=1e-6)
+
+
+def test_the_loss_of_a_block_is_divided_as_the_page_says(tmp_path: Path) -> None:
+    """docs/clm.md: by L - 1 or by L, after the name of the model's class and the version of transformers."""
+    import transformers
+
+    shapes = (
+        transformers.GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=64, n_positions=32),
+        transformers.LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+                                 vocab_size=64),
+    )  # fmt: skip
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[])
+    ids = torch.randint(0, 64, (3, 20))
+    divisors = []
+    for shape in shapes:
+        trainer = transformers.Trainer(transformers.AutoModelForCausalLM.from_config(shape), arguments)
+        divisors.append(int(trainer.get_batch_samples(iter([{"input_ids": ids, "labels": ids}]), 1, "cpu")[1]))
+    assert divisors == ([60, 57] if int(transformers.__version__.split(".")[0]) >= 5 else [60, 60])
