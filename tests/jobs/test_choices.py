@@ -57,9 +57,9 @@ def test_float32_on_a_gpu_with_bf16_is_warned_of() -> None:
 
 
 def test_an_optimizer_of_several_passes_is_warned_of() -> None:
-    assert choices.optimizer(H200, {"optim": "adamw_torch"}, None).faster == "--optim adamw_torch_fused"
-    assert choices.optimizer(H200, {"optim": "adamw_torch_fused"}, None).faster == ""
-    named = choices.optimizer(H200, {"optim": "adamw_torch"}, {"optimizer": {"type": "AdamW"}})
+    assert choices.optimizer({"optim": "adamw_torch"}, None).faster == "--optim adamw_torch_fused"
+    assert choices.optimizer({"optim": "adamw_torch_fused"}, None).faster == ""
+    named = choices.optimizer({"optim": "adamw_torch"}, {"optimizer": {"type": "AdamW"}})
     assert (named.value, named.faster) == ("DeepSpeed's AdamW", "")
 
 
@@ -149,3 +149,22 @@ def test_a_folder_that_somebody_else_has_put_there_is_not_used(tmp_path) -> None
     (tmp_path / f"runner-{os.getuid()}").symlink_to(tmp_path / "theirs")
     found = caches.local_folder({"TMPDIR": str(tmp_path)})
     assert found is None or not str(found).startswith(str(tmp_path))
+
+
+def test_prebuilt_operators_are_those_that_deepspeed_has_noted_and_it_is_not_imported() -> None:
+    """To import all of it takes longer than the rest of what is asked here together."""
+    import runpy
+    import sys
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from training.choices import machine
+
+    spec = find_spec("deepspeed")
+    if spec is None or spec.origin is None:
+        pytest.skip("no deepspeed")
+    note = Path(spec.origin).with_name("git_version_info_installed.py")
+    noted = runpy.run_path(str(note))["installed_ops"] if note.is_file() else {}
+    before = "deepspeed" in sys.modules
+    assert set(machine.prebuilt_operators()) == {name for name, there in noted.items() if there}
+    assert ("deepspeed" in sys.modules) == before

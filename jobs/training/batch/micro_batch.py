@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training import files
+from training import files, host_memory
 from training.batch import batches, probe, tries
 from training.batch.search import Search, divisors
 from training.errors import JobError
@@ -206,41 +206,11 @@ def _device() -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(0)
         return {"name": properties.name, "memory_bytes": properties.total_memory}
     limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    return {"name": "cpu", "limits": limits, "memory_bytes": control_group_bytes() or _total_bytes("MemTotal")}
+    group = host_memory.control_group()
+    return {"name": "cpu", "limits": limits, "memory_bytes": group[0] if group else host_memory.total_bytes()}
 
 
 def memory_share(local_world_size: int) -> int:
-    """Return size_bytes of resident memory that one of this node's processes may take where there is no GPU."""
-    free = _total_bytes("MemAvailable")
-    limit = control_group_bytes()
-    return int(SHARE * min(free, limit or free)) // local_world_size
-
-
-def control_group_bytes() -> int | None:
-    """Return the memory limit of this process's control group (v2, or v1's), or None."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            found.append(Path("/sys/fs/cgroup") / path.lstrip("/") / "memory.max")
-        elif "memory" in controllers.split(","):
-            found.append(Path("/sys/fs/cgroup/memory") / path.lstrip("/") / "memory.limit_in_bytes")
-    for file in (*found, Path("/sys/fs/cgroup/memory.max")):
-        try:
-            text = file.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if text.isdigit() and int(text) < 1 << 60:
-            return int(text)
-    return None
-
-
-def _total_bytes(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 60
+    """Return bytes of resident memory that one of this node's processes may take where there is no GPU."""
+    free, group = host_memory.available_bytes(), host_memory.control_group()
+    return int(SHARE * min(free, group[0] if group else free)) // local_world_size

@@ -70,7 +70,7 @@ def precision(machine: Machine, settings: Mapping[str, Any]) -> Choice:
     return Choice("precision", "fp32", "this GPU has no bf16", "--fp16")
 
 
-def optimizer(machine: Machine, settings: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Choice:
+def optimizer(settings: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> Choice:
     """Which optimizer steps."""
     wanted = str(getattr(settings.get("optim"), "value", settings.get("optim")))
     if deepspeed and "optimizer" in deepspeed:

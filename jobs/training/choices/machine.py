@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
+
+from training import host_memory
 
 FABRICS = ("/dev/infiniband", "/dev/cxi0", "/dev/hfi1_0")
 
@@ -52,6 +57,20 @@ def look(environment: Mapping[str, str], processes: int, local_processes: int, m
     )
 
 
+def prebuilt_operators() -> tuple[str, ...]:
+    """Return DeepSpeed's operators that were compiled into the image: its setup has noted them in a module.
+
+    The note is read as text: to import it is to import all of DeepSpeed. Source: DeepSpeed 0.19.8, setup.py.
+    """
+    spec = PathFinder.find_spec("deepspeed")  # what `imports` hides is here for us
+    for folder in spec.submodule_search_locations or () if spec else ():
+        with contextlib.suppress(OSError, SyntaxError, ValueError):
+            for line in ast.parse(Path(folder, "git_version_info_installed.py").read_text(encoding="utf-8")).body:
+                if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "installed_ops":
+                    return tuple(sorted(name for name, there in ast.literal_eval(line.value).items() if there))
+    return ()
+
+
 def _version(package: str) -> tuple[int, ...]:
     numbers = importlib.metadata.version(package).split("+")[0].split(".")[:2]
     return tuple(int("".join(filter(str.isdigit, number)) or 0) for number in numbers)
@@ -60,22 +79,7 @@ def _version(package: str) -> tuple[int, ...]:
 def _free(cuda: bool, local_processes: int) -> int:
     import torch
 
-    return int(torch.cuda.mem_get_info()[0]) if cuda else _free_host() // max(1, local_processes)
-
-
-def _free_host() -> int:
-    """Return bytes that a process may still take: of the machine, or of the cgroup where that is less."""
-    text = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    free = next((int(line.split()[1]) * 1024 for line in text if line.startswith("MemAvailable")), 0)
-    limits = []
-    for limit, used in (("memory.max", "memory.current"),):
-        try:
-            written = Path("/sys/fs/cgroup", limit).read_text(encoding="ascii").strip()
-            if written.isdigit():
-                limits.append(int(written) - int(Path("/sys/fs/cgroup", used).read_text(encoding="ascii")))
-        except OSError:
-            continue
-    return max(0, min([free, *limits]))
+    return int(torch.cuda.mem_get_info()[0]) if cuda else host_memory.free_bytes() // max(1, local_processes)
 
 
 def _plugin(environment: Mapping[str, str]) -> str:

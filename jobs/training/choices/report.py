@@ -9,7 +9,7 @@ from typing import Any
 
 from training.choices import caches, choices
 from training.choices.choices import Choice
-from training.choices.machine import Machine, look
+from training.choices.machine import Machine, look, prebuilt_operators
 from training.processes import Processes
 from training.settings import Settings
 
@@ -53,25 +53,16 @@ def _all(machine: Machine, settings: Settings, model: Any) -> list[Choice]:
     found = [
         choices.attention(machine, asked, settings.given("attn_implementation")),
         choices.precision(machine, values),
-        choices.optimizer(machine, values, _deepspeed(values)),
+        choices.optimizer(values, _deepspeed(values)),
         choices.liger(machine, values),
         choices.compilation(machine, values),
         choices.packing(machine, values),
         choices.checkpointing(machine, values, activation_bytes(model.config, values)),
         choices.workers(machine, values),
         choices.transport(machine),
-        choices.compiled(os.environ, _prebuilt()),
+        choices.compiled(os.environ, prebuilt_operators()),
     ]
     return [choice for choice in found if choice is not None]
-
-
-def _prebuilt() -> tuple[str, ...]:
-    """Return DeepSpeed's operators that were compiled into the image."""
-    try:
-        from deepspeed.git_version_info import installed_ops
-    except ImportError:
-        return ()
-    return tuple(sorted(name for name, there in installed_ops.items() if there))
 
 
 def _deepspeed(values: Mapping[str, Any]) -> Mapping[str, Any] | None:
