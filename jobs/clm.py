@@ -10,34 +10,18 @@ Without --do_train and --do_eval it trains. `--deepspeed` takes a preset (zero0 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from training import errors, imports, processes, run_folder
+from training import imports, starting
 
 
 def main(argv: Sequence[str]) -> int:
     """Train, and return 0 when done or 75 when the run is to be continued from its checkpoint."""
-    with errors.reported("clm"):
-        peers = processes.from_environment(os.environ)
-        run = run_folder.from_environment(os.environ, "clm")
-        run_folder.make(run)
-        run_folder.point_caches(run, os.environ)
-        threads = processes.set_threads(os.environ, peers)
-        # From here on the slow imports: they read what has been set above.
-        imports.prepare(imports.unused_by_clm(argv))
-        processes.settle_device(os.environ)
+    with starting.training("clm", imports.unused_by_clm(argv)) as (run, peers):
         from training.clm import modelling
 
-        if peers.first:
-            print(
-                f"clm: {peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}",
-                flush=True,
-            )
-        code = modelling.train(argv, run, peers)
-        processes.leave_group()
-    return code
+        return modelling.train(argv, run, peers)
 
 
 if __name__ == "__main__":

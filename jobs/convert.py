@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, processes, run_folder
+from training import errors, starting
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,12 +25,8 @@ def main(argv: Sequence[str]) -> int:
     """Write the model, print its folder and return 0."""
     with errors.reported("convert"):
         arguments = parser().parse_args(argv)
-        run = run_folder.from_environment(os.environ, "convert")
-        run_folder.point_caches(run, os.environ)
-        # One process converts: a second one of the same launch has nothing to do.
-        if int(os.environ.get("RANK", "0")) > 0:
+        if not starting.alone("convert"):
             return 0
-        processes.set_threads(os.environ, processes.Processes(0, 0, 1, 1, "alone"))
         from training.converting import conversion
 
         print(conversion.convert(arguments, os.environ))

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, processes, run_folder
+from training import errors, starting
 
 PROMPT = "What does `pathlib.Path.read_text(self, encoding=None)` do?"
 
@@ -26,12 +26,8 @@ def main(argv: Sequence[str]) -> int:
     """Print the answer to each prompt and return 0."""
     with errors.reported("generate"):
         arguments = parser().parse_args(argv)
-        run = run_folder.from_environment(os.environ, "generate")
-        run_folder.point_caches(run, os.environ)
-        # One process answers: a second one of the same launch has nothing to do.
-        if int(os.environ.get("RANK", "0")) > 0:
+        if not starting.alone("generate"):
             return 0
-        processes.set_threads(os.environ, processes.Processes(0, 0, 1, 1, "alone"))
         from training.converting import trained
         from training.generating import generation
 

@@ -10,33 +10,18 @@ Arguments: those of TRL's SFTConfig, ScriptArguments and ModelConfig by their ow
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
-from training import errors, processes, run_folder
+from training import starting
 
 
 def main(argv: Sequence[str]) -> int:
     """Train, and return 0 when done or 75 when the run is to be continued from its checkpoint."""
-    with errors.reported("sft"):
-        peers = processes.from_environment(os.environ)
-        run = run_folder.from_environment(os.environ, "sft")
-        run_folder.make(run)
-        run_folder.point_caches(run, os.environ)
-        threads = processes.set_threads(os.environ, peers)
-        # From here on the slow imports: they read what has been set above.
-        processes.settle_device(os.environ)
+    with starting.training("sft") as (run, peers):
         from training.sft import supervised
 
-        if peers.first:
-            print(
-                f"sft: {peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}",
-                flush=True,
-            )
-        code = supervised.train(argv, run, peers)
-        processes.leave_group()
-    return code
+        return supervised.train(argv, run, peers)
 
 
 if __name__ == "__main__":

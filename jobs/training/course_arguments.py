@@ -18,6 +18,16 @@ from training.zero import deepspeed_config
 
 TINY_MODEL = "tiny-llama"  # made from a config
 PYTHON_DOCS = "python-docs"  # made from the running Python's own documentation
+# What both trainings' demos have: minutes on a laptop.
+DEMO = {
+    "per_device_train_batch_size": 2,
+    "max_steps": 100,
+    "learning_rate": 2e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 10,
+    "logging_steps": 1,
+    "deepspeed": "zero2",
+}
 
 
 @dataclass

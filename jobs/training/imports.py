@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+from training import processes
 
 
 class _Hidden(importlib.abc.MetaPathFinder):
@@ -61,6 +64,7 @@ def prepare(unused: Iterable[str]) -> None:
     hide(unused)
     gc.disable()  # the objects of modules stay; each collection would look at all of them again
     try:
+        processes.settle_device(os.environ)
         from transformers import (  # noqa: F401
             AutoConfig,
             AutoModelForCausalLM,

@@ -37,7 +37,7 @@ def from_environment(environment: MutableMapping[str, str]) -> Processes:
             )
         environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
-        environment.setdefault("MASTER_PORT", str(_free_port()))
+        environment.setdefault("MASTER_PORT", str(free_port()))
         return Processes(0, 0, 1, 1, "alone")
     world_size = int(environment["WORLD_SIZE"])
     local = environment.get("LOCAL_WORLD_SIZE") or environment.get("SLURM_NTASKS_PER_NODE") or str(world_size)
@@ -112,8 +112,9 @@ def _in_step(environment: MutableMapping[str, str]) -> bool:
     return environment.get("SLURM_STEP_ID", "").isdigit() and int(environment["SLURM_STEP_ID"]) < 0xFFFFFFF0
 
 
-def _free_port() -> int:
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a TCP port that nobody listens on at this address; on every one for ''."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
     return port

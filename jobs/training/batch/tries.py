@@ -20,7 +20,7 @@ from typing import Any
 from training import files
 from training.batch import probe
 from training.errors import JobError
-from training.processes import Processes
+from training.processes import Processes, free_port
 from training.run_folder import RunFolder
 
 ROUND_SECONDS = 1800.0  # without an answer for so long, something else is wrong
@@ -102,7 +102,7 @@ def take(number: int, candidates: Sequence[int], accumulation: int, argv: Sequen
     order = folder / f"rank-{rank}.json"
     output = run.attempt / "probe" / "output"
     files.write_json(order, {"candidates": list(candidates), "accumulation": accumulation, "folder": str(output)})
-    port = peers.once(f"{number}/port", _free_port)
+    port = peers.once(f"{number}/port", lambda: free_port(""))
     log = folder / f"rank-{rank}.log"
     with log.open("wb") as stream:
         command = (sys.executable, str(Path(sys.argv[0]).resolve()), *argv)
@@ -226,12 +226,3 @@ def _error(rank: int, text: str, log: Path) -> JobError:
     return JobError(
         f"the probe for --micro_batch auto failed on rank {rank}", last, f"look at {log}, or give --micro_batch NUMBER"
     )
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as test:
-        test.bind(("", 0))
-        port: int = test.getsockname()[1]
-    return port

@@ -82,17 +82,7 @@ class OverwriteArgument:
 
 
 DATA = ("dataset_name", "train_file", "validation_file")
-DEMO = {
-    "append_eos": True,
-    "block_size": 128,
-    "per_device_train_batch_size": 2,
-    "max_steps": 100,
-    "learning_rate": 2e-3,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 10,
-    "logging_steps": 1,
-    "deepspeed": "zero2",
-}
+DEMO = {**course_arguments.DEMO, "append_eos": True, "block_size": 128}
 
 
 def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Settings, Batch]:

@@ -32,16 +32,10 @@ class OurArguments(course_arguments.OurArguments):
 
 
 DEMO = {
+    **course_arguments.DEMO,
     "max_length": 128,
     "packing": True,
     "packing_strategy": "wrapped",
-    "per_device_train_batch_size": 2,
-    "max_steps": 100,
-    "learning_rate": 2e-3,
-    "lr_scheduler_type": "cosine",
-    "warmup_steps": 10,
-    "logging_steps": 1,
-    "deepspeed": "zero2",
     "activation_checkpointing": False,
     "gradient_checkpointing": False,
 }
