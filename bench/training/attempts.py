@@ -138,14 +138,6 @@ def losses(run: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in entries(run)}
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown."""
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    lines = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-             for row in (heads, ["-" * width for width in widths], *rows)]  # fmt: skip
-    return "\n".join(lines)
-
-
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from bench.training.attempts import SMALL, Ranks, Start, entries, losses, table
+from bench.training.attempts import SMALL, Ranks, Start, entries, losses
+from bench.training.table import table
 
 STEPS = 150
 TRAIN = (*SMALL, "--save_steps=3", "--save_total_limit=2", "--deepspeed=zero2")
@@ -155,7 +156,7 @@ def render(found: dict[str, Any]) -> list[str]:
         rows.append((str(number), kill["when"], str(kill["step"]), newest, went_on))
     hit = sum(kill["partial"] or kill["unmarked"] for kill in found["kills"])
     return [
-        *table(("kill", "when", "last step", "newest checkpoint", "this start went on from"), rows).split("\n"),
+        *table(("kill", "when", "last step", "newest checkpoint", "this start went on from"), rows),
         "",
         f"{len(rows)} kills, {hit} of them on an unfinished checkpoint; each start went on from the newest whole one,"
         f" the last from step {found['last']}, and that ended well",

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.training.attempts import SMALL, Start, losses, table
+from bench.training.attempts import SMALL, Start, losses
+from bench.training.table import table
 
 SAVED_AT = 8
 # 2048 tokens a step: with few of them bf16 alone moves a loss by 1e-3
@@ -134,7 +135,7 @@ def render(found: dict[str, Any]) -> list[str]:
     """Return the table in Markdown."""
     heads = ("state", "precision", "processes", "difference", "allowed", "holds", "never interrupted")
     about = f"greatest difference of a loss over the {found['steps']} steps after the resume, saved at step {SAVED_AT}"
-    return [about, "", *table(heads, found["rows"]).split("\n")]
+    return [about, "", *table(heads, found["rows"])]
 
 
 def main(argv: list[str]) -> int:

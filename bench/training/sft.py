@@ -15,7 +15,6 @@ from bench.training import ways
 from bench.training.table import table
 
 WARM = 2  # steps at the start that are not counted
-EQUAL = 1e-4
 TITLES = {
     "wrapped": "packing wrapped",
     "default": "no packing (default)",

@@ -20,7 +20,7 @@ from training.choices import report
 from training.choices.choices import Choice
 from training.errors import JobError
 from training.heartbeat import Heartbeat
-from training.measuring import loss_picture, metrics, trackers
+from training.measuring import loss_picture, metrics, records, trackers
 from training.models import loading
 from training.processes import Processes, barrier, once
 from training.run_folder import RunFolder
@@ -149,8 +149,8 @@ class Course:
         return stopping.CONTINUE
 
     def _finish(self, final: Path, found: dict[str, Any]) -> None:
-        entries = metrics.read(self.run.metrics)
-        summary = {**metrics.summarise(entries), "final": str(final), **found}
+        entries = records.read(self.run.metrics)
+        summary = {**records.summarise(entries), "final": str(final), **found}
         files.write_json(self.run.summary, summary)
         drawn = loss_picture.draw(entries, self.run.picture, self.title)
         print(f"final model {final}")

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 # A rank other than 0 gives rank 0 this long to say the same thing first. Under torchrun it is ended meanwhile.
 RANK_ZERO_FIRST_SECONDS = 3.0
@@ -56,11 +57,11 @@ def reported(script: str, note_folder: Path | None = None) -> Iterator[None]:
         if rank != 0:
             time.sleep(RANK_ZERO_FIRST_SECONDS)
             if _said_since(note, started):
-                _leave(1)
+                leave(1)
         _leave_note(note, text)
         sys.stderr.write(text if rank == 0 else f"[rank {rank}] {text}")
         sys.stderr.flush()
-        _leave(130 if isinstance(error, KeyboardInterrupt) else 1)
+        leave(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _message(script: str, error: BaseException) -> str:
@@ -98,7 +99,7 @@ def _restore_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def _leave(code: int) -> None:
+def leave(code: int) -> NoReturn:
     """Exit without atexit handlers: those of a process group wait for ranks that will never come."""
     sys.stdout.flush()
     sys.stderr.flush()

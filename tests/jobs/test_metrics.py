@@ -10,7 +10,7 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import STEPS, TRAIN, Launcher  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.measuring import flops, loss_picture, metrics, records, stretch, trackers  # noqa: E402
+from training.measuring import flops, loss_picture, metrics, pictures, records, stretch, trackers  # noqa: E402
 from training.run_folder import RunFolder  # noqa: E402
 from training.settings import Settings  # noqa: E402
 
@@ -37,21 +37,21 @@ def test_steps_after_the_one_that_a_later_attempt_began_at_are_void(tmp_path: Pa
     """Attempt 1 reached step 4, its last checkpoint was of step 1, and attempt 2 has reached step 2 only."""
     path = tmp_path / "metrics.jsonl"
     for line in (entry(1, 9.0), entry(2, 8.0), entry(3, 7.5), entry(4, 7.4), entry(2, 8.5, attempt=2)):
-        metrics.append(path, line)
-    assert [(found["step"], found["loss"]) for found in metrics.read(path)] == [(1, 9.0), (2, 8.5)]
+        records.append(path, line)
+    assert [(found["step"], found["loss"]) for found in records.read(path)] == [(1, 9.0), (2, 8.5)]
 
 
 def test_a_step_taken_again_counts_once_and_a_cut_line_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for line in (entry(1, 9.0), entry(2, 8.0), entry(3, 7.5), entry(3, 7.0, attempt=2)):
-        metrics.append(path, line)
+        records.append(path, line)
     with path.open("a") as file:
         file.write('{"step": 4, "lo')
-    assert [(found["step"], found["loss"]) for found in metrics.read(path)] == [(1, 9.0), (2, 8.0), (3, 7.0)]
+    assert [(found["step"], found["loss"]) for found in records.read(path)] == [(1, 9.0), (2, 8.0), (3, 7.0)]
 
 
 def test_the_summary_covers_all_attempts() -> None:
-    found = metrics.summarise([entry(1, 9.0), entry(2, 8.0), entry(3, 7.0, attempt=2)])
+    found = records.summarise([entry(1, 9.0), entry(2, 8.0), entry(3, 7.0, attempt=2)])
     assert found == {
         "steps": 3,
         "first_loss": 9.0,
@@ -61,14 +61,14 @@ def test_the_summary_covers_all_attempts() -> None:
         "seconds": 6.0,
         "attempts": 2,
     }
-    json.dumps(metrics.summarise([]))
+    json.dumps(records.summarise([]))
 
 
 def test_smoothing_keeps_the_ends_and_does_not_lag() -> None:
     line = [10.0 - step for step in range(60)]
-    assert loss_picture.smooth(line) == pytest.approx(line)
+    assert pictures.smooth(line) == pytest.approx(line)
     values = [9.0, 8.0, 8.5, 7.0] * 10
-    smoothed = loss_picture.smooth(values)
+    smoothed = pictures.smooth(values)
     assert (smoothed[0], smoothed[-1]) == (9.0, 7.0)
     assert len(smoothed) == len(values)
     assert min(values) <= min(smoothed) <= max(smoothed) <= max(values)
@@ -105,7 +105,7 @@ def test_an_attempt_names_what_its_figures_are_made_of(launcher: Launcher, tmp_p
     assert (one["attempt"], two["attempt"], two["processes"]) == (1, 2, 2)
     assert two["mfu"]["peak_flops"] == 1e11 and two["mfu"]["peak_source"] == "--peak_flops"
     assert two["mfu"]["formula"] == flops.FORMULA
-    found = metrics.read(tmp_path / "metrics.jsonl")
+    found = records.read(tmp_path / "metrics.jsonl")
     assert [each["step"] for each in found] == list(range(1, STEPS + 1))
     last = found[-1]
     # 4 rows of 32 tokens each step: no padding, so squared lengths are tokens x 32
@@ -139,12 +139,12 @@ def test_wandb_has_one_run_over_all_attempts_and_each_step_once(
         run = RunFolder(tmp_path, folder, folder / "save-and-exit", tmp_path / "cache", by_hand=False)
         settings = Settings({"report_to": ["wandb"]}, {})
         (tracker,) = trackers.make(settings, run)
-        metrics.append(run.metrics, {"header": {"attempt": attempt, "trackers": ["wandb"]}})
+        records.append(run.metrics, {"header": {"attempt": attempt, "trackers": ["wandb"]}})
         tracker.start(span[0] - 1)
         assert not tracker.failed
         identities.add(tracker.identity)
         for step in span:
-            metrics.append(run.metrics, entry(step, 9 - step / 10, attempt))
+            records.append(run.metrics, entry(step, 9 - step / 10, attempt))
             tracker.write(step, entry(step, 9 - step / 10, attempt))
         tracker.close()
     for path in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):

@@ -369,18 +369,6 @@ def test_blocks_are_the_tokens_one_after_the_other(tmp_path: Path, plain: Any) -
     assert second.blocks(64)[0]["input_ids"].tolist() == stream[first.tokens : first.tokens + 64]
 
 
-def test_blocks_can_begin_anew_after_so_many_documents(tmp_path: Path, plain: Any) -> None:
-    """As a `map` over batches of documents has them, which drops a remainder for each batch."""
-    texts = [*source_texts()[:37], ""]
-    tokens = opened(lines(tmp_path / "a.jsonl", texts), plain, tmp_path)
-    expected: list[list[int]] = []
-    for start in range(0, len(texts), 10):
-        stream = [token for text in texts[start : start + 10] for token in plain(text)["input_ids"]]
-        expected += [stream[at : at + 64] for at in range(0, len(stream) - 63, 64)]
-    found = tokens.blocks(64, every_documents=10)
-    assert [found[number]["input_ids"].tolist() for number in range(len(found))] == expected
-
-
 def test_a_block_is_read_where_it_lies(tmp_path: Path, plain: Any) -> None:
     """The ids are a map of the file, and another process is told its name, not its bytes."""
     tokens = opened(lines(tmp_path / "a.jsonl", source_texts()), plain, tmp_path)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from training import errors
 from training.errors import JobError
 from training.settings import Settings
 
@@ -74,7 +74,7 @@ def probe(trainer: Any, length: int) -> int:
         if not is_out_of_memory(str(error) or type(error).__name__):
             raise
         print(f"probe: {str(error).splitlines()[0] if str(error) else 'MemoryError'}", flush=True)
-        _leave(OUT_OF_MEMORY)
+        errors.leave(OUT_OF_MEMORY)
     return 0
 
 
@@ -174,13 +174,6 @@ def _free() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-def _leave(code: int) -> NoReturn:
-    """Exit without atexit handlers: those of a process group wait for ranks that will never come."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _die_with_parent() -> None:

@@ -19,7 +19,7 @@ from training import files
 from training.checkpoints import marker, resume, universal
 from training.checkpoints.stopping import any_rank
 from training.errors import JobError
-from training.measuring import metrics
+from training.measuring import records
 from training.processes import Processes, barrier, once
 from training.run_folder import RunFolder
 
@@ -175,7 +175,7 @@ class CompleteCheckpoints(TrainerCallback):
         )
         entry = {"step": pending.step, "attempt": self.run.attempt_number, "checkpoint_bytes": size_bytes}
         times = {"checkpoint_seconds": round(seconds, 3), "checkpoint_wait_seconds": round(waited, 3)}
-        metrics.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
+        records.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
 
 
 def _await_name(path: Path) -> None:

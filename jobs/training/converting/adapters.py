@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +34,17 @@ def base_name(trained: Trained) -> str:
     return str(name)
 
 
-def with_adapter(trained: Trained, shards: Shards | None, loading: Mapping[str, Any]) -> Any:
+def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
     """Return the base model with the adapter on it; the adapter's weights are those of the shards where there are."""
     from peft import PeftConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 
     base = base_name(trained)
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, **loading)
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
         raise unreadable("base model", base, error) from error
-    _fit_vocabulary(model, trained, shards)
+    _fit_vocabulary(model, shards)
     if shards is None:
         return PeftModel.from_pretrained(model, trained.weights).eval()
     config = PeftConfig.from_pretrained(trained.model)
@@ -68,7 +67,7 @@ def _is_of_adapter(name: str) -> bool:
     return any(part in name for part in ("lora_", "modules_to_save", "trainable_tokens"))
 
 
-def _fit_vocabulary(model: Any, trained: Trained, shards: Shards | None) -> None:
+def _fit_vocabulary(model: Any, shards: Shards | None) -> None:
     """Widen the embedding where the training has added tokens: the adapter then brings the new rows."""
     if shards is None:
         return

@@ -46,8 +46,8 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
         raise JobError(f"{str(output)!r} is there already", "a model is never written over unasked", "--overwrite")
     _quiet()
     source = _open(found, arguments)
-    dtype_name = arguments.dtype or _dtype_of(source.blank.config)
-    dtype = _torch_type(dtype_name)
+    dtype_name = arguments.dtype or models.dtype_name(source.blank.config)
+    dtype = models.torch_type(dtype_name)
     size = sum(writing.size_bytes(stored, dtype) for stored in source.weights.values())
     writing.check_room(output.parent, size)
     say(f"{found}: {source.what}, {len(source.weights)} weights; {size / 1e9:.2f} GB in {dtype_name}")
@@ -104,7 +104,7 @@ def _of_safetensors(found: Trained) -> Shards:
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(found.weights, **loading("auto"))
+        model = AutoModelForCausalLM.from_pretrained(found.weights, dtype="auto")
     except (OSError, ValueError, KeyError) as error:
         raise models.unreadable("model", found.weights, error) from error
     return Shards(f"{model.dtype}".replace("torch.", ""), _of_model(model))
@@ -119,21 +119,13 @@ def _of_model(model: Any) -> dict[str, Stored]:
 
 def _merged(found: Trained, shards: Shards | None, arguments: argparse.Namespace) -> Source:
     """Merge an adapter into its base model, in fp32; needs memory for the whole model."""
-    model = adapters.with_adapter(found, shards, loading("float32"))
+    model = adapters.with_adapter(found, shards, "float32")
     tokens = _tokens(found, arguments, model.config)
     reference = comparing.logits(model, tokens, arguments.device)
     merged = model.to("cpu").merge_and_unload()
     what = f"adapter of {shards.what if shards else 'a Hugging Face folder'}, merged into {adapters.base_name(found)}"
     weights = models.match(models.expected(merged), Shards(what, _of_model(merged)), found.weights)
     return Source(found, what, weights, merged, True, tokens, reference)
-
-
-def loading(dtype: str) -> dict[str, Any]:
-    """Return the arguments of from_pretrained for a type; transformers 4.56 renamed torch_dtype."""
-    import transformers
-
-    new = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)
-    return {"dtype" if new else "torch_dtype": dtype if dtype == "auto" else _torch_type(dtype)}
 
 
 def _write(source: Source, arguments: argparse.Namespace, folder: Path, dtype: Any, max_shard_bytes: int) -> list[Path]:
@@ -184,14 +176,14 @@ def _check(source: Source, arguments: argparse.Namespace, folder: Path, shards: 
     device = arguments.device
     reference = source.reference
     if reference is None:
-        model = models.filled(source.blank, source.weights, _torch_type("float32"), device)
+        model = models.filled(source.blank, source.weights, models.torch_type("float32"), device)
         reference = comparing.logits(model, source.tokens, device)
         del model
     source.blank.to("meta")
     gc.collect()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            str(folder), trust_remote_code=arguments.trust_remote_code, **loading("float32")
+            str(folder), trust_remote_code=arguments.trust_remote_code, dtype="float32"
         )
     except (OSError, ValueError, KeyError) as error:
         raise models.unreadable("new model", str(folder), error) from error
@@ -208,7 +200,7 @@ def _read_back(source: Source, shards: list[Path], dtype: str) -> str:
     names = set()
     for name, read in writing.read_back(shards):
         names.add(name)
-        if not torch.equal(read(), writing.cast(source.weights[name].read(), _torch_type(dtype))):
+        if not torch.equal(read(), writing.cast(source.weights[name].read(), models.torch_type(dtype))):
             raise JobError(f"{name} is not what was written", "the disk has changed it", "try again, on another disk")
     if names != set(source.weights):
         raise JobError("weights are missing in the new model", f"{len(names)} were written", "try again")
@@ -240,17 +232,6 @@ def _load_tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         raise models.unreadable("tokenizer", name, error) from error
-
-
-def _dtype_of(config: Any) -> str:
-    named = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
-    return str(named).replace("torch.", "")
-
-
-def _torch_type(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
 
 
 def _quiet() -> None:

@@ -101,6 +101,17 @@ def filled(model: Any, weights: Mapping[str, Stored], dtype: Any, device: str = 
     return model.to(device).eval()
 
 
+def dtype_name(config: Any) -> str:
+    """Return the type of the weights that a config names."""
+    return str(getattr(config, "dtype", None) or "float32").replace("torch.", "")
+
+
+def torch_type(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
 def unreadable(part: str, name: str, error: Exception) -> JobError:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return JobError(

@@ -18,18 +18,17 @@ def load_model(trained: Trained, dtype: str, device: str, trust_remote_code: boo
     if shards:
         print(f"generate: {shards.what}, {len(shards.weights)} weights", file=sys.stderr, flush=True)
     if trained.adapter:
-        return adapters.with_adapter(trained, shards, _loading(dtype)).to(device)
+        return adapters.with_adapter(trained, shards, dtype).to(device)
     if shards:
         model = models.blank(trained, trust_remote_code)
         weights = models.match(models.expected(model), shards, trained.weights)
-        return models.filled(model, weights, _type(dtype, model.config), device)
+        name = models.dtype_name(model.config) if dtype == "auto" else dtype
+        return models.filled(model, weights, models.torch_type(name), device)
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            trained.weights, trust_remote_code=trust_remote_code, **_loading(dtype)
-        )
+        model = AutoModelForCausalLM.from_pretrained(trained.weights, trust_remote_code=trust_remote_code, dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise models.unreadable("model", trained.weights, error) from error
     return model.to(device).eval()
@@ -64,19 +63,3 @@ def choose_device(wanted: str | None, dtype: str) -> str:
     if parsed.type == "cuda" and dtype == "bfloat16" and not torch.cuda.is_bf16_supported():
         raise JobError("this GPU has no bf16", torch.cuda.get_device_name(parsed), "--dtype float16")
     return device
-
-
-def _loading(dtype: str) -> dict[str, Any]:
-    """Return the arguments of from_pretrained for a type; transformers 4.56 renamed torch_dtype."""
-    import torch
-    import transformers
-
-    new = tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (4, 56)
-    return {"dtype" if new else "torch_dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
-
-
-def _type(dtype: str, config: Any) -> Any:
-    import torch
-
-    named = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or "float32"
-    return getattr(torch, str(named).replace("torch.", "") if dtype == "auto" else dtype)

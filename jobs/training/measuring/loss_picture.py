@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from training.measuring import pictures
-from training.measuring.pictures import smooth
-
-__all__ = ["draw", "smooth"]
 
 
 def draw(entries: Sequence[dict[str, Any]], path: Path, title: str) -> bool:

@@ -10,13 +10,11 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.measuring import flops, trackers
-from training.measuring.records import append, read, summarise
+from training.measuring.records import append, read
 from training.measuring.stretch import Stretch, Timed, gather, squared_lengths
 from training.processes import Processes
 from training.run_folder import RunFolder
 from training.settings import Settings
-
-__all__ = ["Metrics", "TokenCounter", "append", "progress_line", "read", "summarise", "total"]
 
 LINE_SECONDS = 1.0  # no more than one progress line in this time
 SLOW_DATA = 0.05  # the share of waiting for data from which on the progress line speaks of it
@@ -86,7 +84,7 @@ class Metrics(TrainerCallback):
         trackers.replace_callbacks(trainer)
         if self.processes.first:
             self.trackers = trackers.make(settings, self.run)
-            append(self.run.metrics, {"header": self._header(trainer)})
+            append(self.run.metrics, {"header": self._header()})
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -183,7 +181,7 @@ class Metrics(TrainerCallback):
         loss = found.get("eval_loss", float("nan"))
         print(f"step {state.global_step}/{state.max_steps} eval_loss {loss:.4f}", flush=True)
 
-    def _header(self, trainer: Any) -> dict[str, Any]:
+    def _header(self) -> dict[str, Any]:
         """Return what holds for the whole attempt."""
         import torch
 
@@ -252,8 +250,3 @@ def progress_line(entry: dict[str, Any], max_steps: int, seconds_left: float) ->
     if whole and waited / whole >= SLOW_DATA:
         parts.append(f"waits {waited / whole:.0%} for data")
     return " ".join([*parts, f"eta {eta}"])
-
-
-def total(mine: int, processes: Processes) -> int:
-    """Return the sum over all ranks. A collective: every rank calls it."""
-    return gather(mine, Stretch(), processes).tokens

@@ -34,40 +34,33 @@ class Tokens:
         middle = self.first + round(len(self) * percent / 100)
         return Tokens(self.file, self.first, middle), Tokens(self.file, middle, self.last)
 
-    def blocks(self, length: int, every_documents: int | None = None) -> Blocks:
+    def blocks(self, length: int) -> Blocks:
         """Return the blocks of `length` tokens; see Blocks."""
-        return Blocks(self, length, every_documents)
+        return Blocks(self, length)
 
 
 class Blocks:
     """A map-style dataset: row i is `input_ids` and `labels`, int64 (length,), tokens i*length to (i+1)*length.
 
-    Tokens run on from one document to the next; those behind the last whole block are left out. With
-    `every_documents`, blocks begin anew after so many documents: run_clm groups 1000 at a time.
+    Tokens run on from one document to the next; those behind the last whole block are left out.
     """
 
-    def __init__(self, tokens: Tokens, length: int, every_documents: int | None = None) -> None:
+    def __init__(self, tokens: Tokens, length: int) -> None:
         if length < 1:
             raise JobError(f"a block of {length} tokens", "it has at least 1", "--block_size 1024")
         self.length, self.prefix = length, tokens.file.prefix
         self._ids: Array | None = tokens.file.ids
-        borders = [tokens.first, tokens.last]
-        if every_documents:
-            borders = [*range(tokens.first, tokens.last, every_documents), tokens.last]
-        ends = tokens.file.document_ends[np.asarray(borders)]
-        # the first token of each stretch, and the number of blocks up to its end
-        self.starts, self.counts = ends[:-1], np.cumsum((ends[1:] - ends[:-1]) // length)
+        ends = tokens.file.document_ends
+        self.start = int(ends[tokens.first])
+        self.count = (int(ends[tokens.last]) - self.start) // length
 
     def __len__(self) -> int:
-        return int(self.counts[-1]) if len(self.counts) else 0
+        return self.count
 
     def __getitem__(self, number: int) -> dict[str, Array]:
         if not -len(self) <= number < len(self):
             raise IndexError(f"block {number} of {len(self)}")
-        number = int(number) % len(self)
-        stretch = int(np.searchsorted(self.counts, number, side="right"))
-        before = int(self.counts[stretch - 1]) if stretch else 0
-        start = int(self.starts[stretch]) + (number - before) * self.length
+        start = self.start + int(number) % self.count * self.length
         block = self.ids[start : start + self.length].astype(np.int64)
         return {"input_ids": block, "labels": block}
 
