@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, imports, processes, run_folder
+from training import errors, imports, processes, run_folder, transformers_names
 from training.errors import JobError
 
 
@@ -26,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
         run = run_folder.from_environment(os.environ, "tokenize_data")
         run_folder.make(run)
         run_folder.point_caches(run, os.environ)
+        transformers_names.remember(run.cache)
         imports.hide(("datasets", "peft", "deepspeed", "sklearn"))
         with contextlib.redirect_stdout(sys.stderr):
             prefix = tokenize(arguments, run)

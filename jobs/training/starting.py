@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
-from training import errors, imports, processes, run_folder
+from training import errors, imports, processes, run_folder, transformers_names
 from training.processes import Processes
 from training.run_folder import RunFolder
 
@@ -21,6 +21,7 @@ def training(script: str, unused: Iterable[str] = ()) -> Iterator[tuple[RunFolde
         run_folder.point_caches(run, os.environ)
         threads = processes.set_threads(os.environ, peers)
         # From here on the slow imports: they read what has been set above.
+        transformers_names.remember(run.cache)
         imports.prepare(unused)
         if peers.first:
             told = f"{peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}"
@@ -31,8 +32,10 @@ def training(script: str, unused: Iterable[str] = ()) -> Iterator[tuple[RunFolde
 
 def alone(script: str) -> bool:
     """Settle caches and threads of a script that is one process; a second one of the same launch is told False."""
-    run_folder.point_caches(run_folder.from_environment(os.environ, script), os.environ)
+    run = run_folder.from_environment(os.environ, script)
+    run_folder.point_caches(run, os.environ)
     if int(os.environ.get("RANK", "0")) > 0:
         return False
     processes.set_threads(os.environ, Processes(0, 0, 1, 1, "alone"))
+    transformers_names.remember(run.cache)
     return True

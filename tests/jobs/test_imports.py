@@ -56,3 +56,35 @@ def test_what_is_left_out_is_not_there_for_libraries_and_there_for_the_scripts()
     done = subprocess.run((sys.executable, "-c", CODE.format(jobs=str(JOBS))), capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert lines == ["datasets is left out: this command line does not use it", "[]", "True", "1"], done.stderr
+
+
+NAMES = """
+import sys
+opened = [0]
+sys.addaudithook(lambda event, args: event == "open" and "transformers/models/" in str(args[0]) and opened.append(1))
+sys.path.insert(0, {jobs!r})
+from pathlib import Path
+from training import transformers_names
+transformers_names.remember(Path({cache!r}))
+import transformers
+from transformers import AutoConfig
+print(len(opened) > 1000, AutoConfig.__module__, len(dir(transformers)), len(dir(transformers.models)))
+"""
+
+
+def test_the_names_of_transformers_are_read_once_and_a_broken_note_is_made_anew(tmp_path: Path) -> None:
+    """The first start reads the files of all models; a later one has the same names without them."""
+    code = NAMES.format(jobs=str(JOBS), cache=str(tmp_path))
+
+    def start() -> list[str]:
+        done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    first, second = start(), start()
+    assert (first[0], second[0]) == ("True", "False")
+    assert first[1:] == second[1:]
+    for note in (tmp_path / "imports").iterdir():
+        note.write_text('[["torch"]')
+    assert start() == first
+    assert start() == second
