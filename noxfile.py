@@ -2,6 +2,7 @@
 
 ./nox -s demo          the main job end to end: image, squashfs, environment, training, sample
 ./nox -s tests         the test suite on real parts (real Slurm, podman, registry, squashfs)
+./nox -s 'pins(ngc-24.06)'   the tests of the jobs on the versions of that image, without a GPU; also ngc-25.06
 ./nox -s build-image   runner build [-- RECIPE …]
 ./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
 ./nox -s lint          ruff, mypy --strict, shellcheck
@@ -104,6 +105,22 @@ def tests(session: nox.Session) -> None:
     spread = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
     options = session.posargs or (*spread, "--durations=25", "-m", "not slow")
     session.run("python", "-m", "pytest", *options)
+
+
+@nox.session
+@nox.parametrize(
+    ("python", "base", "torch", "numpy"),
+    [
+        nox.param("3.10", "ngc-24.06", "2.4.0", "1.24.4", id="ngc-24.06"),
+        nox.param("3.12", "ngc-25.06", "2.8.0", "1.26.4", id="ngc-25.06"),
+    ],
+)
+def pins(session: nox.Session, base: str, torch: str, numpy: str) -> None:
+    """The tests of the jobs on what an NGC image has, as the package index has it; words after -- go to pytest."""
+    session.install("-q", f"torch=={torch}", f"numpy=={numpy}", "-r", f"containers/pins/{base}.txt", "pytest>=8")
+    session.run(
+        "python", "-m", "pytest", "--confcutdir=tests/jobs", *(session.posargs or ("tests/jobs", "-m", "not slow"))
+    )
 
 
 def install_training_stack(session: nox.Session) -> None:

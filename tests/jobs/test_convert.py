@@ -39,6 +39,15 @@ for case in json.loads(sys.argv[2]):
     model = AutoModelForCausalLM.from_config(config)
     if case.get("freeze"):
         model.get_input_embeddings().weight.requires_grad_(False)
+    if case.get("lora"):
+        from peft import LoraConfig, get_peft_model
+        base = os.path.join(sys.argv[1], case["name"] + "-base")
+        if torch.distributed.get_rank() == 0:
+            model.save_pretrained(base)
+        model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False,
+                                                 task_type="CAUSAL_LM"))
+        config = model.peft_config["default"]
+        config.base_model_name_or_path = base
     decayed = [p for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1]
     others = [p for n, p in model.named_parameters() if p.requires_grad and p.dim() == 1]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
@@ -71,6 +80,7 @@ CASES = [
     {"name": "llama-1-bf16", "kind": "llama", "stage": 1, "bf16": True},
     {"name": "llama-2-fp32", "kind": "llama", "stage": 2, "bf16": False},
     {"name": "llama-2-frozen", "kind": "llama", "stage": 2, "bf16": True, "freeze": True},
+    {"name": "llama-2-lora", "kind": "llama", "stage": 2, "bf16": False, "lora": True},
     {"name": "llama-3-bf16", "kind": "llama", "stage": 3, "bf16": True},
     {"name": "llama-3-frozen", "kind": "llama", "stage": 3, "bf16": False, "freeze": True},
     {"name": "gpt2-1-fp32", "kind": "gpt2", "stage": 1, "bf16": False},
@@ -257,6 +267,26 @@ def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
         merged = AutoModelForCausalLM.from_pretrained(str(output)).eval()(input_ids=ids).logits
     assert torch.allclose(expected, merged, atol=1e-5)
     assert not (output / "adapter_config.json").exists()
+
+
+def test_an_adapter_in_shards_is_merged_into_its_base(written: Path, tmp_path: Path) -> None:
+    """LoRA under DeepSpeed: the converted model answers as base and adapter, put together by hand."""
+    from transformers import AutoModelForCausalLM
+
+    output = conversion.convert(options(written / "llama-2-lora", tmp_path / "model", "--dtype=float32"), {})
+    truth = torch.load(written / "llama-2-lora/truth.pth")
+    base = AutoModelForCausalLM.from_pretrained(str(written / "llama-2-lora-base"))
+    weights = base.state_dict()
+    for name in [name for name in truth if name.endswith("lora_A.default.weight")]:
+        low, high = truth[name], truth[name.replace("lora_A", "lora_B")]
+        weights[name.split(".", 2)[2].replace("lora_A.default.", "")] += high @ low * 4  # lora_alpha 8 / r 2
+    ids = torch.arange(20).unsqueeze(0)
+    with torch.inference_mode():
+        plain = AutoModelForCausalLM.from_pretrained(str(written / "llama-2-lora-base")).eval()(input_ids=ids).logits
+        expected = base.eval()(input_ids=ids).logits
+        found = AutoModelForCausalLM.from_pretrained(str(output)).eval()(input_ids=ids).logits
+    assert torch.allclose(found, expected, atol=1e-5)
+    assert (plain - expected).abs().max() > 0.1
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:

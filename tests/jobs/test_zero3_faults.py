@@ -28,6 +28,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_the_faults_are_there(found: dict[str, Any]) -> None:
     """Where this fails, DeepSpeed has been mended: zero3_faults.py can go once no image has an older one."""
+    if found["stock"] is None:
+        pytest.skip(f"DeepSpeed {found['version']} cannot load it at all: zero3_groups.py does it")
     assert found["stock"]["states"] == 2
     assert found["stock"]["steps"] == 1, "one step tensor for both groups"
     assert found["stock"]["decays"] == [0.1, 0.1], "the biases are decayed from now on"

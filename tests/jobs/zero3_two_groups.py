@@ -15,7 +15,7 @@ os.environ["MASTER_PORT"] = sys.argv[2]
 import torch
 
 import deepspeed
-from training.checkpoints import universal, zero3_faults
+from training.checkpoints import universal, zero3_faults, zero3_groups
 from training.checkpoints.resume import Checkpoint
 from training.processes import Processes
 from training.zero import deepspeed_config
@@ -68,8 +68,9 @@ def main(folder: Path) -> None:
     started.save_checkpoint(str(folder))
     expected = train(started, 4, 9)
     universal.convert(Checkpoint(folder, 3, 1), Processes(0, 0, 1, 1, "alone"))
-    stock = resumed(folder, expected)
-    zero3_faults.work_around()
+    older = zero3_groups.are_needed()
+    stock = None if older else resumed(folder, expected)
+    (zero3_groups if older else zero3_faults).work_around()
     print(json.dumps({"version": deepspeed.__version__, "stock": stock, "mended": resumed(folder, expected)}))
 
 

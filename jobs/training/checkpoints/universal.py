@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training import files
-from training.checkpoints import marker, zero3_faults
+from training.checkpoints import marker, zero3_faults, zero3_groups
 from training.checkpoints.resume import Checkpoint
 from training.checkpoints.stopping import any_rank
 from training.errors import JobError
@@ -37,14 +37,12 @@ def prepare(checkpoint: Checkpoint | None, config: Any, peers: Processes) -> Non
     stage = stage_of(config)
     if not _needs_conversion(checkpoint, stage, peers.world_size):
         return
-    if stage == 3 and zero3_faults.holds_one_group_only():
-        raise _too_old(checkpoint)
     folder = convert(checkpoint, peers)
     if peers.first:
         print(f"loading it from {folder}, which fits any number of processes", flush=True)
     _load_universal(config)
     if stage == 3:
-        zero3_faults.work_around()
+        (zero3_groups if zero3_groups.are_needed() else zero3_faults).work_around()
 
 
 def stage_of(config: Any) -> int | None:
@@ -69,16 +67,6 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
         f"{checkpoint.path} was written {there}, this start is {here}",
         "the optimizer's state lies in another form; only ZeRO-1 and ZeRO-2 read each other's",
         "start as before, or begin anew from its weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
-    )
-
-
-def _too_old(checkpoint: Checkpoint) -> JobError:
-    import deepspeed
-
-    return JobError(
-        f"DeepSpeed {deepspeed.__version__} cannot resume ZeRO-3 with another number of processes",
-        "its universal form holds one group of parameters, a training has two: with and without weight decay",
-        f"start {checkpoint.world_size} processes as before, or use an image with DeepSpeed 0.18 or newer",
     )
 
 
@@ -114,8 +102,9 @@ class Conversion:
             self.partial.mkdir()
             self.log = self.partial / "log"
             workers = str(min(8, len(os.sched_getaffinity(0))))
+            ours, theirs = (zero3_groups.__file__,), ("-m", "deepspeed.checkpoint.ds_to_universal")
             command = (
-                *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"),
+                *(sys.executable, *(ours if zero3_groups.are_needed() else theirs), "--inject_missing_state"),
                 *("--input_folder", str(checkpoint / tag), "--output_folder", str(self.partial / self.name)),
                 *("--num_extract_workers", workers, "--num_merge_workers", workers),
             )

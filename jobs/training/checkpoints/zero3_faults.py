@@ -10,14 +10,12 @@ Seen in DeepSpeed 0.19.8, runtime/zero/stage3.py, load_hp_checkpoint_state_from_
 Both are silent. This file can go when tests/jobs/test_zero3_faults.py fails in its first half: it shows both faults
 without the work-around. Doing it on a DeepSpeed that has been mended changes nothing.
 
-Before 0.18 (0.17.6 is what torch 2.4 has) the form held one group of parameters, where transformers makes two; such
-a resume is refused. Source: DeepSpeed pull request 7585.
+Before 0.18 these were others: zero3_groups.py.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,13 +38,6 @@ def work_around() -> None:
         own_settings(self.optimizer.param_groups, saved_groups(Path(checkpoint_dir)))
 
     setattr(DeepSpeedZeroOptimizer_Stage3, LOADER, load_and_mend)
-
-
-def holds_one_group_only() -> bool:
-    """True for a DeepSpeed whose universal form of ZeRO-3 drops all parameter groups but the first."""
-    from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-
-    return "param_shapes" in inspect.signature(getattr(DeepSpeedZeroOptimizer_Stage3, LOADER)).parameters
 
 
 def own_steps(optimizer: Any) -> None:
