@@ -35,7 +35,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ways", default=",".join(WAYS), help=f"some of {','.join(WAYS)}")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each way, in turn (default: 3)")
     parser.add_argument("--reads", type=int, default=10, help="cold imports of torch per file and mount (default: 10)")
-    parser.add_argument("--images", default="", help="of the memory part, e.g. '1 GB,5 GB' (default: all)")
+    parser.add_argument("--images", default="", help="of the memory part, parted by semicolons (default: all)")
     return parser.parse_args(argv)
 
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
         results["reading"] = read_cold(setting, options.reads)
     if "memory" in chosen:
         empty(setting.scratch)
-        names = tuple(filter(None, options.images.split(",")))
+        names = tuple(filter(None, options.images.split(";")))
         results["memory"] = [asdict(seen) for seen in sizes.measure_all(content, setting.scratch, names)]
     shutil.rmtree(setting.scratch, ignore_errors=True)
     (content.work / "results.json").write_text(json.dumps(results, indent=2))
