@@ -2,6 +2,8 @@
 
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +146,45 @@ def test_gpu_hours_are_counted_and_limited(tmp_path: Path) -> None:
     assert "GPU hours, " in done.stderr and "in all attempts" in done.stderr
     assert causes(run) == ["time_limit"]
     assert "the 1 GPU hours of the job file are used up" in (run / "stopped").read_text()
+
+
+def test_the_limit_of_gpu_hours_holds_when_slurm_starts_the_attempt(tmp_path: Path) -> None:
+    """A requeue of Slurm's own has no attempt yet when it is asked whether one may begin."""
+    run = write_run(tmp_path, shell_job("true", restart=Restart(node_failure=9, gpu_hours=1)))
+    earlier = run / "attempts/1"
+    earlier.mkdir(parents=True)
+    for name, seconds in (("started", 1000), ("alive", 5000)):
+        (earlier / name).write_text("job 7\ngpus 4\n")
+        os.utime(earlier / name, (seconds, seconds))
+    (earlier / "cause").write_text("node_failure\n")
+    os.utime(earlier / "cause", (5000, 5000))
+    done = run_locally(run, argv=("again",))
+    assert done.returncode == 1 and "the 1 GPU hours of the job file are used up" in done.stderr
+    assert causes(run) == ["node_failure"]
+
+
+def test_a_clock_that_is_wrong_is_no_hang(tmp_path: Path) -> None:
+    """The file server's is an hour behind: progress is what changes, not what is young."""
+    text = """for n in 1 2 3 4 5 6 7 8 9; do
+    touch -d "$((3600 - n)) seconds ago" "$RUNNER_ATTEMPT/heartbeat"; sleep 0.5; done"""
+    run = write_run(tmp_path, shell_job(text, hang_seconds=2, restart=Restart(hang=1)))
+    assert run_locally(run, extra_environ={"RUNNER_WATCH_SECONDS": "1"}).returncode == 0
+    assert causes(run) == ["done"]
+
+
+def test_nothing_is_started_twice(tmp_path: Path) -> None:
+    """A second start while the first one works ends at once, and leaves no attempt; after the end it may go on."""
+    run = write_run(tmp_path, shell_job("touch ../here; until [ -e ../go ]; do sleep 0.1; done"))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(run_locally, run)
+        while not (run / "here").exists():
+            time.sleep(0.05)
+        second = run_locally(run)
+        (run / "go").touch()
+        assert first.result().returncode == 0
+    assert (second.returncode, causes(run)) == (1, ["done"])
+    assert "is at this run already, with attempt 1: nothing is started twice" in second.stderr
+    assert run_locally(run).returncode == 0
 
 
 def test_the_tool_counts_the_same_gpu_hours(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@
 # shellcheck source=/dev/null
 . payload/restart.sh
 # shellcheck source=/dev/null
+. payload/alone.sh
+# shellcheck source=/dev/null
 . payload/nodes.sh
 # shellcheck source=/dev/null
 . payload/watch.sh
@@ -32,6 +34,7 @@ export RUNNER_AFTER=
 #   next_attempt GPUS [again]: of all nodes; `again` where this job was submitted to go on with what an earlier one left
 next_attempt() {
     local number=$((${SLURM_RESTART_COUNT:-0} + 1))
+    alone 1000000000
     may_start "${2:-}"
     mkdir -p attempts || exit 1
     until mkdir "attempts/$number" 2>/dev/null; do
@@ -41,6 +44,7 @@ next_attempt() {
         fi
         number=$((number + 1))
     done
+    alone "$number" # of two that start at the same moment, the first
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     trap 'code=$?; ended "$code"' EXIT

@@ -3,6 +3,7 @@
 # lies in plain files of the run folder:
 #   attempts/N/cause  done, cancelled, requeued (by a person), time_limit, preemption, node_failure, hang, script_failure
 #   attempts/N/started  its time is the start; `checkpoint S` is the newest one's step at that time; `gpus G` in all
+#   attempts/N/replaced  another attempt has begun: Slurm has requeued the job, and this one has not noticed
 #   stop              whoever makes it wants no further attempt
 #   stopped           why no attempt follows
 #   job_ids           the jobs that were submitted after the first one, a line each
@@ -39,14 +40,18 @@ newest_checkpoint() {
     printf '%s' "$newest"
 }
 
+# The time by the clock of the run folder's file system: a node's own may be another, or jump.
+file_time() { { : >"$RUNNER_ATTEMPT/.now" && stat -c %Y "$RUNNER_ATTEMPT/.now"; } 2>/dev/null || date +%s; }
+
 # GPU seconds of all attempts so far. A killed attempt has left no end: its last sign of life counts.
 gpu_seconds() {
-    local folder gpus started last sum=0 name
+    local folder gpus started last sum=0 name number=${RUNNER_ATTEMPT:-} # none yet, when it is asked whether one may begin
+    number=${number##*/}
     for folder in attempts/*/; do
         gpus=$(sed -n 's/^gpus //p' "$folder/started" 2>/dev/null)
         started=$(stat -c %Y "$folder/started" 2>/dev/null) || continue
         last=$started
-        [ "$folder" != "attempts/${RUNNER_ATTEMPT##*/}/" ] || last=$(date +%s)
+        [ "$folder" != "attempts/${number:-none}/" ] || last=$(file_time)
         for name in ended cause alive first_failure; do
             name=$(stat -c %Y "$folder/$name" 2>/dev/null) && ((name > last)) && last=$name
         done
@@ -63,7 +68,7 @@ gpu_account() {
     mine=$(sed -n 's/^gpus //p' "$RUNNER_ATTEMPT/started")
     [ "${mine:-0}" -gt 0 ] || return 0
     all=$(gpu_seconds)
-    mine=$((($(date +%s) - $(stat -c %Y "$RUNNER_ATTEMPT/started")) * mine))
+    mine=$((($(file_time) - $(stat -c %Y "$RUNNER_ATTEMPT/started")) * mine))
     printf '; %s GPU hours, %s in all attempts' "$(hours "$mine")" "$(hours "$all")"
     [ "${limit[gpu_hours]:-0}" = 0 ] || ((all > limit[gpu_hours] * 3600)) ||
         printf ', %s left of %s' "$(hours $((limit[gpu_hours] * 3600 - all)))" "${limit[gpu_hours]}"
@@ -203,7 +208,7 @@ cancel_chain() {
 # go_on CODE: write down why this attempt has ended, and start the next one where the job file allows it.
 go_on() {
     local cause why
-    [ ! -s "$RUNNER_ATTEMPT/cause" ] || return 0
+    [ ! -s "$RUNNER_ATTEMPT/cause" ] && [ ! -e "$RUNNER_ATTEMPT/replaced" ] || return 0
     cd "$RUNNER_RUN" || return
     cause=$(cause_of "$1")
     printf '%s\n' "$cause" >"$RUNNER_ATTEMPT/cause"

@@ -1,38 +1,54 @@
 # shellcheck shell=bash
 # Functions of job.sbatch, on the host: a step that hangs, or that outlives one of its tasks, is looked at and ended.
 
-# watch_over STEP SECONDS: look after the process STEP until it ends. Runs beside it. Times are those of the run folder's
-# file system, which may be another machine's. SECONDS without a sign of progress are a hang; 0: never.
+# watch_over STEP SECONDS: look after the process STEP until it ends. Runs beside it. SECONDS without a sign of progress
+# are a hang; 0: never. They are counted here, look by look: clocks may jump, and a file system that does not answer for
+# an hour, or a node that stands still, says nothing about the program.
 watch_over() {
-    local died=0 now sign
+    local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 before now passed sign seen=
     trap - EXIT
     trap '' USR2 TERM # the batch script hears them
     exec 8<> <(:)     # to wait on without starting a process
+    before=$(moment)
     while kill -0 "$1" 2>/dev/null; do
-        read -r -t "${RUNNER_WATCH_SECONDS:-5}" -u 8 _
-        : >"$RUNNER_ATTEMPT/alive" || continue # the disk is full, or away: the times tell nothing
-        now=$(stat -c %Y "$RUNNER_ATTEMPT/alive" 2>/dev/null) || continue
+        read -r -t "$pause" -u 8 _
+        : >"$RUNNER_ATTEMPT/alive" || continue # the disk is full, or away
+        sign=$(progress) || continue
+        now=$(moment)
+        passed=$((now - before < 2 * pause + 1 ? now - before : 2 * pause + 1))
+        before=$now
         if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
-            ((died > 0)) || died=$now
-            ((now - died < 40)) || end_step "$1" "a task has failed 40 s ago, and others hold on"
+            gone=$((gone + passed))
+            ((gone < 40)) || end_step "$1" "a task has failed 40 s ago, and others hold on"
+        elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
+            gone=$((gone + passed))
+            ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, and this one holds on"
         fi
-        sign=$(progress)
-        if ((${2:-0} > 0 && sign > 0 && now - sign > $2)); then
-            hung "$1" "no progress for $((now - sign)) s"
+        idle=$((idle + passed))
+        [ "$sign" = "$seen" ] || idle=0
+        seen=$sign
+        if ((${2:-0} > 0 && idle > $2)) && [ -n "$sign" ]; then
+            hung "$1" "no progress for $idle s"
             return
         fi
     done
 }
 
-# When this attempt last told of progress: the time of its heartbeat, or of a line in metrics.jsonl; 0 before the first.
-# The heartbeat is this attempt's own, however soon it came; lines in metrics.jsonl may be those of an earlier one.
+# Seconds of a clock that nobody sets.
+moment() {
+    local seconds
+    read -r seconds _ </proc/uptime
+    printf '%s' "${seconds%.*}"
+}
+
+# What this attempt has told of its progress: the time of its heartbeat, and the size of metrics.jsonl where it has
+# written to it; nothing before the first sign. It is progress when it changes.
 progress() {
-    local time began newest
-    newest=$(stat -c %Y "$RUNNER_ATTEMPT/heartbeat" 2>/dev/null || echo 0)
-    began=$(stat -c %Y "$RUNNER_ATTEMPT/started" 2>/dev/null || echo 0)
-    time=$(stat -c %Y "$RUNNER_RUN/metrics.jsonl" 2>/dev/null || echo 0)
-    ((time <= began || time <= newest)) || newest=$time
-    printf '%s' "$newest"
+    local heartbeat size
+    heartbeat=$(stat -c %Y "$RUNNER_ATTEMPT/heartbeat" 2>/dev/null)
+    size=$(stat -c %s "$RUNNER_RUN/metrics.jsonl" 2>/dev/null || echo 0)
+    [ "$size" != "${metrics_bytes:-0}" ] || size=
+    printf '%s' "$heartbeat${size:+ $size}"
 }
 
 # The stacks of every rank, then the end. The flag is for ranks that look for it, the signal for payload/task.sh, which
