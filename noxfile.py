@@ -42,6 +42,7 @@ LAB = (
         "shellcheck",
         "git",
         "umoci",
+        "faketime",
     ),
 )
 IMPORTERS = ("pigz", "umoci", "zstd")
@@ -160,7 +161,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- history`."""
+    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- history`, `-- runs`."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")
@@ -173,6 +174,11 @@ def bench(session: nox.Session) -> None:
     if session.posargs[:1] == ["history"]:
         session.install("-q", "-e", ".")
         session.run("python", "bench/history.py", *session.posargs[1:])
+        return
+    if session.posargs[:1] == ["runs"]:
+        debian_packages(session, CONTAINERS + LAB)
+        session.install("-q", "-e", ".", *TEST_TOOLS)
+        session.run("python", "-m", "bench.runs", *session.posargs[1:])
         return
     session.install("-q", "torchx")
     session.install("-q", "-e", ".")  # apart: torchx asks for an older urllib3 than ours

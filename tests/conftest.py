@@ -120,7 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 # files that take longest, begun first: else the last of them keeps one core busy long after the others are done
 LONGEST = (
-    *("jobs/test_sft", "runs/test_training_requeued", "runs/test_restart_slurm", "jobs/test_clm", "images/test_pins"),
+    *("jobs/test_sft", "runs/test_training_requeued", "faults/test_faults", "jobs/test_clm", "images/test_pins"),
     *("jobs/test_convert", "end_to_end/test_chain", "jobs/test_metrics", "images/test_import", "jobs/test_generate"),
     *("end_to_end/test_training", "environments/test_equivalence", "jobs/test_world_size", "jobs/test_memory_on_paper"),
     *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),

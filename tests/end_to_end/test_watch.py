@@ -63,7 +63,12 @@ def test_progress_stands_beside_the_state_and_watch_ends_with_the_run(
     entries = [{"step": step, "total_steps": 40, "loss": 2.5, "tokens_per_second": 1200.0, "attempt": 1,
                 "time": time.time() + step} for step in (10, 20)]  # fmt: skip
     text = "".join(json.dumps(entry) + "\n" for entry in entries)
-    run = launch(cluster, "sh", "-c", f"printf %s '{text}' >\"$RUNNER_RUN/metrics.jsonl\"; sleep 6")
+    run = launch(
+        cluster,
+        "sh",
+        "-c",
+        f"printf %s '{text}' >\"$RUNNER_RUN/metrics.jsonl\"; until [ -e ../go ]; do sleep 0.2; done",
+    )
     status = cluster.wait(run.name, lambda status: status["step"] == 20)
     assert (status["state"], status["attempt"], status["total_steps"], status["loss"]) == ("RUNNING", 1, 40, 2.5)
     assert status["tokens_per_second"] == 1200.0 and status["estimated_end"] > status["created"]
@@ -72,7 +77,11 @@ def test_progress_stands_beside_the_state_and_watch_ends_with_the_run(
                                 "ELAPSED", "LEFT", "NODES", "REASON"]  # fmt: skip
     assert "20/40  2.5000  1,200" in shown[1]
     started = time.monotonic()
-    watched = cluster("watch", run.name, extra_environ=environ).stdout.splitlines()
+    watch = Runner(cluster.project, {**cluster.environ, **environ}, cluster.site).start("watch", run.name)
+    assert watch.stdout is not None
+    watched = [watch.stdout.readline(), watch.stdout.readline()]  # the job goes on until its state was seen
+    (run / "go").touch()
+    watched += watch.communicate(timeout=60)[0].splitlines()
     took, questions = time.monotonic() - started, asked()
     assert set(questions) == {"squeue"} and 2 <= len(questions) <= took / 2 + 1
     assert "COMPLETED" in watched[-1] and "RUNNING" in watched[1]

@@ -74,6 +74,9 @@ def strike_all(wanted: Sequence[tuple[str, int]], workers: int, file: Path) -> N
 
 def keep(file: Path, name: str, number: int, outcome: Mapping[str, object]) -> None:
     entry = {"fault": name, "number": number, "machine": place(), "date": str(date.today()), **outcome}
+    entry["as_expected"] = FAULTS[name].explains(outcome["causes"])
+    if entry["completed"] and entry["as_expected"] and not entry["checkpoints_lost"] and not entry["nodes_held"]:
+        entry["trouble"] = ""
     with file.open("a") as results:
         results.write(json.dumps(entry) + "\n")
     shown = ("completed", "checkpoints_lost", "steps_repeated", "nodes_held", "causes", "seconds")

@@ -40,8 +40,13 @@ def newest_step(lines: Sequence[Line]) -> int:
 
 
 def repeated(lines: Sequence[Line]) -> int:
-    """How many steps were taken that had been taken before."""
-    return sum(count - 1 for count in Counter(line.step for line in lines if line.what == "step").values())
+    """How many steps an attempt has taken that had been taken before: the most of all attempts."""
+    taken, again = set[int](), Counter[int]()
+    for line in lines:
+        if line.what == "step":
+            again[line.attempt] += line.step in taken
+            taken.add(line.step)
+    return max(again.values(), default=0)
 
 
 def lost(lines: Sequence[Line]) -> int:

@@ -4,34 +4,129 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
 
-from tests.faults.case import Case, Outcome
+from tests.faults.case import ENDED, Case, Outcome
+from tests.lab.processes import LabError
 
+# as slurmd has been seen to write it
 OOM = "slurmstepd: error: Detected 1 oom_kill event in StepId={job}.0. Some of the step tasks have been OOM Killed.\n"
+FAKETIME = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "faketime" / "libfaketime.so.1"
 
 
 def rank_killed(case: Case) -> Outcome:
+    """By kill -9; the other one waits for it for ever."""
     case.start()
     os.kill(case.pid_of(case.chance.randrange(2)), signal.SIGKILL)
     return case.outcome()
 
 
 def rank_hung(case: Case) -> Outcome:
-    """Stopped: no progress for 5 s, stacks, the end, another attempt."""
+    """No progress for 5 s, the stacks of all ranks, the end, another attempt; every other time the rank is stopped."""
     case.hang_seconds = 5
     case.start()
     rank = case.chance.randrange(2)
-    os.kill(case.pid_of(rank), signal.SIGSTOP)
+    if case.number % 2:
+        os.kill(case.pid_of(rank), signal.SIGSTOP)
+    else:
+        (case.folder / f"hang-1-{rank}").touch()
     outcome = case.outcome()
-    other = case.run / f"attempts/1/stacks/rank-{1 - rank}.txt"
-    assert "in agree" in other.read_text(), f"no stacks of rank {1 - rank}"
+    stacks = [(case.run / f"attempts/1/stacks/rank-{each}.txt").read_text() for each in (rank, 1 - rank)]
+    assert "in agree" in stacks[1], f"no stacks of rank {1 - rank}"
+    assert "in hang_here" in stacks[0] or case.number % 2, f"no stacks of rank {rank}"
     return outcome
 
 
 def oom(case: Case) -> Outcome:
-    """Simulated: what the kernel does, and what slurmd has been seen to write."""
+    """What the kernel does, and what slurmd writes then."""
     job_id = case.start()
-    os.kill(case.pid_of(1), signal.SIGKILL)
     with (case.run / "job.log").open("a") as log:
         log.write(OOM.format(job=job_id))
+    os.kill(case.pid_of(1), signal.SIGKILL)
     return case.outcome()
+
+
+def disk_full(case: Case) -> Outcome:
+    """The run folder's disk has no byte left for 10 s."""
+    runs = case.run.parent
+    runs.mkdir()
+    subprocess.run(("mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", runs), check=True)
+    case.start()
+    filler = runs / "filler"
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    case.pause(10)
+    filler.unlink()
+    return resumed_by_hand_if_need_be(case)
+
+
+def resumed_by_hand_if_need_be(case: Case) -> Outcome:
+    """Where nothing follows by itself, the same file is submitted again."""
+    case.until(lambda: case.finished() or not case.active(), 240, "the end of the job")
+    if not case.finished():
+        case.by_hand = True
+        case.submit()
+    return case.outcome()
+
+
+def unreadable(case: Case) -> Outcome:
+    """The run folder's file system does not answer for 30 s, and a hang would be 10 s without progress."""
+    parts = {name: case.folder / name for name in ("lower", "upper", "work")}
+    for folder in (*parts.values(), case.run.parent):
+        folder.mkdir()
+    options = f"lowerdir={parts['lower']},upperdir={parts['upper']},workdir={parts['work']}"
+    server = subprocess.Popen(("fuse-overlayfs", "-f", "-o", options, case.run.parent))
+    case.closing.callback(server.wait)
+    case.closing.callback(server.kill)
+    case.until(lambda: os.path.ismount(case.run.parent), 20, "the mount")
+    case.hang_seconds = 10
+    case.start()
+    server.send_signal(signal.SIGSTOP)
+    try:
+        case.pause(30)
+    finally:
+        server.send_signal(signal.SIGCONT)
+    return case.outcome()
+
+
+def clock_jump(case: Case) -> Outcome:
+    """The clock of the nodes jumps by a day, there or back; then a rank is killed, and GPU hours are counted."""
+    if not FAKETIME.exists():
+        raise LabError(f"no {FAKETIME}: apt-get install faketime")
+    clock = case.folder / "clock"
+    clock.write_text("+0")
+    case.environ = {
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "NO_FAKE_STAT": "1",  # the file server's clock does not jump
+    }
+    case.closing.callback(forget_clocks)
+    case.hang_seconds, case.gpus, case.gpu_hours = 10, 4, 20
+    case.start()
+    (case.folder / "next").write_text(case.chance.choice(("+1d", "-1d")))
+    (case.folder / "next").rename(clock)
+    case.pause(3)
+    os.kill(case.pid_of(1), signal.SIGKILL)
+    return case.outcome()
+
+
+def forget_clocks() -> None:
+    """Remove what libfaketime has left of processes that were killed."""
+    for path in Path("/dev/shm").glob("*faketime_*"):
+        if not Path(f"/proc/{path.name.rpartition('_')[2]}").exists():
+            path.unlink(missing_ok=True)
+
+
+def submitted_twice(case: Case) -> Outcome:
+    """The same run, by two sbatch at the same moment: one of them may work at a time."""
+    case.write()
+    ids = case.submit_at_once(2)
+    outcome = case.outcome()
+    for job_id in ids:
+        case.lab.wait_for(job_id, ENDED, 60)
+    return outcome

@@ -9,8 +9,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,6 +31,7 @@ CONFIG = (
     "PreemptType=preempt/partition_prio",
     "PreemptMode=REQUEUE",
     "PartitionName=high Nodes=ALL PriorityTier=10 State=UP",
+    "PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL State=UP",
 )
 GIVEN_UP_AFTER = 10  # seconds without a word of a slurmd
 QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "3"}
@@ -52,8 +54,10 @@ class Outcome:
     causes: tuple[str, ...]
     """of the attempts, as the run folder has them"""
     seconds: float
+    by_hand: bool = False
+    """nothing followed by itself; the same file was submitted again"""
     trouble: str = ""
-    """where it was not completed: what can be read about it"""
+    """what can be read about it, for a person"""
 
 
 class Case:
@@ -61,9 +65,12 @@ class Case:
 
     def __init__(self, number: int = 0, *, steps: int = STEPS, config: Sequence[str] = ()) -> None:
         self.chance = random.Random(number)
-        self.steps = steps
+        self.number, self.steps = number, steps
         self.policy = dict.fromkeys(CAUSES, 9)
-        self.hang_seconds = 0
+        self.hang_seconds = self.gpus = self.gpu_hours = 0
+        self.by_hand = False
+        self.closing = ExitStack()
+        """what ends before the folder is removed"""
         self.environ: dict[str, str] = {}
         self.folder = Path(tempfile.mkdtemp(prefix="runner-fault-"))
         self.run = self.folder / "runs" / "x-1"
@@ -79,26 +86,36 @@ class Case:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.lab.stop()
+        self.closing.close()
         processes.remove(self.folder)
 
     def write(self) -> None:
         """The run folder, as a launch would write it."""
         words = ("python3", "trainer.py", str(self.steps), str(SAVE_EVERY), str(STEP_SECONDS))
-        job = command_job(
-            *words, launcher="srun", nodes=2, restart=Restart(**self.policy), hang_seconds=self.hang_seconds
-        )
+        policy = Restart(**self.policy, gpu_hours=self.gpu_hours)
+        job = command_job(*words, launcher="srun", nodes=2, restart=policy, hang_seconds=self.hang_seconds)
+        job = replace(job, resources=replace(job.resources, gpus_per_node=self.gpus))
         write_run(self.run, job, site=SLURM, code={"trainer.py": TRAINER.read_text()})
 
     def submit(self, *flags: str) -> str:
         """The job id of the run folder's script, submitted."""
-        extra = {"FAULTS_ACCOUNT": str(self.account), **QUICK, **self.environ}
-        done = self.lab.run(scheduler.submit(self.run, flags), cwd=self.run, extra_environ=extra)
+        done = self.lab.run(scheduler.submit(self.run, flags), cwd=self.run, extra_environ=self.told)
         return scheduler.parse_submit(done.stdout)
 
-    def start(self) -> str:
+    def submit_at_once(self, count: int) -> tuple[str, ...]:
+        """The job ids of so many submissions at the same moment."""
+        with ThreadPoolExecutor(count) as pool:
+            return tuple(pool.map(lambda _: self.submit(), range(count)))
+
+    @property
+    def told(self) -> dict[str, str]:
+        """What the job finds in its environment."""
+        return {"FAULTS_ACCOUNT": str(self.account), **QUICK, **self.environ}
+
+    def start(self, *flags: str) -> str:
         """The job id of the run, when it has come to a step between the first checkpoint and the last but one."""
         self.write()
-        job_id = self.submit()
+        job_id = self.submit(*flags)
         self.reach(self.chance.randint(SAVE_EVERY + 1, min(self.steps, STEPS) - SAVE_EVERY))
         self.pause(self.chance.uniform(0, STEP_SECONDS))
         return job_id
@@ -107,7 +124,7 @@ class Case:
         return account.read(self.account)
 
     def reach(self, step: int) -> None:
-        self.until(lambda: account.newest_step(self.lines()) >= step, 60, f"step {step}")
+        self.until(lambda: account.newest_step(self.lines()) >= step, 240, f"step {step}")
 
     def pid_of(self, rank: int) -> int:
         """The process of a rank in the newest attempt."""
@@ -141,21 +158,24 @@ class Case:
         """What squeue lists: jobs that wait, run or complete."""
         return tuple(self.lab.run(("squeue", "--noheader", "--format=%i %T"), check=False).stdout.splitlines())
 
-    def outcome(self, seconds: float = 120) -> Outcome:
+    def outcome(self, seconds: float = 300) -> Outcome:
         """What became of the run, when it is over or `seconds` have passed."""
         trouble = ""
         try:
             self.until(self.over, seconds, "the end of the run")
         except LabError as error:
             trouble = f"{error}\n{self.story()}"
-        lines = self.lines()
+        lines, held = self.lines(), self.held()
+        lost, repeated = account.lost(lines), account.repeated(lines)
+        trouble = trouble or self.story()
         return Outcome(
             completed=self.finished(),
-            checkpoints_lost=account.lost(lines),
-            steps_repeated=account.repeated(lines),
-            nodes_held=self.held(),
+            checkpoints_lost=lost,
+            steps_repeated=repeated,
+            nodes_held=held,
             causes=self.causes(),
             seconds=time.monotonic() - self.began,
+            by_hand=self.by_hand,
             trouble=trouble,
         )
 
@@ -191,7 +211,7 @@ class Case:
         """What a crash of the node leaves: nothing of slurmd, of the jobs' shepherds, of their processes."""
         self.lab.stop_node(node)
         jobs = [pid for name, pid in self.job_processes() if name == node]
-        shepherds = {above for pid in jobs for above in ancestors(pid) if is_shepherd(above)}
+        shepherds = {above for pid in jobs for above in ancestors(pid) if command(above).startswith("slurmstepd:")}
         for pid in (*shepherds, *jobs):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -202,7 +222,8 @@ class Case:
         told = log.read_text(errors="replace")[-3000:] if log.exists() else ""
         queue = self.lab.run(("scontrol", "show", "jobs", "--oneliner"), check=False).stdout
         lines = [f"{each.attempt} {each.rank} {each.what} {each.word}" for each in self.lines()[-8:]]
-        return "\n".join((told, queue, *lines, *self.active()))
+        processes_left = [f"{node} {pid} {command(pid)}" for node, pid in self.job_processes()]
+        return "\n".join((told, queue, *lines, *self.active(), *processes_left))
 
 
 def ancestors(pid: int) -> list[int]:
@@ -217,9 +238,9 @@ def ancestors(pid: int) -> list[int]:
     return found
 
 
-def is_shepherd(pid: int) -> bool:
-    """Whether it is a slurmstepd."""
+def command(pid: int) -> str:
+    """The words of a process; empty where it has gone."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"slurmstepd:")
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:
-        return False
+        return ""

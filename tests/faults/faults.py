@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tests.faults import by_hand, by_slurm
+from tests.faults import by_hand, by_launch, by_slurm
 from tests.faults.case import GIVEN_UP_AFTER, STEPS, Case, Outcome
 from tests.lab.processes import LabError
 
@@ -19,23 +19,59 @@ class Fault:
     steps: int = STEPS
     config: Sequence[str] = ()
     """lines for slurm.conf"""
+    cause: str = ""
+    """of every attempt but the last, as it is to be written down; empty: there is one attempt; `*`: that depends"""
+    uses: tuple[str, ...] = ()
+    """parts of the machine, beside Slurm"""
+    by_hand: bool = False
+    """whether a person may have to submit the same file again"""
+
+    def explains(self, causes: Sequence[str]) -> bool:
+        """Whether the attempts have ended as they are to end."""
+        return self.cause == "*" or (set(causes[:-1]) == {self.cause} - {""} and causes[-1:] == ("done",))
 
 
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 
 FAULTS: Mapping[str, Fault] = {
-    "time_limit": Fault(by_slurm.time_limit, steps=450),
-    "preemption": Fault(by_slurm.preemption),
-    "scancel": Fault(by_slurm.scancel, "stays cancelled; `sbatch job.sbatch` by hand goes on"),
-    "requeue": Fault(by_slurm.requeue),
-    "slurmd_killed": Fault(by_slurm.slurmd_killed, config=GIVEN_UP),
-    "slurmd_restarted": Fault(by_slurm.slurmd_restarted),
-    "node_lost": Fault(by_slurm.node_lost, config=GIVEN_UP),
-    "node_down": Fault(by_slurm.node_down),
-    "slurmctld_running": Fault(by_slurm.slurmctld_while_running),
-    "rank_killed": Fault(by_hand.rank_killed),
-    "rank_hung": Fault(by_hand.rank_hung),
-    "oom": Fault(by_hand.oom, "simulated: SIGKILL, and slurmd's message as recorded"),
+    "time_limit": Fault(by_slurm.time_limit, steps=450, cause="time_limit"),
+    "time_limit_deaf": Fault(by_slurm.time_limit_deaf, "the training does not listen", steps=450, cause="time_limit"),
+    "preemption": Fault(by_slurm.preemption, "PreemptMode=REQUEUE", cause="preemption"),
+    "preemption_cancel": Fault(by_slurm.preemption_cancel, "PreemptMode=CANCEL", cause="preemption"),
+    "scancel": Fault(by_slurm.scancel, "stays cancelled, until it is submitted again", cause="cancelled", by_hand=True),
+    "requeue": Fault(by_slurm.requeue, "scontrol requeue", cause="requeued"),
+    "slurmd_killed": Fault(
+        by_slurm.slurmd_killed,
+        "its processes live on; back after the next attempt has begun",
+        steps=400,
+        config=GIVEN_UP,
+        cause="node_failure",
+    ),
+    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "killed, and back after 2 s: not noticed"),
+    "node_lost": Fault(by_slurm.node_lost, "nothing of it is left", steps=200, config=GIVEN_UP, cause="node_failure"),
+    "node_down": Fault(by_slurm.node_down, "set so by an admin", cause="node_failure"),
+    "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and back after 3 s: not noticed"),
+    "slurmctld_submitting": Fault(
+        by_launch.slurmctld_while_submitting, "where the launch fails it says so and leaves nothing", by_hand=True
+    ),
+    "rank_killed": Fault(by_hand.rank_killed, cause="script_failure"),
+    "rank_hung": Fault(by_hand.rank_hung, "ended with the stacks of all ranks", cause="hang"),
+    "oom": Fault(by_hand.oom, "simulated: SIGKILL, and slurmd's message as recorded", cause="script_failure"),
+    "disk_full": Fault(by_hand.disk_full, "for 10 s; ends where no attempt can be made", cause="*", by_hand=True),
+    "unreadable": Fault(
+        by_hand.unreadable,
+        "the run folder, for 30 s: a stopped FUSE mount; not noticed",
+        steps=120,
+        uses=("/dev/fuse",),
+    ),
+    "clock_jump": Fault(
+        by_hand.clock_jump,
+        "by a day, with libfaketime; then a rank is killed",
+        cause="script_failure",
+        uses=("faketime",),
+    ),
+    "launched_twice": Fault(by_launch.launched_twice, "two runs, at the same moment"),
+    "submitted_twice": Fault(by_hand.submitted_twice, "the same run, at the same moment: one of them works"),
 }
 
 

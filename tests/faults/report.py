@@ -23,6 +23,13 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     completed = sum(bool(each["completed"]) for each in runs)
+    hand = sum(bool(each["by_hand"]) for each in runs)
+    otherwise = sorted({" ".join(each["causes"]) for each in runs if not each["as_expected"]})
+    remarks = (
+        FAULTS[name].remark,
+        f"{hand} of {len(runs)} gone on with by hand" if hand else "",
+        f"not as expected: {', '.join(otherwise)}" if otherwise else "",
+    )
     seconds = sorted(float(each["seconds"]) for each in runs)
     return (
         name.replace("_", " "),
@@ -31,5 +38,5 @@ def row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         str(max(each["steps_repeated"] for each in runs)),
         str(sum(each["nodes_held"] for each in runs) or "none"),
         f"{seconds[len(seconds) // 2]:.0f}",
-        FAULTS[name].remark,
+        "; ".join(filter(None, remarks)),
     )

@@ -83,6 +83,7 @@ PARTS = (
     Part("busybox", ("busybox",), "busybox-static", ()),
     Part("mmdebstrap", ("mmdebstrap",), "mmdebstrap"),
     Part("shellcheck", ("shellcheck",), "shellcheck"),
+    Part("faketime", ("faketime",), "faketime", ("--version",)),
     Part("dockerd", ("docker",), present=_dockerd),
     Part("enroot", ("enroot",), version=("version",)),
     Part("pyxis", (), version=(), present=lambda: real_pyxis() is not None),

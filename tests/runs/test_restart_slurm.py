@@ -1,7 +1,8 @@
-"""Runs that survive on a real Slurm: time limit, preemption, a lost node, no requeue, chains; and what stays ended."""
+"""Runs that go on, on a real Slurm: where requeue is forbidden, by chains, without unfit nodes; and what stays ended.
 
-import os
-import signal
+What they survive is counted in tests/faults.
+"""
+
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,15 +39,9 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[SlurmLab]:
-    """Two nodes; jobs of the partition `high` take them from those of the others, by requeue or by cancelling."""
+    """Two nodes."""
     need(*parts.SLURM)
-    preemption = (
-        "PreemptType=preempt/partition_prio",
-        "PreemptMode=REQUEUE",
-        "PartitionName=high Nodes=ALL PriorityTier=10 State=UP",
-        "PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL State=UP",
-    )
-    with SlurmLab(nodes=2, plugins=(), extra_config=preemption) as made:
+    with SlurmLab(nodes=2, plugins=()) as made:
         yield made
 
 
@@ -80,110 +75,6 @@ def began(run: Path, number: int = 1) -> Callable[[], bool]:
         return "from step" in log.partition(f"attempt {number} on")[2]
 
     return has_begun
-
-
-def kill_node(lab: SlurmLab, node: str, job_id: str) -> None:
-    """What a crash of the node leaves: nothing of slurmd, of the job's shepherds, of its processes."""
-    lab.stop_node(node)
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (process / "cmdline").read_bytes().decode(errors="replace")
-            around = (process / "environ").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue
-        mine = f"SLURM_JOB_ID={job_id}" in around and f"SLURMD_NODENAME={node}" in around
-        shepherd = words.startswith(f"slurmstepd: [{job_id}.") and f"SLURM_CONF={lab.folder}/slurm.conf" in around
-        if mine or shepherd:
-            os.kill(int(process.name), signal.SIGKILL)
-
-
-def test_the_time_limit_is_passed_twice(lab: SlurmLab, tmp_path: Path) -> None:
-    """One submission: told, saved, requeued, resumed, until it is done."""
-    run = written(tmp_path, time_limit=5)
-    job_id = submit(lab, run)
-    for number in (1, 2):
-        time_is_over(lab, run, number, job_id)
-    until(lambda: (run / "attempts/3/exit_code").exists(), 120)
-    fields = lab.wait_for(job_id, ENDED)
-    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "2")
-    assert causes(run) == ["time_limit", "time_limit", "done"]
-    log = (run / "job.log").read_text()
-    assert log.index("from step 0\n") < log.index("from step 10\n") < log.index("from step 20\n")
-    assert [(run / f"attempts/{n}/exit_code").read_text() for n in (1, 2, 3)] == ["75\n", "75\n", "0\n"]
-
-
-def test_a_program_that_does_not_leave_in_time_is_requeued_too(lab: SlurmLab, tmp_path: Path) -> None:
-    """Slurm ends it at the limit: what follows is settled before Slurm kills the batch script."""
-    run = written(tmp_path, 'echo "from step 0"; [ ! -d ../attempts/2 ] || exit 0; sleep 600', time_limit=1)
-    job_id = submit(lab, run)
-    until(began(run))
-    lab.run(("scontrol", "update", f"JobId={job_id}", "EndTime=now+1"))  # a limit of one minute takes two
-    until(lambda: (run / "attempts/2/exit_code").exists(), 180)
-    assert lab.wait_for(job_id, ENDED)["JobState"] == "COMPLETED"
-    assert causes(run) == ["time_limit", "done"]
-
-
-def test_preemption_by_requeue(lab: SlurmLab, tmp_path: Path) -> None:
-    """Slurm requeues the job by itself; it saves before, and goes on when the nodes are free again."""
-    run = written(tmp_path / "low", preemption=3, nodes=2)
-    job_id = submit(lab, run, "--exclusive")
-    until(began(run))
-    high = write_run(tmp_path / "high", shell_job("sleep 3", nodes=2), site=SLURM)
-    submit(lab, high, "--exclusive", "--partition=high")
-    until(began(run, 2))
-    assert causes_of_ended(run) == ["preemption"]
-    assert "from step 10\n" in (run / "job.log").read_text()
-    lab.run(scheduler.cancel((job_id,)))
-    lab.wait_for(job_id, "CANCELLED")
-
-
-def causes_of_ended(run: Path) -> list[str]:
-    return [path.read_text().strip() for path in sorted((run / "attempts").glob("*/cause"))]
-
-
-def test_preemption_by_cancelling(lab: SlurmLab, tmp_path: Path) -> None:
-    """Slurm forgets the job: the batch script brings it back."""
-    run = written(tmp_path / "low", preemption=3, nodes=2)
-    job_id = submit(lab, run, "--exclusive", "--partition=cancelled")
-    until(began(run))
-    high = write_run(tmp_path / "high", shell_job("sleep 3", nodes=2), site=SLURM)
-    submit(lab, high, "--exclusive", "--partition=high")
-    until(began(run, 2))
-    assert causes_of_ended(run) == ["preemption"]
-    lab.run(scheduler.cancel((job_id,)))
-    lab.wait_for(job_id, "CANCELLED")
-
-
-def test_a_lost_node(lab: SlurmLab, tmp_path: Path) -> None:
-    """Nothing of the attempt can say a word; Slurm requeues it, and the next attempt counts it.
-
-    A node that is down comes back when its slurmd registers (ReturnToService=2): nobody resumes it.
-    """
-    run = written(tmp_path, node_failure=1)
-    job_id = submit(lab, run, "--nodelist=nid001")
-    until(began(run))
-    kill_node(lab, "nid001", job_id)
-    lab.run(("scontrol", "update", "nodename=nid001", "state=down", "reason=crash"))
-    lab.start_node("nid001")
-    until(began(run, 2))
-    assert causes_of_ended(run) == ["node_failure"]
-    kill_node(lab, "nid001", job_id)
-    lab.run(("scontrol", "update", "nodename=nid001", "state=down", "reason=crash"))
-    lab.start_node("nid001")
-    assert lab.wait_for(job_id, ENDED, 60)["JobState"] == "FAILED"
-    assert "ended by node_failure for time 2, and the job file allows 1" in (run / "stopped").read_text()
-
-
-def test_what_a_person_cancels_stays_cancelled(lab: SlurmLab, tmp_path: Path) -> None:
-    """Although it saves and says "continue me"."""
-    run = written(tmp_path, time_limit=9, preemption=9, node_failure=9, script_failure=9)
-    job_id = submit(lab, run)
-    until(began(run))
-    lab.run(scheduler.cancel((job_id,)))
-    until((run / "attempts/1/exit_code").exists)
-    assert lab.wait_for(job_id, "CANCELLED")["Restarts"] == "0"
-    assert causes(run) == ["cancelled"]
-    assert (run / "attempts/1/exit_code").read_text() == "75\n"
 
 
 def test_a_crash_loop_stops_by_itself(lab: SlurmLab, tmp_path: Path) -> None:
@@ -231,32 +122,6 @@ def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
     assert states == ["FAILED", "FAILED", "COMPLETED", "CANCELLED", "CANCELLED"]  # 75 is a failure to Slurm
     shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
     assert (_settle(load(run), shown, "").state, _settle(load(run), shown, "").job_id) == ("COMPLETED", ids[2])
-
-
-def test_a_hang_is_ended_with_the_stacks_of_all_ranks(lab: SlurmLab, tmp_path: Path) -> None:
-    """Two nodes, progress told and then none: stacks by signal, the end, another attempt."""
-    text = """
-import faulthandler, os, pathlib, signal, time
-attempt = pathlib.Path(os.environ["RUNNER_ATTEMPT"])
-if attempt.name == "2":
-    raise SystemExit(0)
-file = open(attempt / "stacks" / f"rank-{os.environ['RANK']}.txt", "w")
-faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-def waiting_for_the_others():
-    time.sleep(600)
-(attempt / "heartbeat").touch()
-waiting_for_the_others()
-"""
-    job = command_job("python3", "-c", text, launcher="srun", nodes=2, hang_seconds=3, restart=Restart(hang=1))
-    run = write_run(tmp_path, job, site=SLURM)
-    quick = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "5"}
-    job_id = scheduler.parse_submit(lab.run(scheduler.submit(run), cwd=run, extra_environ=quick).stdout)
-    until((run / "attempts/2/exit_code").exists, 120)
-    lab.wait_for(job_id, "COMPLETED")
-    assert causes(run) == ["hang", "done"]
-    for rank in (0, 1):
-        assert "in waiting_for_the_others" in (run / f"attempts/1/stacks/rank-{rank}.txt").read_text()
-    assert "no progress for" in (run / "attempts/1/hang").read_text()
 
 
 def test_nodes_are_free_soon_after_one_rank_has_died(lab: SlurmLab, tmp_path: Path) -> None:
