@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -99,6 +100,7 @@ def main(argv: Sequence[str]) -> int:
     if options.fresh:
         file.unlink(missing_ok=True)
     names = options.faults or list(FAULTS)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         strike_all(left(names, options.times, load(file)), options.workers, file)
     except KeyboardInterrupt:

@@ -27,7 +27,7 @@ def slurmctld_while_submitting(case: Case) -> Outcome:
     command = runner(case)
     with ThreadPoolExecutor(1) as pool:
         before = case.chance.uniform(0, 0.6)
-        launched = pool.submit(command, "launch", "x", "--no-preflight", code=None)
+        launched = pool.submit(command, "launch", "x", "--no-preflight", code=None, timeout=400)
         case.pause(before)
         case.lab.stop_controller()
         case.pause(3)
@@ -36,7 +36,7 @@ def slurmctld_while_submitting(case: Case) -> Outcome:
     if done.returncode != 0:
         case.by_hand = True  # told at once, and nothing stays behind
         assert not command.made() and not case.active(), f"{done.stderr}\n{command.made()}\n{case.active()}"
-        done = command("launch", "x", "--no-preflight")
+        done = command("launch", "x", "--no-preflight", timeout=400)
     case.run = command.runs / done.stdout.strip()
     outcome = case.outcome()
     assert len(command.made()) == 1, f"one launch has left {command.made()}"
@@ -49,7 +49,7 @@ def launched_twice(case: Case) -> Outcome:
     accounts = [case.folder / name for name in ("account", "second")]
     environs = [{"FAULTS_ACCOUNT": str(account)} for account in accounts]
     with ThreadPoolExecutor(2) as pool:
-        launch = lambda environ: command.launch("x", "--no-preflight", extra_environ=environ)  # noqa: E731
+        launch = lambda environ: command.launch("x", "--no-preflight", extra_environ=environ, timeout=400)  # noqa: E731
         runs = list(pool.map(launch, environs))
     assert len(set(runs)) == 2, runs
     outcomes = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,5 +82,5 @@ def strike(name: str, number: int) -> Outcome:
     try:
         with Case(number, steps=fault.steps, config=fault.config) as case:
             return fault.act(case)
-    except (LabError, AssertionError) as error:
+    except (LabError, AssertionError, OSError, subprocess.SubprocessError) as error:
         return Outcome(False, 0, 0, 0, (), 0.0, f"{type(error).__name__}: {error}")
