@@ -119,6 +119,7 @@ class Course:
             return probe.probe(trainer, self.batch.length or 0)
         ended = self.checkpoint if self.checkpoint and resume.at_the_end(self.checkpoint, self.config) else None
         if ended is None:
+            resume.let_it_be_read()
             trainer.train(resume_from_checkpoint=str(self.checkpoint.path) if self.checkpoint else None)
         elif self.peers.first:
             print(f"step {ended.step} was the last one: nothing is left to train", flush=True)

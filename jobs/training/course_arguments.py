@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from training import run_folder
 from training.batch import batches, micro_batch
@@ -15,6 +16,9 @@ from training.processes import Processes
 from training.run_folder import RunFolder
 from training.settings import Settings, parse
 from training.zero import deepspeed_config
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
 
 TINY_MODEL = "tiny-llama"  # made from a config
 PYTHON_DOCS = "python-docs"  # made from the running Python's own documentation
@@ -68,6 +72,7 @@ def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
     for action in parser._actions:
         if action.type is string_to_bool and action.nargs is None:  # `--bf16` alone means true, as other switches do
             action.nargs, action.const = "?", True
+    _take_newer_name(parser)
     settings = parse(parser, argv)
     values = from_variables(settings["variables"], os.environ)
     if values:
@@ -75,6 +80,15 @@ def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
         settings.sources.update({name: f"variable {variable}" for name, (variable, _) in values.items()})
     settings.script, settings.words = script, tuple(argv)
     return settings
+
+
+def _take_newer_name(parser: HfArgumentParser) -> None:
+    """Let a job file say `activation_checkpointing`, which is gradient_checkpointing before transformers 5.23."""
+    known = parser._option_string_actions
+    older, newer = "--gradient_checkpointing", "--activation_checkpointing"
+    if older in known and newer not in known:
+        known[newer] = known[older]
+        known[older].option_strings.append(newer)
 
 
 def from_variables(pairs: Sequence[str], environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:

