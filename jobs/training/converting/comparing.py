@@ -10,6 +10,8 @@ from training.errors import JobError
 
 # Share of the largest logit by which one may differ: what rounding the weights to this type brings, with room.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}
+# an adapter that is merged adds up in another order than base and adapter apart
+LEAST_OF_MERGED = 5e-5
 TEXT = "The quick brown fox jumps over the lazy dog. def main(argv): return {'loss': 1.25, 'tokens': 4096}\n"
 TOKENS = 64
 

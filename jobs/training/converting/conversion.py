@@ -188,7 +188,8 @@ def _check(source: Source, arguments: argparse.Namespace, folder: Path, shards: 
     except (OSError, ValueError, KeyError) as error:
         raise models.unreadable("new model", str(folder), error) from error
     compared = comparing.compare(reference, comparing.logits(model.eval(), source.tokens, device))
-    tolerance = comparing.TOLERANCES[dtype] if arguments.tolerance is None else arguments.tolerance
+    usual = max(comparing.TOLERANCES[dtype], comparing.LEAST_OF_MERGED if source.merged else 0.0)
+    tolerance = usual if arguments.tolerance is None else arguments.tolerance
     verdict = comparing.judge(compared, tolerance, dtype)
     say(verdict)
     return verdict

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from mmap import mmap
 
 from runner.images.squashfs.compression import Compress, Compression
@@ -69,10 +70,10 @@ def numbers_of(connection: socket.socket) -> tuple[int, ...]:
 
 
 def serve(descriptor: int, count: int, size: int, compression: Compression) -> None:
-    """Pack slots until the other side of the standard input ends."""
+    """Pack slots until the other side of the standard input ends, with an answer under way or not."""
     compress = compression.compressor()
     slots = Slots(descriptor, count, size)
-    with socket.socket(fileno=0) as connection:
+    with socket.socket(fileno=0) as connection, suppress(ConnectionError):
         while numbers := numbers_of(connection):
             connection.send(message(*slots.pack(numbers[0], numbers[1:], compress)))
 
