@@ -211,6 +211,7 @@ go_on() {
     [ ! -s "$RUNNER_ATTEMPT/cause" ] && [ ! -e "$RUNNER_ATTEMPT/replaced" ] || return 0
     cd "$RUNNER_RUN" || return
     cause=$(cause_of "$1")
+    [ ! -s "$RUNNER_ATTEMPT/cause" ] || return 0 # Slurm's TERM came meanwhile, and its trap has told the cause
     printf '%s\n' "$cause" >"$RUNNER_ATTEMPT/cause"
     note_bad_nodes
     [ "${#limit[@]}" -gt 0 ] || return 0
