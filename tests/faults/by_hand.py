@@ -106,13 +106,22 @@ def clock_jump(case: Case) -> Outcome:
         "NO_FAKE_STAT": "1",  # the file server's clock does not jump
     }
     case.closing.callback(forget_clocks)
-    case.hang_seconds, case.gpus, case.gpu_hours = 10, 4, 20
+    case.hang_seconds, case.gpus, case.gpu_hours = 20, 4, 20
     case.start()
     (case.folder / "next").write_text(case.chance.choice(("+1d", "-1d")))
     (case.folder / "next").rename(clock)
     case.pause(3)
-    os.kill(case.pid_of(1), signal.SIGKILL)
+    case.until(lambda: killed(case.pid_of(1)), 60, "a rank to kill")
     return case.outcome()
+
+
+def killed(pid: int) -> bool:
+    """Whether there was such a process to kill: an attempt may just be ending."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def forget_clocks() -> None:

@@ -176,7 +176,8 @@ cause_of() {
         said=$(by_words "$(slurms_words)")
         echo "${said:-cancelled}"
     elif [ "$1" = 0 ]; then
-        echo "done"
+        said=$(by_words "$(slurms_words)") # srun says 0 too where it has lost a step that Slurm has ended
+        case $said in time_limit | preemption | node_failure) echo "$said" ;; *) echo "done" ;; esac
     elif [ -e "$RUNNER_ATTEMPT/hang" ]; then
         echo hang
     elif [ "$1" = 76 ] || compgen -G "$RUNNER_ATTEMPT/bad-node-*" >/dev/null; then
