@@ -261,6 +261,16 @@ def test_setup_runs_once_and_first(tmp_path: Path) -> None:
     assert (run / "attempts/1/rank-2.log").read_text() == "set up\nthe prolog\ncode 0\n"
 
 
+def test_nothing_is_written_when_the_script_is_over(tmp_path: Path) -> None:
+    """A program that ends at once waits for the note of what it found inside, were Python a second late."""
+    slow = {"python": '#!/bin/sh\nsleep 1\nexec python3 "$@"\n'}
+    run = write_run(tmp_path, shell_job("true"))
+    assert run_locally(run, extra_environ=programs(tmp_path / "bin", slow)).returncode == 0
+    names = sorted(path.name for path in (run / "attempts/1").iterdir())
+    assert "inside.toml" in names and ".inside.partial" not in names
+    assert "[packages]" in (run / "attempts/1/inside.toml").read_text()
+
+
 def test_the_epilog_knows_the_code_and_does_not_change_it(tmp_path: Path) -> None:
     """Its own last command may fail."""
     run = write_run(tmp_path, shell_job("exit 3", task_epilog='echo "code $RUNNER_EXIT_CODE"; false'))

@@ -55,7 +55,6 @@ storage="{job.storage}/runner-$SLURM_JOB_ID"
 
 leave() {{
     code=$?
-    podman system reset --force > /dev/null 2>&1 || true
     umount --lazy "$storage/root/overlay" 2> /dev/null || true
     rm -rf "$storage" 2> /dev/null || podman unshare rm -rf "$storage" || true
     echo "$code" > "$folder/exit_code"

@@ -165,7 +165,6 @@ wait_for() {
     clock=$!
     watch_over "$1" "${2:-0}" &
     watcher=$!
-    disown "$clock" "$watcher" # else bash tells of their end
     wait "$1"
     code=$?
     while [ -n "$signalled" ]; do
@@ -174,6 +173,7 @@ wait_for() {
         code=$?
     done
     kill -KILL "$clock" "$watcher" 2>/dev/null
+    wait "$clock" "$watcher" 2>/dev/null # nothing is written any more; and bash does not tell of their end
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then

@@ -164,7 +164,11 @@ if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/tmp/runner-$MASTER_PORT-}"
 fi
 
-if [ "$runner_rank" = 0 ]; then /bin/sh "$RUNNER_RUN/payload/inside.sh" "$runner_attempt" "$runner_python" & fi
+runner_note=
+if [ "$runner_rank" = 0 ]; then
+    /bin/sh "$RUNNER_RUN/payload/inside.sh" "$runner_attempt" "$runner_python" &
+    runner_note=$!
+fi
 
 # --- run it; a signal ends only the `wait`. TERM and USR2 reach every process by themselves, except in a container with
 # process numbers of its own, where this is number 1; URG is job.sbatch's word for "pass USR2 on" (see signals.sh).
@@ -194,6 +198,13 @@ if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt
 elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
     failed "$runner_code"
 fi
+# a program may be quicker than the note of what it found here; but when the task is over, nothing is written any more
+runner_left=10
+while [ -n "$runner_note" ] && [ "$runner_left" != 0 ] && kill -0 "$runner_note" 2>/dev/null; do
+    runner_left=$((runner_left - 1))
+    sleep 0.2 2>/dev/null || sleep 1
+done
+[ -z "$runner_note" ] || kill -KILL "$runner_note" 2>/dev/null
 if [ -f "$runner_attempt/task_epilog.sh" ]; then
     export RUNNER_EXIT_CODE
     # shellcheck source=/dev/null
