@@ -56,6 +56,21 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def content(path: str) -> bytes:
+    """A file's bytes. Raises OSError.
+
+    For small files by the thousand: `open` and Path.read_text take three times as long.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pieces = []
+        while piece := os.read(descriptor, 1 << 16):
+            pieces.append(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(descriptor)
+
+
 def write(target: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Write a whole file atomically. Raises RunnerError when the disk or the folder refuses, and for a secret in it."""
     data = content.encode() if isinstance(content, str) else content

@@ -96,6 +96,7 @@ class Run:
 
 
 _WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
+_LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
 
 
 def save(run: Run) -> None:
@@ -107,19 +108,20 @@ def save(run: Run) -> None:
 
 def load(folder: Path) -> Run:
     """The run in a folder. Raises RunnerError where the record is missing or damaged."""
-    path = folder / RECORD
+    path = f"{folder}/{RECORD}"
     try:
-        data = json.loads(path.read_text())
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items() if key in _WRITTEN
-        }
-        values["job_ids"] = tuple(dict.fromkeys((*values.get("job_ids", ()), *_later_jobs(folder))))
+        data: dict[str, Any] = json.loads(files.content(path).decode())
+        values = {key: data[key] for key in data.keys() & _WRITTEN}
+        for key in values.keys() & _LISTS:
+            values[key] = tuple(values[key])
+        if later := _later_jobs(folder):
+            values["job_ids"] = tuple(dict.fromkeys((*values.get("job_ids", ()), *later)))
         return Run(folder=folder, **values)
     except FileNotFoundError:
         raise RunnerError(
             f"{folder} is not a run folder", f"it has no {RECORD}", "name a run that `runner status` lists"
         ) from None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunnerError(
             f"cannot read {path}", str(error), "restore the file, or remove the run folder when it is not needed"
         ) from error
@@ -134,6 +136,6 @@ def reloaded(run: Run) -> Run:
 
 def _later_jobs(folder: Path) -> list[str]:
     try:
-        return (folder / LATER_JOBS).read_text().split()
+        return files.content(f"{folder}/{LATER_JOBS}").decode().split()
     except OSError:
         return []

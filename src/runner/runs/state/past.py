@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from runner.errors import RunnerError
+from runner.machine import files
 from runner.runs.run import CANCELLED, PREPARING, Run
 
 STATES = ("PREPARING", "SUBMITTED", "STARTED", "COMPLETED", "FAILED", "CANCELLED")
@@ -110,7 +111,7 @@ def _state(run: Run, started: bool, code: int | None) -> str:
     return "STARTED" if started else "SUBMITTED"
 
 
-# os and open() instead of Path: of ten thousand folders, the objects would take longer than the questions
+# os and files.content instead of Path: of ten thousand folders, the objects would take longer than the questions
 def _attempts(folder: str) -> list[int]:
     try:
         return sorted(int(name) for name in os.listdir(f"{folder}/attempts") if name.isdigit())  # noqa: PTH208
@@ -120,8 +121,7 @@ def _attempts(folder: str) -> list[int]:
 
 def _exit_code(attempt: str) -> int | None:
     try:
-        with open(f"{attempt}/exit_code", encoding="ascii") as file:  # noqa: PTH123
-            return int(file.read())
+        return int(files.content(f"{attempt}/exit_code"))
     except (OSError, ValueError):
         return None
 
@@ -136,8 +136,7 @@ def _program(lock: str) -> tuple[str, tuple[str, ...]]:
     texts and lists of texts are JSON but for the comma after a list's last line.
     """
     try:
-        with open(lock, encoding="utf-8") as file:  # noqa: PTH123
-            found = _PROGRAM.search(file.read())
+        found = _PROGRAM.search(files.content(lock).decode())
         value = json.loads(re.sub(r",\s*\Z", "]", found[2])) if found else ""
     except (OSError, ValueError):
         return "", ()
