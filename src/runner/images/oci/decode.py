@@ -1,7 +1,7 @@
 """A layer's tar stream: read, checked and decompressed by threads that run ahead of whoever reads it.
 
 Reading with the blob's sha256, inflating, and the sha256 of the plain bytes each have a thread; all three let other
-threads run while they work on a chunk. At most 16 MiB are under way.
+threads run while they work on a chunk. At most 20 MiB are under way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runner.images.reader import Reader
 # a layer that is larger and inflates by more than this is made to fill a disk
 LARGEST_PLAIN = 64 << 30
 LARGEST_RATIO = 500
-_RAW, _PLAIN = 2 << 20, 5 << 20  # bytes under way
+_RAW, _PLAIN = 4 << 20, 8 << 20  # bytes under way
 _ALGORITHMS = ("sha256", "sha384", "sha512")
 # a source that hangs in a read ends by its own time limit; its thread is not waited for longer than this
 _LEAVE_SECONDS = 5.0

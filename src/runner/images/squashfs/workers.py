@@ -22,9 +22,10 @@ from runner.images.squashfs.compression import Compression
 Owner = TypeVar("Owner")
 # what is called with the packed bytes of some blocks, and for each block its owner and size word, in their order
 Write = Callable[[memoryview, "list[tuple[Owner, int]]"], None]
-SLOT = 1 << 20  # bytes
-SLOTS = 8  # under way for each process: while the reader parses small files, all have work
+SLOT = 2 << 20  # bytes; half of them where there are many slots
+SLOTS = 4  # under way for each process: while the reader parses small files, all have work
 MOST_SLOTS = 64
+MOST_BYTES = 64 << 20  # plain ones under way; as much again is kept for packed ones
 
 
 class _Process:
@@ -105,7 +106,8 @@ class Workers(Generic[Owner]):
     def __init__(self, compression: Compression, threads: int, write: Write[Owner]) -> None:
         self._compression, self._compress, self._write = compression, compression.compressor(), write
         self._threads = min(threads, MOST_SLOTS // 2)
-        count, size = min(SLOTS * threads, MOST_SLOTS), max(SLOT, compression.block_size)
+        count = min(SLOTS * threads, MOST_SLOTS)
+        size = max(min(SLOT, MOST_BYTES // count), compression.block_size)
         self._descriptor = os.memfd_create("runner-blocks")
         os.truncate(self._descriptor, 2 * count * size)
         self._slots = Slots(self._descriptor, count, size)
