@@ -81,6 +81,44 @@ def test_failures_with_progress_go_on(tmp_path: Path) -> None:
     assert (code, causes(run)) == (0, ["script_failure"] * 3 + ["done"])
 
 
+def test_a_cause_is_sought_again_where_slurms_signal_ended_who_sought_it(tmp_path: Path) -> None:
+    """TERM goes to every process of a job at the same moment: to the one that reads the log for the cause too."""
+    stub = tmp_path / "bin" / "grep"
+    stub.parent.mkdir()
+    # the shell that waits for it, and the one above, are ended the first time; whoever is told to ignore TERM lives on
+    stub.write_text(f"""#!/bin/bash
+if [[ "$*" == *"CANCELLED AT"* && ! -e {tmp_path}/once ]]; then
+    : >{tmp_path}/once
+    above=$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$PPID/status")
+    [ "$above" = "$(sed -n 's/^pid //p' {tmp_path}/script)" ] || kill -TERM "$above"
+    kill -TERM "$PPID"
+fi
+exec /bin/grep "$@"
+""")
+    stub.chmod(0o755)
+    end = "slurmstepd: error: *** JOB 7 ON nid001 CANCELLED AT 2026-11-22T03:30:41 DUE TO PREEMPTION ***"
+    environ = {"PATH": f"{stub.parent}:{os.environ['PATH']}"}
+    run = write_run(tmp_path / "run", shell_job(f"echo '{end}' >>../job.log; exit 0", restart=Restart(preemption=0)))
+    script_pid = f"echo pid $$ >{tmp_path}/script\n"
+    (run / "job.sbatch").write_text((run / "job.sbatch").read_text().replace("\n", f"\n{script_pid}", 1))
+    run_locally(run, extra_environ=environ)
+    assert (tmp_path / "once").exists()
+    assert causes(run) == ["preemption"]
+    assert "ended by preemption for time 1" in (run / "stopped").read_text()
+
+
+def test_an_attempt_that_could_not_write_its_cause_is_asked_after(tmp_path: Path) -> None:
+    """An empty line in the place of a cause is none: the scheduler's record, or the log, tells."""
+    run = write_run(tmp_path, shell_job("exit 0", restart=Restart(node_failure=3)), site=SLURM)
+    attempt = run / "attempts/1"
+    attempt.mkdir(parents=True)
+    (attempt / "started").write_text("job 7\ncheckpoint 0\n")
+    (attempt / "cause").write_text("\n")
+    (run / "job.log").write_text("job.sbatch: attempt 1 on nid001\n")
+    run_locally(run, argv=("again",))
+    assert causes(run) == ["node_failure", "done"]
+
+
 def test_a_crash_loop_stops(tmp_path: Path) -> None:
     """Attempts that leave nothing new are counted, whatever else is allowed."""
     run, code, _ = restarted(tmp_path, "exit 3", script_failure=50)

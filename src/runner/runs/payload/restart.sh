@@ -118,7 +118,7 @@ may_start() {
         rm -f stopped
         return
     fi
-    [ -s "attempts/$last/cause" ] || lost "$last" >"attempts/$last/cause"
+    [ -n "$(cat "attempts/$last/cause" 2>/dev/null)" ] || lost "$last" >"attempts/$last/cause"
     cause=$(cat "attempts/$last/cause")
     # a person may requeue what is over
     case ${1:-}$cause in done | cancelled) rm -f stopped && return ;; esac
@@ -208,12 +208,16 @@ cancel_chain() {
 
 # go_on CODE: write down why this attempt has ended, and start the next one where the job file allows it.
 go_on() {
-    local cause why
+    local cause='' why
     [ ! -s "$RUNNER_ATTEMPT/cause" ] && [ ! -e "$RUNNER_ATTEMPT/replaced" ] || return 0
     cd "$RUNNER_RUN" || return
-    cause=$(cause_of "$1")
+    for _ in 1 2 3; do # Slurm's TERM goes to every process: who seeks the cause may be ended before it listens no more
+        [ -n "$cause" ] || cause=$(trap '' TERM && cause_of "$1")
+    done
     [ ! -s "$RUNNER_ATTEMPT/cause" ] || return 0 # Slurm's TERM came meanwhile, and its trap has told the cause
-    printf '%s\n' "$cause" >"$RUNNER_ATTEMPT/cause"
+    printf '%s\n' "${cause:-script_failure}" >"$RUNNER_ATTEMPT/cause"
+    # from here on TERM would only end what this script asks others for; without Slurm it would stay so in the next attempt
+    [ -z "$RUNNER_JOB" ] || trap '' TERM
     note_bad_nodes
     [ "${#limit[@]}" -gt 0 ] || return 0
     if [ "$cause" = "done" ]; then
