@@ -109,14 +109,23 @@ exec /bin/grep "$@"
 
 def test_an_attempt_that_could_not_write_its_cause_is_asked_after(tmp_path: Path) -> None:
     """An empty line in the place of a cause is none: the scheduler's record, or the log, tells."""
-    run = write_run(tmp_path, shell_job("exit 0", restart=Restart(node_failure=3)), site=SLURM)
+    run = write_run(tmp_path, shell_job("exit 0", restart=Restart(node_failure=3)))
     attempt = run / "attempts/1"
     attempt.mkdir(parents=True)
     (attempt / "started").write_text("job 7\ncheckpoint 0\n")
     (attempt / "cause").write_text("\n")
+    (attempt / "exit_code").write_text("143\n")
     (run / "job.log").write_text("job.sbatch: attempt 1 on nid001\n")
     run_locally(run, argv=("again",))
     assert causes(run) == ["node_failure", "done"]
+
+
+def test_the_word_of_slurm_counts_where_it_comes_after_the_end_of_the_tasks(tmp_path: Path) -> None:
+    """Slurm tells the tasks, then the batch script: the step may end before its log says by what."""
+    end = "slurmstepd: error: *** STEP 7.0 ON nid001 CANCELLED AT 2026-11-22T03:30:41 DUE TO PREEMPTION ***"
+    text = f"(sleep 1; echo '{end}' >>../job.log) & exit 143"
+    run, code, _ = restarted(tmp_path, text, preemption=0)
+    assert (code, causes(run)) == (143, ["preemption"])
 
 
 def test_a_crash_loop_stops(tmp_path: Path) -> None:

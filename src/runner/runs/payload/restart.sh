@@ -172,23 +172,34 @@ by_words() {
 
 cause_of() {
     local said
+    said=$(by_words "$(slurms_words)")
+    [ "$1$said$ending" != 143 ] || said=$(awaited_words)
     if [ -n "$ending" ]; then
-        said=$(by_words "$(slurms_words)")
         echo "${said:-cancelled}"
-    elif [ "$1" = 0 ]; then
-        said=$(by_words "$(slurms_words)") # srun says 0 too where it has lost a step that Slurm has ended
-        case $said in time_limit | preemption | node_failure) echo "$said" ;; *) echo "done" ;; esac
     elif [ -e "$RUNNER_ATTEMPT/hang" ]; then
         echo hang
     elif [ "$1" = 76 ] || compgen -G "$RUNNER_ATTEMPT/bad-node-*" >/dev/null; then
         echo node_failure # the preflight says so
-    elif [ "$1" = 75 ]; then
-        echo time_limit
-    elif [ "$(by_words "$(slurms_words)")" = node_failure ]; then
-        echo node_failure
     else
-        echo script_failure
+        case $1,$said in # srun says 0 too where it has lost a step that Slurm has ended
+        *,time_limit | *,preemption | *,node_failure) echo "$said" ;;
+        0,*) echo "done" ;;
+        75,*) echo time_limit ;;
+        *) echo script_failure ;;
+        esac
     fi
+}
+
+# A task was ended by TERM, and nobody has said why: Slurm may have told the tasks, and this script and the log not yet.
+awaited_words() {
+    local said='' waited
+    exec 9<> <(:) # to wait on without starting a process
+    for ((waited = 0; waited < 3; waited++)); do
+        read -r -t 1 -u 9 _
+        said=$(by_words "$(slurms_words)")
+        [ -z "$said" ] || break
+    done
+    printf '%s' "$said"
 }
 
 give_up() {
