@@ -226,8 +226,10 @@ go_on() {
         [ -n "$cause" ] || cause=$(trap '' TERM && cause_of "$1")
     done
     [ ! -s "$RUNNER_ATTEMPT/cause" ] || return 0 # Slurm's TERM came meanwhile, and its trap has told the cause
-    printf '%s\n' "${cause:-script_failure}" >"$RUNNER_ATTEMPT/cause"
-    # from here on TERM would only end what this script asks others for; without Slurm it would stay so in the next attempt
+    cause=${cause:-script_failure}
+    printf '%s\n' "$cause" >"$RUNNER_ATTEMPT/cause"
+    # from here on TERM would only end what this script asks others for, and a requeue ends this script too; without Slurm
+    # it would stay ignored in the next attempt
     [ -z "$RUNNER_JOB" ] || trap '' TERM
     note_bad_nodes
     [ "${#limit[@]}" -gt 0 ] || return 0
@@ -266,7 +268,6 @@ restart() {
     if ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
         say "$1: Slurm has requeued this job" && return
     fi
-    trap '' TERM # a requeue ends this script too
     # a requeue cannot leave nodes out: the retry is a new job then
     if [ "${limit[by]}" = requeue ] && [ -z "$excluded" ]; then
         say "$1: requeueing this job"

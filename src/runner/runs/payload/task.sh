@@ -204,7 +204,7 @@ while [ -n "$runner_note" ] && [ "$runner_left" != 0 ] && kill -0 "$runner_note"
     runner_left=$((runner_left - 1))
     sleep 0.2 2>/dev/null || sleep 1
 done
-[ -z "$runner_note" ] || kill -KILL "$runner_note" 2>/dev/null
+[ -z "$runner_note" ] || ! kill -KILL "$runner_note" 2>/dev/null || rm -f "$runner_attempt/.inside.partial"
 if [ -f "$runner_attempt/task_epilog.sh" ]; then
     export RUNNER_EXIT_CODE
     # shellcheck source=/dev/null
