@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import stat
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,7 @@ from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Leaf
 from runner.machine.heap import keep_freed_memory
+from runner.machine.interpreter import set_for_streams
 
 # raised when the same image would be packed to other bytes. 1 was tar2sqfs
 PACKING = 2
@@ -98,12 +98,11 @@ def pack_image(
     OSError for the disk.
     """
     keep_freed_memory()
-    sys.setswitchinterval(0.0002)  # seconds: else threads that inflate and hash wait 5 ms for the one that parses
     packed = Packed(layers=len(image.layers))
     if previous and previous.settings != options.run_settings:
         previous = None
     flattener = Flattener(owners=options.owners, xattrs=options.xattrs)
-    with DataWriter(file, options.compression, options.threads) as writer:
+    with set_for_streams(), DataWriter(file, options.compression, options.threads) as writer:
         packer = _Packer(flattener, writer, options, packed)
         packer.add_own(own_files)
         image.expect([layer for layer in reversed(image.layers) if not (previous and previous.find(layer))])

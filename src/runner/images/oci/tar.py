@@ -29,7 +29,7 @@ from runner.images.oci.tar_header import (
 from runner.images.reader import Reader, read_into
 
 _SKIP = 1 << 20  # bytes dropped at a time
-_NUMBERS = 4096  # remembered texts of numbers
+_NUMBERS = 4096  # remembered texts of numbers; of modes and owners there are few
 _KINDS = {
     b"0": stat.S_IFREG,
     b"\0": stat.S_IFREG,
@@ -80,14 +80,14 @@ class _Source:
         self.stream = stream
         self.content = _Content(stream, 0)
         self._seen = b""  # a block that was read to look ahead
-        self._numbers: dict[bytes, int] = {}
+        self._numbers: dict[bytes, tuple[int, ...]] = {}
         self.holes = 0
 
     def header(self) -> bytes:
         """The next header; b"" at the end of the archive. Raises RunnerError for what is none."""
         block = self._seen or self._next_block()
         self._seen = b""
-        if not block or block.count(0) == BLOCK:
+        if not block or (block[0] == 0 and block.count(0) == BLOCK):
             return b""
         if len(block) != BLOCK:
             raise cut_off()
@@ -107,10 +107,17 @@ class _Source:
         return block[skipped:] if skipped else block
 
     def take(self, size: int, largest: int, what: str) -> bytes:
-        """The whole content of a header that only describes the next entry."""
+        """The whole content of a header that only describes the next entry; that entry's header is read with it."""
         if size > largest:
             raise damaged(f"{what} of {size} bytes; at most {largest} are taken")
-        return self.begin(size).read()
+        if size < 0:
+            raise damaged("an entry's size is negative")
+        padded = size + -size % BLOCK
+        data = self.stream.read(padded + BLOCK)
+        if len(data) < padded:
+            raise cut_off()
+        self._seen = data[padded:]
+        return data[:size]
 
     def begin(self, size: int) -> _Content:
         """The content that follows the header just read."""
@@ -133,14 +140,15 @@ class _Source:
                 return self.begin(size - size % -BLOCK - BLOCK)
         return self.content
 
-    def number(self, field: bytes) -> int:
-        """A header's number; the same texts come again and again, and one int serves them all."""
-        value = self._numbers.get(field)
-        if value is None:
+    def numbers(self, fields: bytes, width: int) -> tuple[int, ...]:
+        """A header's numbers of `width` bytes each; the same texts come again and again, and one tuple serves all."""
+        values = self._numbers.get(fields)
+        if values is None:
             if len(self._numbers) >= _NUMBERS:
                 self._numbers.clear()
-            value = self._numbers[field] = number(field)
-        return value
+            values = tuple(number(fields[start : start + width]) for start in range(0, len(fields), width))
+            self._numbers[fields] = values
+        return values
 
 
 def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
@@ -163,7 +171,7 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
         elif kind == b"M":
             raise damaged("it is one volume of several")
         elif records or names:
-            yield _entry(source, header, {**records, **names})
+            yield _entry(source, header, {**records, **names} if names else records)
             records, names = {}, {}
         else:
             yield _entry(source, header, records)
@@ -178,11 +186,13 @@ def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple
         # star keeps times behind its shorter prefix
         end = 476 if header[508:512] == b"tar\0" else 500
         name = header[345:end].partition(b"\0")[0] + b"/" + name
-    uid, gid, mtime = source.number(header[108:116]), source.number(header[116:124]), source.number(header[136:148])
-    size, kind = source.number(header[124:136]), header[156:157]
+    mode, uid, gid = source.numbers(header[100:124], 8)
+    (mtime,), size, kind = source.numbers(header[136:148], 12), number(header[124:136]), header[156:157]
     if kind in b"12":
         link = header[157:257].partition(b"\0")[0]
-    if records:
+    if len(records) == 1 and b"mtime" in records:  # what Python's tarfile and others write for every file
+        mtime, records = decimal(records[b"mtime"]), {}
+    elif records:
         name, link = records.get(b"path", name), records.get(b"linkpath", link)
         name = records.get(b"GNU.sparse.name", name)
         uid, gid = _told(records, b"uid", uid), _told(records, b"gid", gid)
@@ -194,8 +204,11 @@ def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple
     if records:
         entry.xattrs = xattrs(records)
     file_type = _KINDS.get(kind, stat.S_IFREG)
-    entry.mode = source.number(header[100:108]) & 0o7777 | file_type
+    entry.mode = mode & 0o7777 | file_type
     if file_type == stat.S_IFREG:
+        if not records and kind != b"S" and name[-1:] != b"/":
+            entry.size = size
+            return entry, source.begin(size)
         return _regular(source, header, records, entry, size, name[-1:] == b"/")
     if file_type == stat.S_IFLNK:
         entry.target = symlink_target(link)
@@ -234,7 +247,7 @@ def _regular(
 def _device(source: _Source, header: bytes) -> tuple[int, int]:
     if header[257:262] != b"ustar":
         return 0, 0
-    major, minor = source.number(header[329:337]), source.number(header[337:345])
+    major, minor = source.numbers(header[329:345], 8)
     if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
         raise damaged(f"there is no device {major}:{minor}")
     return major, minor

@@ -5,8 +5,8 @@ Sources: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header"; GNU tar
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Iterator
 
 from runner.errors import RunnerError
 
@@ -21,6 +21,8 @@ _XATTR = b"SCHILY.xattr."
 # sum of a header whose 512 bytes are all 255: larger than adler32's modulus, see `is_header`
 _LARGEST_SUM = BLOCK * 255
 _ADLER = 65521
+_ENDS = b"\0 "  # of a number
+_SPARSE_PAIR = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
 
 
 def damaged(why: str) -> RunnerError:
@@ -38,19 +40,33 @@ def is_header(block: bytes) -> bool:
 
     The low half of adler32 is 1 + the sum of the bytes modulo 65521: 30 times faster than sum() over the bytes.
     """
-    try:
-        stored = int(block[148:156].rstrip(b" \0") or b"0", 8)
-    except ValueError:
-        return False
-    plain = (zlib.adler32(block) & 0xFFFF) - (zlib.adler32(block[148:156]) & 0xFFFF) + 8 * 32
-    if (plain - stored) % _ADLER == 0 and 0 < stored <= _LARGEST_SUM:
+    stored, expected = _checksum(block[148:156])
+    if zlib.adler32(block) & 0xFFFF == expected:
         return True
+    if stored < 0:
+        return False
     signed = sum(byte - 256 if byte > 127 else byte for byte in block[:148] + block[156:]) + 8 * 32
     return signed == stored
 
 
+@functools.lru_cache(maxsize=4096)
+def _checksum(field: bytes) -> tuple[int, int]:
+    """What a checksum says, and the low half of adler32 of a block that has it, where bytes are unsigned; -1: none."""
+    try:
+        stored = int(field.rstrip(b" \0") or b"0", 8)
+    except ValueError:
+        return -1, -1
+    right = (stored + (zlib.adler32(field) & 0xFFFF) - 8 * 32) % _ADLER
+    return stored, right if 0 < stored <= _LARGEST_SUM else -1
+
+
 def number(field: bytes) -> int:
     """A number in octal, or in base 256 where the first bit is set. Raises RunnerError."""
+    if field[-1] in _ENDS:
+        try:
+            return int(field[:-1], 8)  # nearly all: digits and an end
+        except ValueError:
+            pass
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ((1 << (8 * len(field) - 1)) - 1)
         return value - (1 << (8 * len(field) - 1)) if field[0] & 0x40 else value
@@ -100,9 +116,21 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
     """
     records: dict[bytes, bytes] = {}
     pairs: list[bytes] = []
-    for key, value in _records(data):
-        if key in (b"GNU.sparse.offset", b"GNU.sparse.numbytes"):
-            if (key == b"GNU.sparse.numbytes") != len(pairs) % 2:
+    position, length = 0, len(data)
+    while position < length:
+        blank = data.find(b" ", position, position + 10)
+        digits = data[position:blank] if blank >= 0 else b""
+        if not digits.isdigit():
+            if not data[position:].strip(b"\0"):
+                break  # some writers pad with NUL
+            raise damaged("a PAX header's record has no length")
+        end = position + int(digits)
+        key, separator, value = data[blank + 1 : end - 1].partition(b"=")
+        if end > length or data[end - 1 : end] != b"\n" or not separator or not key:
+            raise damaged(f"a PAX header's record is broken: {data[position : position + 40]!r}")
+        position = end
+        if key in _SPARSE_PAIR:
+            if (key == _SPARSE_PAIR[1]) != len(pairs) % 2:
                 raise damaged("the pieces of a sparse file are out of order")
             pairs.append(value)
         elif value:
@@ -112,23 +140,6 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
     if pairs:
         records[b"GNU.sparse.map"] = b",".join(pairs)
     return records
-
-
-def _records(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    position = 0
-    while position < len(data):
-        blank = data.find(b" ", position, position + 10)
-        digits = data[position:blank] if blank >= 0 else b""
-        if not digits.isdigit():
-            if not data[position:].strip(b"\0"):
-                return  # some writers pad with NUL
-            raise damaged("a PAX header's record has no length")
-        end = position + int(digits)
-        key, separator, value = data[blank + 1 : end - 1].partition(b"=")
-        if end > len(data) or data[end - 1 : end] != b"\n" or not separator or not key:
-            raise damaged(f"a PAX header's record is broken: {data[position : position + 40]!r}")
-        yield key, value
-        position = end
 
 
 def xattrs(records: dict[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
