@@ -118,7 +118,9 @@ def tests(session: nox.Session) -> None:
 )
 def pins(session: nox.Session, base: str, torch: str, numpy: str) -> None:
     """The tests of the jobs on what an NGC image has, as the package index has it; words after -- go to pytest."""
-    session.install("-q", f"torch=={torch}", f"numpy=={numpy}", "-r", f"containers/pins/{base}.txt", "pytest>=8")
+    session.install(
+        "-q", f"torch=={torch}", f"numpy=={numpy}", "-r", f"containers/pins/{base}.txt", "pytest>=8", "hypothesis"
+    )
     session.run(
         "python", "-m", "pytest", "--confcutdir=tests/jobs", *(session.posargs or ("tests/jobs", "-m", "not slow"))
     )
