@@ -166,8 +166,7 @@ def test_the_first_row_is_seen_in_every_kind_of_file(tmp_path: Path) -> None:
 
 def test_the_job_files_of_clm_name_arguments_that_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every shipped job file of clm is read to the point where the model would be fetched."""
-    import tomllib
-
+    tomllib = pytest.importorskip("tomllib", reason="job files are read by the tool, with Python 3.11 or newer")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for path in sorted(JOBS.glob("*.toml")):
         job = tomllib.loads(path.read_text())

@@ -65,6 +65,8 @@ def test_the_keys_that_are_accepted_are_those_that_deepspeed_reads() -> None:
     pytest.importorskip("torch")
     import deepspeed
 
+    if deepspeed.__version__ != "0.19.8":
+        pytest.skip(f"the list is DeepSpeed 0.19.8's, this is {deepspeed.__version__}")
     sources = "\n".join(path.read_text() for path in Path(deepspeed.__file__).parent.rglob("*.py"))
     assert [
         key for key in known_keys.TOP_LEVEL_KEYS.union(*known_keys.SECTION_KEYS.values()) if key not in sources

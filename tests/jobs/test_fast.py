@@ -97,12 +97,13 @@ def test_a_padded_batch_laid_flat_gives_the_stock_loss_and_gradients(kind: str, 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_documents_packed_into_one_row_do_not_see_each_other(kind: str) -> None:
-    model = tiny(kind)
-    reference = stock(model, one_row(examples()))
-    batch = documents.WithoutPadding(one_row, flat=True, masked=True)(examples())
-    assert_same(reference, ours(model, batch))
+    """The row is what its documents are apart. With torch before 2.6 transformers' own way is not: they do there."""
     apart = stock(tiny(kind), padded(examples()))
-    assert torch.allclose(reference[0], apart[0], atol=1e-6), "the row is what its documents are apart"
+    batch = documents.WithoutPadding(one_row, flat=True, masked=True)(examples())
+    assert_same(apart, ours(tiny(kind), batch))
+    reference = stock(tiny(kind), one_row(examples()))
+    isolated = torch.__version__ >= "2.6"
+    assert torch.allclose(reference[0], apart[0], atol=1e-6) is isolated
 
 
 def test_a_sliding_window_stays_one() -> None:

@@ -117,12 +117,18 @@ def let_it_be_read() -> None:
 
     It refuses there, since a file made for that could run code. What is resumed was written by a run of ours, and
     its hashes were compared: as with that run's own code, whoever may write there is trusted.
+
+    Torch 2.4 puts no tensor on "cpu:0", and that is what accelerate calls the device where several processes train on
+    CPUs.
     """
     import torch
     import transformers.trainer
 
     if torch.__version__ < "2.6":
         transformers.trainer.check_torch_load_is_safe = lambda: None
+        torch.serialization.register_package(
+            0, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+        )
 
 
 def copy_model(checkpoint: Path, path: Path) -> None:

@@ -200,4 +200,6 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)  # all is told: torch's own end, which hung once with torch 2.4 and gloo, is not waited for
