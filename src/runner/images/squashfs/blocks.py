@@ -7,6 +7,7 @@ size words.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
@@ -22,6 +23,8 @@ PLAIN = 1 << 24  # in a block's size word: stored uncompressed
 HOLE = 1 << 31  # in a length on its way: the block is all zeros, nothing is stored
 MOST_BLOCKS = 1024  # a slot with so many takes no more of one file's end or of one fragment
 _LARGEST_MESSAGE = 1 << 16
+# the reader, on which all wait, goes first: so the slots stay full, and a fifth of the unused processor is used
+_NICE = 7
 
 
 class Slots:
@@ -81,6 +84,7 @@ def serve(descriptor: int, count: int, size: int, compression: Compression) -> N
 def main() -> None:
     """Such a process: its arguments are what `serve` takes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: who started this process ends it
+    os.nice(_NICE)
     keep_freed_memory()
     descriptor, count, size, block_size = map(int, sys.argv[1:5])
     serve(descriptor, count, size, Compression.parse(sys.argv[5], block_size=block_size))
