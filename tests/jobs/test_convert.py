@@ -15,7 +15,7 @@ pytestmark = pytest.mark.training
 import torch  # noqa: E402
 
 from tests.jobs.conftest import JOBS, STEPS, Attempt, free_port, older_step  # noqa: E402
-from training.checkpoints import zero3_groups  # noqa: E402
+from training.checkpoints import universal  # noqa: E402
 from training.converting import conversion, pickles, trained, writing  # noqa: E402
 from training.converting.shards import Stored, open_shards  # noqa: E402
 from training.errors import JobError  # noqa: E402
@@ -178,12 +178,8 @@ def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: 
     for name in ("llama-2-fp32", "llama-3-bf16"):
         output = tmp_path / name / "global_step2_universal"
         words = ("--input_folder", str(written / name / "global_step2"), "--output_folder", str(output))
-        # as training.checkpoints.universal does: DeepSpeed's own fails on ZeRO-3 before 0.18
-        program = (
-            (zero3_groups.__file__,) if zero3_groups.are_needed() else ("-m", "deepspeed.checkpoint.ds_to_universal")
-        )
         done = subprocess.run(
-            (sys.executable, *program, *words, "--inject_missing_state"),
+            (sys.executable, *universal.program(), *words, "--inject_missing_state"),
             env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]

@@ -89,6 +89,11 @@ def convert(checkpoint: Checkpoint, peers: Processes) -> Path:
     return folder
 
 
+def program() -> tuple[str, ...]:
+    """Return what Python is to run for the conversion: DeepSpeed's own, but before 0.18, where it fails on ZeRO-3."""
+    return (zero3_groups.__file__,) if zero3_groups.are_needed() else ("-m", "deepspeed.checkpoint.ds_to_universal")
+
+
 class Conversion:
     """`ds_to_universal` in a process of its own: it forks workers, which a process with a GPU must not."""
 
@@ -102,9 +107,8 @@ class Conversion:
             self.partial.mkdir()
             self.log = self.partial / "log"
             workers = str(min(8, len(os.sched_getaffinity(0))))
-            ours, theirs = (zero3_groups.__file__,), ("-m", "deepspeed.checkpoint.ds_to_universal")
             command = (
-                *(sys.executable, *(ours if zero3_groups.are_needed() else theirs), "--inject_missing_state"),
+                *(sys.executable, *program(), "--inject_missing_state"),
                 *("--input_folder", str(checkpoint / tag), "--output_folder", str(self.partial / self.name)),
                 *("--num_extract_workers", workers, "--num_merge_workers", workers),
             )

@@ -206,9 +206,6 @@ def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple
     file_type = _KINDS.get(kind, stat.S_IFREG)
     entry.mode = mode & 0o7777 | file_type
     if file_type == stat.S_IFREG:
-        if not records and kind != b"S" and name[-1:] != b"/":
-            entry.size = size
-            return entry, source.begin(size)
         return _regular(source, header, records, entry, size, name[-1:] == b"/")
     if file_type == stat.S_IFLNK:
         entry.target = symlink_target(link)

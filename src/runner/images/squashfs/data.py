@@ -84,14 +84,6 @@ class FileData:
         place = self._place
         return place >> 20 & _LARGEST_SMALL if isinstance(place, int) else 0
 
-    @property
-    def small(self) -> tuple[int, int, int] | None:
-        """Size, fragment and offset of a file that shares a fragment; None for another."""
-        place = self._place
-        if not isinstance(place, int) or place >> 40 == 0:
-            return None
-        return place & _LARGEST_SMALL, (place >> 40) - 1, place >> 20 & _LARGEST_SMALL
-
     def locate(self, size: int, start: int, sizes: bytes) -> None:
         """Say where the blocks of a large file lie, once they are written."""
         self._place = (size, start, sizes)

@@ -103,11 +103,6 @@ class InodePacker:
     def _file(self, leaf: Leaf, number: int) -> bytes:
         data, ids = leaf.data, self.ids
         assert isinstance(data, FileData), f"a file's data is {type(data).__name__}"
-        small = data.small
-        if small and leaf.links == 1 and not leaf.xattrs:  # nearly all: what follows does the same for every file
-            size, fragment, offset = small
-            owner, fragment = (ids[leaf.uid], ids[leaf.gid]), data.run.first_fragment + fragment
-            return _FILE.pack(FILE, leaf.mode & 0o7777, *owner, _clamped(leaf.mtime), number, 0, fragment, offset, size)
         xattrs, links, size, sizes = self.xattrs[leaf.xattrs], leaf.links, data.size, data.sizes
         fragment, offset, start = _NONE, 0, 0
         if data.fragment >= 0:
