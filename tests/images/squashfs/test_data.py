@@ -20,7 +20,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.squashfs import copying
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.data import DataWriter, FileData, Run
+from runner.images.squashfs.data import NO_FRAGMENT, DataWriter, FileData, Run
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Directory, Leaf
 from runner.images.squashfs.workers import SLOT, SLOTS
@@ -271,13 +271,12 @@ def test_nothing_is_a_squashfs_before_its_tables_are_written(tmp_path: Path) -> 
 
 def test_equal_places_take_few_bytes() -> None:
     """A content's place says what it was made of, in blocks or in a fragment."""
-    run = Run(0)
+    run = Run(100, first_fragment=7)
     small = FileData(run, 4095, fragment=70_000, fragment_offset=1_000_000)
-    assert (small.size, small.start, small.sizes, small.fragment, small.fragment_offset) == (
-        *(4095, 0, b"", 70_000, 1_000_000),
-    )
+    assert small.located() == (4095, 0, b"", 70_007, 1_000_000)
     large = FileData(run, 1 << 40, 5, b"1234")
-    assert (large.size, large.start, large.sizes, large.fragment, large.fragment_offset) == (1 << 40, 5, b"1234", -1, 0)
+    assert large.located() == (1 << 40, 105, b"1234", NO_FRAGMENT, 0)
+    assert FileData(run, 0).located() == (0, 0, b"", NO_FRAGMENT, 0)
     other = Run(9)
     assert FileData.at(other, large.place).run is other and large.run is run
 

@@ -31,6 +31,7 @@ _MARK = b"rnnrindx"
 _CHUNK = 1024  # entries in a line
 _LARGEST_CONTENTS = 64 << 20
 _LARGEST_LINE = 256 << 20  # of one frame, plain: a million entries
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,7 @@ class LayerLog:
             self._chunk = []
 
     def _line(self, value: object) -> None:
-        text = json.dumps(value, separators=(",", ":")) + "\n"
-        self._packed.append(self._stream.compress(text.encode()))
+        self._packed.append(self._stream.compress((_encode(value) + "\n").encode()))
 
 
 class LayerIndex:

@@ -8,6 +8,7 @@ type that nobody knows is a regular file, as POSIX says; tar has no type for soc
 from __future__ import annotations
 
 import stat
+import struct
 from collections.abc import Iterator
 
 from runner.images.oci import sparse
@@ -42,6 +43,11 @@ _KINDS = {
     b"D": stat.S_IFDIR,  # GNU's incremental dump: a directory whose content lists names
     b"6": stat.S_IFIFO,
 }
+# headers that are no entries: what they say of the next one
+_DESCRIPTIONS = {ord("x"): "PAX", ord("X"): "PAX", ord("L"): "path", ord("K"): "linkpath", ord("M"): "volume"} | {
+    ord(kind): "none" for kind in "gVN"
+}
+_FIELDS = struct.Struct("100s24s12s12s8xc100s6s")  # name, mode and owners, size, mtime, type, link, magic
 _POSIX = b"ustar\0"
 
 
@@ -123,8 +129,9 @@ class _Source:
         """The content that follows the header just read."""
         if size < 0:
             raise damaged("an entry's size is negative")
-        self.content = _Content(self.stream, size)
-        return self.content
+        content = self.content  # one for all: a content is read before the next entry is taken
+        content.left, content.padding = size, -size % BLOCK
+        return content
 
     def begin_link(self, size: int) -> _Content:
         """A hard link's content, which POSIX allows and most writers leave out although they state a size.
@@ -160,36 +167,35 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
     records: dict[bytes, bytes] = {}
     names: dict[bytes, bytes] = {}  # GNU's long ones: they win over PAX, as in Go's archive/tar
     while header := source.header():
-        kind = header[156:157]
-        if kind in b"xX":
-            records = pax_records(source.take(number(header[124:136]), LARGEST_PAX, "a PAX header"))
-        elif kind in b"LK":
-            text = source.take(number(header[124:136]), LARGEST_LONG_NAME, "a long name")
-            names[b"path" if kind == b"L" else b"linkpath"] = text.partition(b"\0")[0]
-        elif kind in b"gVN":
-            source.begin(number(header[124:136]))
-        elif kind == b"M":
-            raise damaged("it is one volume of several")
-        elif records or names:
+        kind = _DESCRIPTIONS.get(header[156])
+        if kind is None:
             yield _entry(source, header, {**records, **names} if names else records)
-            records, names = {}, {}
+            if records or names:
+                records, names = {}, {}
+        elif kind == "PAX":
+            records = pax_records(source.take(number(header[124:136]), LARGEST_PAX, "a PAX header"))
+        elif kind == "none":
+            source.begin(number(header[124:136]))
+        elif kind == "volume":
+            raise damaged("it is one volume of several")
         else:
-            yield _entry(source, header, records)
+            text = source.take(number(header[124:136]), LARGEST_LONG_NAME, "a long name")
+            names[kind.encode()] = text.partition(b"\0")[0]
     if records or names:
         raise cut_off()
 
 
 def _entry(source: _Source, header: bytes, records: dict[bytes, bytes]) -> tuple[Entry, Reader]:
     """The entry of a header and of what described it before."""
-    name, link = header[:100].partition(b"\0")[0], b""
-    if header[345] and header[257:263] == _POSIX:
+    name, owners, length, time, kind, link, magic = _FIELDS.unpack_from(header)
+    name = name.partition(b"\0")[0]
+    if header[345] and magic == _POSIX:
         # star keeps times behind its shorter prefix
         end = 476 if header[508:512] == b"tar\0" else 500
         name = header[345:end].partition(b"\0")[0] + b"/" + name
-    mode, uid, gid = source.numbers(header[100:124], 8)
-    (mtime,), size, kind = source.numbers(header[136:148], 12), number(header[124:136]), header[156:157]
-    if kind in b"12":
-        link = header[157:257].partition(b"\0")[0]
+    mode, uid, gid = source.numbers(owners, 8)
+    (mtime,), size = source.numbers(time, 12), number(length)
+    link = link.partition(b"\0")[0] if kind in (b"1", b"2") else b""
     if len(records) == 1 and b"mtime" in records:  # what Python's tarfile and others write for every file
         mtime, records = decimal(records[b"mtime"]), {}
     elif records:

@@ -22,6 +22,7 @@ from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_option
 from runner.images.squashfs.workers import Workers
 
 FRAGMENT = struct.Struct("<QI")
+NO_FRAGMENT = 0xFFFFFFFF
 _WORD = struct.Struct("<I")
 _LARGEST_SMALL = (1 << 20) - 1  # a file in a fragment is smaller than the largest block
 # a small file: its fragment, offset and size in one int; a large one: size, start, size words
@@ -55,34 +56,19 @@ class FileData:
         if not sizes and size <= _LARGEST_SMALL:
             self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | size
 
-    @property
-    def size(self) -> int:
-        place = self._place
-        return place & _LARGEST_SMALL if isinstance(place, int) else place[0]
+    def located(self) -> tuple[int, int, bytes, int, int]:
+        """As an inode has it: size, start of the blocks, their size words, fragment, offset in the plain fragment.
 
-    @property
-    def start(self) -> int:
-        """Of the first block, relative to the run; 0 where there is none."""
-        place = self._place
-        return 0 if isinstance(place, int) else place[1]
-
-    @property
-    def sizes(self) -> bytes:
-        """A u32 for each block: its length in the squashfs, with PLAIN where uncompressed; 0 is a hole."""
-        place = self._place
-        return b"" if isinstance(place, int) else place[2]
-
-    @property
-    def fragment(self) -> int:
-        """The index of its fragment among those of the run; -1: none."""
-        place = self._place
-        return (place >> 40) - 1 if isinstance(place, int) else -1
-
-    @property
-    def fragment_offset(self) -> int:
-        """Where it begins in the plain fragment."""
-        place = self._place
-        return place >> 20 & _LARGEST_SMALL if isinstance(place, int) else 0
+        A size word is a u32, with PLAIN where its block is uncompressed; 0 is a hole. Without blocks the start is 0.
+        """
+        place, run = self._place, self.run
+        if not isinstance(place, int):
+            size, start, sizes = place
+            return size, run.offset + start if sizes else 0, sizes, NO_FRAGMENT, 0
+        fragment = place >> 40
+        if not fragment:
+            return place, 0, b"", NO_FRAGMENT, 0
+        return place & _LARGEST_SMALL, 0, b"", run.first_fragment + fragment - 1, place >> 20 & _LARGEST_SMALL
 
     def locate(self, size: int, start: int, sizes: bytes) -> None:
         """Say where the blocks of a large file lie, once they are written."""
@@ -132,7 +118,7 @@ class DataWriter:
         self.fragment_count = 0  # of the runs that have ended
         self._file = file
         self._block_size = compression.block_size
-        self._zeros = memoryview(bytes(compression.block_size))
+        self._zeros = bytes(compression.block_size)
         self._run: Run | None = None
         self._empty: FileData | None = None
         self._fragments = bytearray()
@@ -258,7 +244,9 @@ class DataWriter:
             left -= wanted
             for begin in range(0, wanted, self._block_size):
                 block = room[begin : min(begin + self._block_size, wanted)]
-                self._workers.keep(len(block), unfinished, hole=block == self._zeros[: len(block)])
+                # a memoryview compares item by item: few blocks both begin and end with a zero
+                hole = not (block[0] or block[-1]) and block.tobytes() == self._zeros[: len(block)]
+                self._workers.keep(len(block), unfinished, hole=hole)
         return data
 
     def _write(self, packed: memoryview, written: list[tuple[_Unfinished | None, int]]) -> None:

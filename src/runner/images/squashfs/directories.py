@@ -37,7 +37,8 @@ class ListingWriter:
 
     def add(self, name: bytes, reference: int, number: int, kind: int) -> None:
         """An entry. Raises RunnerError for a name that squashfs cannot hold or that is none."""
-        if not 0 < len(name) <= _LONGEST_NAME or b"/" in name or b"\0" in name or name in (b".", b".."):
+        # find(): see runner.images.oci.tar_header.normalised
+        if not 0 < len(name) <= _LONGEST_NAME or name.find(b"/") >= 0 or name.find(0) >= 0 or name in (b".", b".."):
             raise _bad_name(name)
         block, difference = reference >> 16, number - self._number
         # a header never reaches far into the next metadata block: the index leads a reader to the right block

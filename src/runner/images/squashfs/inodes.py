@@ -14,7 +14,7 @@ from runner.images.squashfs.tree import Directory, Leaf
 
 DIRECTORY, FILE, SYMLINK, BLOCK_DEVICE, CHARACTER_DEVICE, FIFO, SOCKET = range(1, 8)
 _EXTENDED = 7  # added to the type of an inode that has more fields
-_NONE = 0xFFFFFFFF
+_LARGEST = 0xFFFFFFFF
 _LONGEST_TARGET = 65535  # what unsquashfs reads; the kernel follows 4095
 _LARGEST_BASIC_LISTING = 65535
 _TYPES = {
@@ -47,7 +47,7 @@ def leaf_type(mode: int) -> int:
 
 
 def _clamped(mtime: int) -> int:
-    return 0 if mtime < 0 else min(mtime, 0xFFFFFFFF)
+    return 0 if mtime < 0 else min(mtime, _LARGEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,11 @@ class InodePacker:
     def _file(self, leaf: Leaf, number: int) -> bytes:
         data, ids = leaf.data, self.ids
         assert isinstance(data, FileData), f"a file's data is {type(data).__name__}"
-        xattrs, links, size, sizes = self.xattrs[leaf.xattrs], leaf.links, data.size, data.sizes
-        fragment, offset, start = _NONE, 0, 0
-        if data.fragment >= 0:
-            fragment, offset = data.fragment + data.run.first_fragment, data.fragment_offset
-        if sizes:
-            start = data.run.offset + data.start
-        sparse = self._sparse_bytes(size, sizes)
+        size, start, sizes, fragment, offset = data.located()
+        xattrs, links = self.xattrs[leaf.xattrs], leaf.links
+        sparse = self._sparse_bytes(size, sizes) if sizes else 0
         mode, uid, gid, mtime = leaf.mode & 0o7777, ids[leaf.uid], ids[leaf.gid], _clamped(leaf.mtime)
-        if links == 1 and xattrs == NO_XATTRS and not sparse and size <= _NONE and start <= _NONE:
+        if links == 1 and xattrs == NO_XATTRS and not sparse and size <= _LARGEST and start <= _LARGEST:
             return _FILE.pack(FILE, mode, uid, gid, mtime, number, start, fragment, offset, size) + sizes
         return (
             _LARGE_FILE.pack(

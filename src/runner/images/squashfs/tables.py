@@ -165,10 +165,10 @@ class _TreeWriter:
             if isinstance(child, Directory):
                 kind, reference = DIRECTORY, self._write_inode(next(subdirectories), number)
             else:
-                kind = leaf_type(child.mode)
+                kind, reference = leaf_type(child.mode), _UNWRITTEN
                 if child.links > 1:
                     number = self._linked[id(child)]
-                reference = references[number - 1]
+                    reference = references[number - 1]
                 if reference == _UNWRITTEN:
                     reference = self._write_inode(packer.leaf(child, kind, number), number)
             if number == following:
