@@ -70,7 +70,7 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compression", default="lz4", metavar="NAME[:LEVEL]", help="lz4 (default), zstd:1, …")
     parser.add_argument("--owners", default="root", metavar="root|keep", help="whose the files are (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
-    parser.add_argument("--threads", type=int, metavar="N", help="processes that compress (default: all processors)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
     parser.add_argument("--verify", default="all", metavar="all|digest", help="what is checked (default: all)")
     parser.add_argument("--connections", type=int, default=8, metavar="N", help="to a registry at a time (default: 8)")
     parser.add_argument("--allow-http", action="store_true", help="read from a registry that has no TLS")

@@ -11,12 +11,8 @@ class Reader(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-def read_into(reader: Reader, room: memoryview) -> int:
-    """Fill `room`, and say how many bytes there were; a reader that has `readinto` copies them once only."""
-    direct = getattr(reader, "readinto", None)
-    if direct is not None:
-        count: int = direct(room)
-        return count
-    data = reader.read(len(room))
-    room[: len(data)] = data
-    return len(data)
+def view(reader: Reader, size: int) -> bytes | memoryview:
+    """As `read`; a reader that has a `view` of its own copies nothing where it has the bytes in one piece."""
+    direct = getattr(reader, "view", None)
+    data: bytes | memoryview = direct(size) if direct is not None else reader.read(size)
+    return data

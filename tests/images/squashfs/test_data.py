@@ -7,7 +7,6 @@ import hashlib
 import io
 import os
 import random
-import signal
 import subprocess
 import threading
 import time
@@ -19,11 +18,11 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.squashfs import copying
-from runner.images.squashfs.compression import Compression
+from runner.images.squashfs.compression import Compress, Compression
 from runner.images.squashfs.data import NO_FRAGMENT, DataWriter, FileData, Run
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Directory, Leaf
-from runner.images.squashfs.workers import SLOT, SLOTS
+from runner.images.squashfs.workers import BATCH, UNDER_WAY
 from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Zeros, file
 
@@ -156,21 +155,16 @@ def test_a_content_that_breaks_off_is_refused(size: int, tmp_path: Path) -> None
             data.add(size, Zeros(size - 1))
 
 
-def processes() -> list[int]:
-    """The children of this process, among them those that compress."""
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
-
-
 @contextmanager
 def nothing_left() -> Iterator[None]:
-    """Neither a thread nor a process."""
-    before = threading.active_count(), processes()
+    """No thread."""
+    before = threading.active_count()
     yield
-    assert (threading.active_count(), processes()) == before
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("size", [1000, 50_000])
-def test_a_full_disk_is_an_oserror_and_ends_all_processes(size: int, tmp_path: Path) -> None:
+def test_a_full_disk_is_an_oserror_and_ends_all_threads(size: int, tmp_path: Path) -> None:
     """On a small tmpfs of its own; without the right to mount, on /dev/full."""
     target = Path("/dev/full")
     if os.geteuid() == 0:
@@ -193,7 +187,7 @@ def test_a_full_disk_is_an_oserror_and_ends_all_processes(size: int, tmp_path: P
             subprocess.run(("umount", str(tmp_path)), check=True)
 
 
-def test_leaving_early_ends_all_processes_at_once(tmp_path: Path) -> None:
+def test_leaving_early_ends_all_threads_at_once(tmp_path: Path) -> None:
     """What waits to be compressed is dropped: 30 blocks of 1 MiB at zstd:22 would take many seconds."""
     slow = Compression("zstd", 22, block_size=1 << 20)
     noise = os.urandom(1 << 20)
@@ -207,47 +201,76 @@ def test_leaving_early_ends_all_processes_at_once(tmp_path: Path) -> None:
         data.begin_run()
         for _ in range(30):
             data.add(1 << 20, io.BytesIO(noise))
-        assert processes()
+        assert sum(thread.name.startswith("compress") for thread in threading.enumerate()) == 8
         begun = time.monotonic()
         raise KeyboardInterrupt
     assert time.monotonic() - begun < 5
 
 
-def test_a_process_that_is_killed_is_said(tmp_path: Path) -> None:
-    """As the kernel does where memory runs out."""
+def test_what_a_compressor_raises_comes_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No real one does so at will: memory that runs out is made up."""
+
+    def compress(block: bytes | memoryview) -> bytes:
+        raise MemoryError("none is left")
+
+    monkeypatch.setattr(Compression, "compressor", lambda self: compress)
     with nothing_left(), (tmp_path / "a").open("wb") as out, DataWriter(out, SMALL, 2) as data:
         data.begin_run()
-        others = processes()
-        with pytest.raises(RunnerError, match="ended early") as raised:
+        with pytest.raises(MemoryError, match="none is left"):
             for _ in range(1000):
                 data.add(100_000, Counted())
-                for pid in set(processes()) - set(others):
-                    os.kill(pid, signal.SIGKILL)
             data.end_run()
-        assert "by signal 9" in raised.value.why
+
+
+def test_a_thread_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where `ulimit -u` is reached, which root never does; the thread that did start ends."""
+    start = threading.Thread.start
+
+    def one(self: threading.Thread) -> None:
+        if self.name == "compress 1":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", one)
+    with nothing_left(), (tmp_path / "a").open("wb") as out, DataWriter(out, SMALL, 2) as data:
+        data.begin_run()
+        with pytest.raises(RunnerError, match="no thread can be started") as raised:
+            data.add(BATCH + 1, Counted())
+        assert "ulimit -u" in raised.value.fix
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_the_memory_is_bounded_while_the_compressors_are_slow(threads: int, tmp_path: Path) -> None:
-    """A reader that is faster than the processes waits: a few slots for each of them are read ahead."""
-    source = Counted()
+@pytest.mark.parametrize("small", [False, True])
+def test_the_memory_is_bounded_while_the_compressors_are_slow(
+    small: bool, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A reader that is faster than the threads waits, whether it gives blocks or a little of each large chunk."""
+    go, enough = threading.Event(), threading.Event()
+    compressor = Compression.compressor
+
+    def waiting(compression: Compression) -> Compress:
+        compress = compressor(compression)  # for one thread alone
+        assert compress is not None
+        return lambda block: compress(block) if go.wait() else b""
+
+    def add() -> None:
+        while not enough.is_set():
+            data.add(4096, source)
+
+    monkeypatch.setattr(Compression, "compressor", waiting)
+    source = Views() if small else Counted()
     with (tmp_path / "a").open("wb") as out, DataWriter(out, SMALL, threads) as data:
         data.begin_run()
-        others = processes()
-        data.add(SLOT + 1, source)
-        compressing = set(processes()) - set(others)
-        assert len(compressing) == threads
-        for pid in compressing:
-            os.kill(pid, signal.SIGSTOP)
-        size = 200 * SLOT
-        thread = threading.Thread(target=data.add, args=(size, source))
+        thread = threading.Thread(target=add)
         thread.start()
-        time.sleep(0.5)
-        assert SLOT * threads <= source.given <= SLOT * (SLOTS * threads + 2)
-        for pid in compressing:
-            os.kill(pid, signal.SIGCONT)
+        given = -1
+        while given < source.given:
+            given = source.given
+            time.sleep(0.5)
+        enough.set()
+        go.set()
         thread.join()
-        assert source.given == SLOT + 1 + size
+        assert UNDER_WAY * threads <= given <= UNDER_WAY * threads * 3 // 2 + BATCH
         data.end_run()
 
 
@@ -260,6 +283,20 @@ class Counted:
     def read(self, size: int = -1, /) -> bytes:
         self.given += size
         return os.urandom(size)
+
+
+class Views:
+    """A little of each chunk of 1 MiB, as where nearly all of a layer is hidden; how many bytes that holds."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def view(self, size: int, /) -> memoryview:
+        self.given += 1 << 20
+        return memoryview(bytes(1) * 512 + os.urandom(512) + bytes((1 << 20) - 1024))[512 : 512 + size]
+
+    def read(self, size: int = -1, /) -> bytes:
+        return bytes(self.view(size))
 
 
 def test_nothing_is_a_squashfs_before_its_tables_are_written(tmp_path: Path) -> None:

@@ -75,19 +75,17 @@ class _Pump:
         self._position = len(parts[-1]) if self._chunk else 0
         return b"".join(parts)
 
-    def readinto(self, room: memoryview, /) -> int:
-        """Fill `room` with plain bytes, less only at the end. Raises RunnerError for a damaged layer."""
-        filled = 0
-        while filled < len(room):
-            if self._position == len(self._chunk):
-                self._chunk, self._position = self._next(), 0
-                if not self._chunk:
-                    break
-            piece = memoryview(self._chunk)[self._position : self._position + len(room) - filled]
-            room[filled : filled + len(piece)] = piece
-            filled += len(piece)
-            self._position += len(piece)
-        return filled
+    def view(self, size: int, /) -> bytes | memoryview:
+        """As `read`, without a copy where a chunk holds all of it."""
+        start = self._position
+        if start == len(self._chunk):
+            self._chunk, start = self._next(), 0
+        end = start + size
+        if end <= len(self._chunk):
+            self._position = end
+            return memoryview(self._chunk)[start:end]
+        self._position = start
+        return self.read(size)
 
     def finish(self) -> None:
         """Read to the end and check. Raises RunnerError."""

@@ -27,7 +27,7 @@ from runner.images.oci.tar_header import (
     symlink_target,
     xattrs,
 )
-from runner.images.reader import Reader, read_into
+from runner.images.reader import Reader, view
 
 _SKIP = 1 << 20  # bytes dropped at a time
 _NUMBERS = 4096  # remembered texts of numbers; of modes and owners there are few
@@ -70,13 +70,14 @@ class _Content:
             raise cut_off()
         return data
 
-    def readinto(self, room: memoryview, /) -> int:
-        """As `read`, into the first bytes of `room`."""
-        size = min(len(room), self.left)
+    def view(self, size: int, /) -> bytes | memoryview:
+        """As `read`, without a copy where the stream needs none."""
+        size = min(size, self.left)
+        data = view(self._stream, size) if size else b""
         self.left -= size
-        if size and read_into(self._stream, room[:size]) != size:
+        if len(data) != size:
             raise cut_off()
-        return size
+        return data
 
 
 class _Source:

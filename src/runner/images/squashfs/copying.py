@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from typing import BinaryIO
 
 from runner.errors import RunnerError
 
 _PIECE = 64 << 20  # of one call, so that Ctrl-C is heard
 _BUFFER = 1 << 20
+_MOST_PIECES = 1024  # of one call: Linux's limits.h, UIO_MAXIOV
 # other file systems, kernels and files that copy_file_range does not take
 _REFUSED = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 
@@ -19,6 +21,18 @@ def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
     written = file.write(data)
     while written < len(data):
         written += file.write(data[written:])
+
+
+def write_pieces(file: BinaryIO, pieces: Sequence[bytes | memoryview], position: int) -> int:
+    """Write the pieces one behind another from `position` on, past the file's own buffer; how many bytes they are."""
+    descriptor, end = file.fileno(), position
+    for start in range(0, len(pieces), _MOST_PIECES):
+        some = pieces[start : start + _MOST_PIECES]
+        expected, written = sum(map(len, some)), os.pwritev(descriptor, some, end)
+        end += written
+        if written < expected:  # a signal, or the disk is nearly full
+            end += write_pieces(file, [memoryview(b"".join(some))[written:]], end)
+    return end - position
 
 
 def copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:

@@ -13,13 +13,12 @@ from types import TracebackType
 from typing import BinaryIO
 
 from runner.errors import RunnerError
-from runner.images.reader import Reader, read_into
-from runner.images.squashfs.blocks import PLAIN
+from runner.images.reader import Reader, view
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.copying import write_all
+from runner.images.squashfs.copying import write_all, write_pieces
 from runner.images.squashfs.disk import Disk
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
-from runner.images.squashfs.workers import Workers
+from runner.images.squashfs.workers import PLAIN, Block, Workers
 
 FRAGMENT = struct.Struct("<QI")
 NO_FRAGMENT = 0xFFFFFFFF
@@ -107,7 +106,7 @@ class _Unfinished:
 
 
 class DataWriter:
-    """Writes runs of file contents to `file`, compressing with `threads` processes; close it, or use it as a context.
+    """Writes runs of file contents to `file`, compressing with `threads` threads; close it, or use it as a context.
 
     Blocks are written in the order of the contents. Files smaller than a block share fragments; the tail of a larger
     one is a block of its own, as mksquashfs does.
@@ -224,11 +223,7 @@ class DataWriter:
         self._pieces: list[bytes] = []
 
     def _submit_fragment(self) -> None:
-        room, end = self._workers.room(self._fragment_size), 0
-        for piece in self._pieces:
-            room[end : end + len(piece)] = piece
-            end += len(piece)
-        self._workers.keep(end, None)
+        self._workers.add(b"".join(self._pieces), None)
         self._begin_fragment(self._fragment + 1)
 
     def _add_blocks(self, size: int, stream: Reader) -> FileData:
@@ -236,25 +231,21 @@ class DataWriter:
         data = FileData(self._run, size)
         unfinished, left = _Unfinished(data, size), size
         while left > 0:
-            room = self._workers.room(min(left, self._block_size))
-            wanted = min(left, len(room) // self._block_size * self._block_size or len(room))
-            got = read_into(stream, room[:wanted])
-            if got != wanted:
-                raise _broken_off(size, size - left + got)
+            wanted = min(left, self._block_size)
+            block = view(stream, wanted)
+            if len(block) != wanted:
+                raise _broken_off(size, size - left + len(block))
             left -= wanted
-            for begin in range(0, wanted, self._block_size):
-                block = room[begin : min(begin + self._block_size, wanted)]
-                # a memoryview compares item by item: few blocks both begin and end with a zero
-                hole = not (block[0] or block[-1]) and block.tobytes() == self._zeros[: len(block)]
-                self._workers.keep(len(block), unfinished, hole=hole)
+            # few blocks both begin and end with a zero
+            hole = not (block[0] or block[-1]) and bytes(block) == self._zeros[:wanted]
+            self._workers.add(None if hole else block, unfinished)
         return data
 
-    def _write(self, packed: memoryview, written: list[tuple[_Unfinished | None, int]]) -> None:
+    def _write(self, packed: list[Block], written: list[tuple[_Unfinished | None, int]]) -> None:
         """Write packed blocks, and note where each lies."""
         assert self._run is not None
         start = self._position - self._run.offset
-        write_all(self._file, packed)
-        self._position += len(packed)
+        self._position += write_pieces(self._file, packed, self._position)
         self._disk.written(self._position)
         for unfinished, word in written:
             if unfinished is None:
