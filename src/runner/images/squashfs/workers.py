@@ -50,7 +50,8 @@ class Workers(Generic[Owner]):
     """
 
     def __init__(self, compression: Compression, threads: int, write: Write[Owner]) -> None:
-        self._compression, self._count, self._write = compression, threads, write
+        self._compression, self._write = compression, write
+        self._count = min(threads, MOST_UNDER_WAY // BATCH // 2)  # with one batch each to go on with
         self._compress = compression.compressor()
         self._most = min(UNDER_WAY * threads, MOST_UNDER_WAY)
         self._held = 0
