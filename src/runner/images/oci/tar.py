@@ -44,9 +44,7 @@ _KINDS = {
     b"6": stat.S_IFIFO,
 }
 # headers that are no entries: what they say of the next one
-_DESCRIPTIONS = {ord("x"): "PAX", ord("X"): "PAX", ord("L"): "path", ord("K"): "linkpath", ord("M"): "volume"} | {
-    ord(kind): "none" for kind in "gVN"
-}
+_DESCRIPTIONS = dict(zip(b"xXLKMgVN", ("PAX", "PAX", "path", "linkpath", "volume", *["nothing"] * 3), strict=True))
 _FIELDS = struct.Struct("100s24s12s12s8xc100s6s")  # name, mode and owners, size, mtime, type, link, magic
 _POSIX = b"ustar\0"
 
@@ -175,7 +173,7 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
                 records, names = {}, {}
         elif kind == "PAX":
             records = pax_records(source.take(number(header[124:136]), LARGEST_PAX, "a PAX header"))
-        elif kind == "none":
+        elif kind == "nothing":
             source.begin(number(header[124:136]))
         elif kind == "volume":
             raise damaged("it is one volume of several")

@@ -89,7 +89,7 @@ def decimal(text: bytes) -> int:
 
 def normalised(name: bytes) -> bytes:
     """A path without "." components and without "/" at its ends. Raises RunnerError where it leaves the image."""
-    # find(): before Python 3.13 `in` takes a number first, and makes an error of it, which lasts longer than the search
+    # find(): `in` takes its left side for a number first, and makes an error of it, which lasts longer than the search
     if name and name[0] not in b"./" and name.find(b"/.") < 0 and name.find(b"//") < 0 and len(name) < _LONGEST_NAME:
         plain = name[:-1] if name[-1] == 0x2F else name
     else:

@@ -37,7 +37,7 @@ class ListingWriter:
 
     def add(self, name: bytes, reference: int, number: int, kind: int) -> None:
         """An entry. Raises RunnerError for a name that squashfs cannot hold or that is none."""
-        # find(): see runner.images.oci.tar_header.normalised
+        # find(): `in` takes its left side for a number first, which lasts longer than the search
         if not 0 < len(name) <= _LONGEST_NAME or name.find(b"/") >= 0 or name.find(0) >= 0 or name in (b".", b".."):
             raise _bad_name(name)
         block, difference = reference >> 16, number - self._number

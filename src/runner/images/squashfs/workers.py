@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -25,6 +26,7 @@ PLAIN = 1 << 24  # in a block's size word: stored uncompressed
 BATCH = 1 << 20  # bytes that a thread gets at a time
 UNDER_WAY = 12 << 20  # for each thread: while the reader parses small files, all have work
 MOST_UNDER_WAY = 64 << 20
+_HOLE = 1024  # what a block of zeros counts: more than it holds, so that a terabyte of them goes over bit by bit
 # the reader, on which all wait, goes first: 12 % of two cores stayed unused, and 10 % do
 _NICE = 5
 
@@ -71,14 +73,13 @@ class Workers(Generic[Owner]):
         batch.blocks.append(block)
         batch.owners.append(owner)
         if block is None:
-            return
-        batch.size += len(block)
-        if isinstance(block, memoryview):
-            if block.obj is not self._source:  # all that it is a view of stays
-                self._source = block.obj
-                batch.held += memoryview(block.obj).nbytes
-        else:
+            batch.held += _HOLE
+        elif not isinstance(block, memoryview):
             batch.held += len(block)
+        elif block.obj is not self._source:  # all that it is a view of stays
+            self._source = block.obj
+            batch.held += memoryview(block.obj).nbytes
+        batch.size += len(block or b"")
         if batch.size >= BATCH or batch.held >= self._most // 2:
             self._send()
 
@@ -118,7 +119,8 @@ class Workers(Generic[Owner]):
     def _begin(self) -> None:
         try:
             for number in range(self._count):
-                thread = threading.Thread(target=self._run, name=f"compress {number}", daemon=True)
+                compress = self._compression.compressor()  # here, where what it raises is heard
+                thread = threading.Thread(target=self._run, args=(compress,), name=f"compress {number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
         except RuntimeError as error:
@@ -139,9 +141,9 @@ class Workers(Generic[Owner]):
         packed, words = self._pack(batch.blocks, self._compress)
         self._write(packed, list(zip(batch.owners, words, strict=True)))
 
-    def _run(self) -> None:
-        os.nice(_NICE)  # of this thread alone: nice(2), "C library/kernel differences"
-        compress = self._compression.compressor()
+    def _run(self, compress: Compress | None) -> None:
+        with suppress(OSError):  # a sandbox may refuse it
+            os.nice(_NICE)  # of this thread alone: nice(2), "C library/kernel differences"
         while (batch := self._work.get()) is not None:
             try:
                 batch.answer.put(self._pack(batch.blocks, compress))
