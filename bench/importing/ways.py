@@ -147,12 +147,6 @@ def _copy(setting: Setting) -> Path:
     return target
 
 
-def _ensure_previous(setting: Setting) -> None:
-    if not setting.previous.exists():
-        setting.previous.parent.mkdir(parents=True, exist_ok=True)
-        ours(setting.image, setting.previous)
-
-
 WAYS = {
     "enroot": Way("enroot's algorithm, its default options (`-comp lzo -noD`)", _enroot),
     "enroot-cached": Way("the same, layers already in its cache", _enroot_cached, fill_cache),
@@ -164,5 +158,5 @@ WAYS = {
     "ours-digest": Way("**`runner import --verify digest`**, which checks what enroot checks", _ours_digest),
     "ours-zstd": Way("the same with `--compression zstd:1`", _ours_zstd),
     "ours-twin": Way("**`runner import`, only the last layer changed**", _ours_twin, _previous),
-    "copy": Way("`cp --reflink=never` of our file, and fsync", _copy, _ensure_previous),
+    "copy": Way("`cp --reflink=never` of our file, and fsync", _copy, _previous),
 }

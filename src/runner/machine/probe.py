@@ -41,16 +41,6 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def has_sha_instructions() -> bool:
-    """Whether the processor computes sha256 by itself, some five times faster than a program for it."""
-    try:
-        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
-            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
-    except OSError:
-        return False
-    return bool({"sha_ni", "sha2"} & set(flags.split()))
-
-
 def clock_synchronized() -> bool | None:
     """Whether the kernel says that something keeps its clock right; None where it may not be asked.
 

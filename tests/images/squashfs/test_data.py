@@ -44,7 +44,9 @@ def contents(seed: int, count: int) -> list[bytes]:
 def put(data: DataWriter, items: list[bytes]) -> tuple[Run, list[FileData]]:
     data.begin_run()
     held = [data.add(len(item), io.BytesIO(item)) for item in items]
-    return data.end_run(), held
+    run = data.end_run()
+    data.settle()
+    return run, held
 
 
 def tree_of(held: list[FileData]) -> Directory:
@@ -182,6 +184,7 @@ def test_a_full_disk_is_an_oserror_and_ends_all_threads(size: int, tmp_path: Pat
             for _ in range(4000):
                 data.add(size, io.BytesIO(os.urandom(size)))
             data.end_run()
+            data.settle()
         assert raised.value.errno == errno.ENOSPC
     finally:
         if os.geteuid() == 0:

@@ -23,15 +23,15 @@ def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
         written += file.write(data[written:])
 
 
-def write_pieces(file: BinaryIO, pieces: Sequence[bytes | memoryview], position: int) -> int:
-    """Write the pieces one behind another from `position` on, past the file's own buffer; how many bytes they are."""
-    descriptor, end = file.fileno(), position
+def write_pieces(target: int, pieces: Sequence[bytes | memoryview], position: int) -> int:
+    """Write the pieces to a descriptor, one behind another from `position` on; how many bytes they are."""
+    end = position
     for start in range(0, len(pieces), _MOST_PIECES):
         some = pieces[start : start + _MOST_PIECES]
-        expected, written = sum(map(len, some)), os.pwritev(descriptor, some, end)
+        expected, written = sum(map(len, some)), os.pwritev(target, some, end)
         end += written
         if written < expected:  # a signal, or the disk is nearly full
-            end += write_pieces(file, [memoryview(b"".join(some))[written:]], end)
+            end += write_pieces(target, [memoryview(b"".join(some))[written:]], end)
     return end - position
 
 

@@ -14,11 +14,12 @@ from typing import BinaryIO
 
 from runner.errors import RunnerError
 from runner.images.reader import Reader, view
+from runner.images.squashfs.block import Block
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.copying import write_all, write_pieces
+from runner.images.squashfs.copying import write_all
 from runner.images.squashfs.disk import Disk
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
-from runner.images.squashfs.workers import PLAIN, Block, Workers
+from runner.images.squashfs.workers import PLAIN, Workers
 
 FRAGMENT = struct.Struct("<QI")
 NO_FRAGMENT = 0xFFFFFFFF
@@ -139,7 +140,7 @@ class DataWriter:
         self.close()
 
     def close(self) -> None:
-        """End the threads. What has not been written by `end_run` is lost."""
+        """End the threads. What `settle` did not wait for is lost."""
         self._workers.close()
         self._disk.close()
 
@@ -160,7 +161,7 @@ class DataWriter:
     def add(self, size: int, stream: Reader) -> FileData:
         """Read a content of `size` bytes; where it lies is known when the run has ended.
 
-        Raises RunnerError where the stream ends too early, OSError for the disk.
+        Raises RunnerError where the stream ends too early, OSError for the disk, about earlier contents.
         """
         assert self._run is not None and self._empty is not None, "contents belong to a run"
         if size >= self._block_size:
@@ -178,7 +179,7 @@ class DataWriter:
         return data
 
     def end_run(self) -> Run:
-        """The run, with every block of it written."""
+        """The run, with every block of it on its way; `settle` waits until all are written."""
         assert self._run is not None, "no run has begun"
         run = self._run
         if self._pieces:
@@ -204,7 +205,7 @@ class DataWriter:
         return copy
 
     def settle(self) -> None:
-        """Wait until copied runs are whole. Raises RunnerError where a source was too short, OSError for the disk."""
+        """Wait until all is written. Raises RunnerError where a copy's source was too short, OSError for the disk."""
         self._disk.settle()
 
     def fragments(self) -> Iterator[bytes]:
@@ -242,11 +243,11 @@ class DataWriter:
         return data
 
     def _write(self, packed: list[Block], written: list[tuple[_Unfinished | None, int]]) -> None:
-        """Write packed blocks, and note where each lies."""
+        """Have packed blocks written, and note where each lies."""
         assert self._run is not None
         start = self._position - self._run.offset
-        self._position += write_pieces(self._file, packed, self._position)
-        self._disk.written(self._position)
+        self._disk.write(packed, self._position)
+        self._position += sum(map(len, packed))
         for unfinished, word in written:
             if unfinished is None:
                 self._fragments += FRAGMENT.pack(start, word)

@@ -1,55 +1,89 @@
-"""What the disk does while the processor works: runs come over from an earlier file, and bytes go out early.
+"""What the disk does while the processor works: blocks are written, runs come over from an earlier file.
 
-Without it the copy, and the writing out of all that lies in the page cache, would stand behind the work, not beside it.
+Without it the reader, on which all wait, would wait for each write, a third of its time where the kernel finds pages
+slowly; and a copy, and the writing out of all that lies in the page cache, would stand behind the work, not beside it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 
-from runner.images.squashfs.copying import copy_range
+from runner.images.squashfs.block import Block, Memory
+from runner.images.squashfs.copying import copy_range, write_pieces
 
 _STEP = 64 << 20  # bytes that are sent to the disk at a time
+_SYNC_FILE_RANGE_WRITE = 2
+MOST_UNWRITTEN = 16 << 20  # bytes of memory that wait to be written
+
+
+@dataclass(slots=True)
+class _Write:
+    """Blocks that go to `offset`, and the bytes of memory that they keep until then."""
+
+    offset: int
+    blocks: Sequence[Block]
+    held: int
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Bytes of another file that go to `offset`; `source` is a descriptor of our own."""
+
+    offset: int
+    length: int
+    source: int
+    source_offset: int
 
 
 class Disk:
-    """One thread that copies into a file and sends it to the disk, in the order of the calls; close it."""
+    """One thread that fills a file and sends it to the disk, in the order of the calls; close it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        # a copy: offset here, length, a descriptor of our own and the offset there; without these: to be sent out
-        self._work: SimpleQueue[tuple[int, ...] | None] = SimpleQueue()
+        self._work: SimpleQueue[_Write | _Copy | None] = SimpleQueue()
         self._error: BaseException | None = None
         self._closed = False
-        self._sent = 0
         self._thread: threading.Thread | None = None
+        self._memory, self._unwritten = Memory(), 0
+        self._less = threading.Condition()
+        self._sent = 0  # the file is on its way to the disk up to here; the thread's
+
+    def write(self, blocks: Sequence[Block], offset: int) -> None:
+        """Have blocks written one behind another; waits while too much is unwritten.
+
+        Raises what went wrong with what was to be written before: OSError for the disk.
+        """
+        held = sum(map(self._memory.more, blocks))
+        with self._less:
+            while self._unwritten and self._unwritten + held > MOST_UNWRITTEN:
+                self._less.wait()
+            self._unwritten += held
+        self._check()
+        self._put(_Write(offset, blocks, held))
 
     def copy(self, source: int, source_offset: int, offset: int, length: int) -> None:
         """Copy bytes of another file to `offset`; the caller may close that file."""
-        self._put((offset, length, os.dup(source), source_offset))
-        self._sent = offset + length
-
-    def written(self, end: int) -> None:
-        """The file is written up to `end`."""
-        if end - self._sent >= _STEP:
-            self._put((self._sent, end - self._sent))
-            self._sent = end
+        self._put(_Copy(offset, length, os.dup(source), source_offset))
 
     def settle(self) -> None:
-        """Wait for the copies. Raises what went wrong: RunnerError for a source too short, OSError for the disk."""
+        """Wait for all of it. Raises what went wrong: RunnerError for a source too short, OSError for the disk."""
         self._end()
-        if self._error is not None:
-            raise self._error
+        self._check()
 
     def close(self) -> None:
-        """End the thread; copies that have not begun are left out."""
+        """End the thread; what has not begun is left out."""
         self._closed = True
         self._end()
 
-    def _put(self, work: tuple[int, ...]) -> None:
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _put(self, work: _Write | _Copy) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="disk", daemon=True)
             self._thread.start()
@@ -65,21 +99,49 @@ class Disk:
         while (work := self._work.get()) is not None:
             try:
                 if not self._closed and self._error is None:
-                    self._do(*work)
-            except BaseException as error:  # `settle` raises it; a thread that dies would leave it waiting
+                    self._fill(work)
+            except BaseException as error:  # the caller raises it; a thread that dies would leave it waiting
                 self._error = error
             finally:
-                if len(work) > 2:
-                    os.close(work[2])
+                self._let_go(work)
 
-    def _do(self, offset: int, length: int, source: int = -1, source_offset: int = 0) -> None:
-        for done in range(0, length, _STEP):
+    def _fill(self, work: _Write | _Copy) -> None:
+        if isinstance(work, _Write):
+            self._send_out(work.offset + write_pieces(self._descriptor, work.blocks, work.offset))
+            return
+        self._sent = work.offset
+        for done in range(0, work.length, _STEP):
             if self._closed:
                 return  # Ctrl-C does not wait for gigabytes
-            step = min(_STEP, length - done)
-            if source >= 0:
-                copy_range(source, source_offset + done, self._descriptor, offset + done, step)
-            # Linux begins to write these pages out, and does not wait (mm/fadvise.c); they stay in the cache, since
-            # they are not clean yet. Where nothing begins, the fsync at the end has more to do
-            with suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset + done, step, os.POSIX_FADV_DONTNEED)
+            step = min(_STEP, work.length - done)
+            copy_range(work.source, work.source_offset + done, self._descriptor, work.offset + done, step)
+            self._send_out(work.offset + done + step)
+
+    def _let_go(self, work: _Write | _Copy) -> None:
+        if isinstance(work, _Copy):
+            os.close(work.source)
+            return
+        work.blocks = ()  # before the caller goes on: it may take as much again
+        with self._less:
+            self._unwritten -= work.held
+            self._less.notify()
+
+    def _send_out(self, end: int) -> None:
+        """The file is written up to `end`."""
+        if end - self._sent < _STEP:
+            return
+        _begin_writing_out(self._descriptor, self._sent, end - self._sent)
+        self._sent = end
+
+
+def _begin_writing_out(descriptor: int, offset: int, length: int) -> None:
+    """Send dirty pages to the disk without waiting for it; they stay in the cache, for who hashes the file next.
+
+    The fsync at the end has more to do where this does nothing. posix_fadvise, which begins too, drops what the disk is
+    quick to take: a quarter of a file. Source: sync_file_range(2).
+    """
+    import ctypes  # Python's os has no such call
+
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    if call is not None:
+        call(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)

@@ -16,10 +16,10 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from runner.errors import RunnerError
+from runner.images.squashfs.block import Block, Memory
 from runner.images.squashfs.compression import Compress, Compression
 
 Owner = TypeVar("Owner")
-Block = bytes | memoryview
 # what is called with the packed bytes of some blocks, and for each block its owner and size word, in their order
 Write = Callable[["list[Block]", "list[tuple[Owner, int]]"], None]
 PLAIN = 1 << 24  # in a block's size word: stored uncompressed
@@ -61,7 +61,7 @@ class Workers(Generic[Owner]):
         self._work: SimpleQueue[_Batch[Owner] | None] = SimpleQueue()
         self._sent: deque[_Batch[Owner]] = deque()
         self._filling: _Batch[Owner] = _Batch()
-        self._source: object = None  # of the last block, where that is a view
+        self._memory = Memory()
         self._closed = False
 
     def add(self, block: Block | None, owner: Owner) -> None:
@@ -72,13 +72,7 @@ class Workers(Generic[Owner]):
         batch = self._filling
         batch.blocks.append(block)
         batch.owners.append(owner)
-        if block is None:
-            batch.held += _HOLE
-        elif not isinstance(block, memoryview):
-            batch.held += len(block)
-        elif block.obj is not self._source:  # all that it is a view of stays
-            self._source = block.obj
-            batch.held += memoryview(block.obj).nbytes
+        batch.held += _HOLE if block is None else self._memory.more(block)
         batch.size += len(block or b"")
         if batch.size >= BATCH or batch.held >= self._most // 2:
             self._send()
