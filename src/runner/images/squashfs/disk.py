@@ -61,8 +61,8 @@ class Disk:
         with self._less:
             while self._unwritten and self._unwritten + held > MOST_UNWRITTEN:
                 self._less.wait()
+            self._check()
             self._unwritten += held
-        self._check()
         self._put(_Write(offset, blocks, held))
 
     def copy(self, source: int, source_offset: int, offset: int, length: int) -> None:
