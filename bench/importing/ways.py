@@ -158,5 +158,6 @@ WAYS = {
     "ours-digest": Way("**`runner import --verify digest`**, which checks what enroot checks", _ours_digest),
     "ours-zstd": Way("the same with `--compression zstd:1`", _ours_zstd),
     "ours-twin": Way("**`runner import`, only the last layer changed**", _ours_twin, _previous),
+    # prepared as the import: memory that was just freed is found sooner than other
     "copy": Way("`cp --reflink=never` of our file, and fsync", _copy, _previous),
 }

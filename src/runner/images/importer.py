@@ -30,7 +30,7 @@ from runner.machine import files, probe
 from runner.machine.report import Report
 from runner.project import Project
 
-# bytes: sha256 takes 0.6 to 2.5 s a gigabyte, and the rest of an incremental import 1 s a gigabyte
+# bytes: sha256 takes 0.6 to 2.5 s a gigabyte, and the rest of an incremental import 1 to 2 s a gigabyte
 _QUICK_TO_HASH = 1 << 30
 
 

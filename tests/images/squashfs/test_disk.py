@@ -54,10 +54,11 @@ def test_a_slow_disk_holds_up_who_writes(views: bool, monkeypatch: pytest.Monkey
     disk = Disk(target)
     thread = threading.Thread(target=write)
     thread.start()
-    seen = -1
-    while seen < given[0]:
-        seen = given[0]
-        time.sleep(0.3)
+    deadline = time.monotonic() + 30
+    while given[0] < MOST_UNWRITTEN and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.3)  # were there no bound, it would go on
+    seen = given[0]
     enough.set()
     go.set()
     thread.join()
