@@ -1,5 +1,7 @@
-"""The history of launches is read from run folders alone, and from nothing that a scheduler knows."""
+"""History tells what run folders hold, and of runs that are not over what `status` says."""
 
+import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -7,7 +9,8 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.runs.lock import lock_text
-from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, save
+from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, load, save
+from runner.runs.state import status
 from runner.runs.state.history import list_runs
 from runner.runs.state.past import Past, Wanted, find, look, parse_since
 
@@ -36,9 +39,9 @@ def make(runs: Path, name: str, *, lock: dict[str, object] | None = None, codes:
     ("codes", "record", "expected"),
     [
         ((), PREPARING, ("PREPARING", None)),
-        ((), SUBMITTED, ("SUBMITTED", None)),
-        ((None,), SUBMITTED, ("STARTED", None)),
-        ((75, None), SUBMITTED, ("STARTED", None)),
+        ((), SUBMITTED, ("PENDING", None)),
+        ((None,), SUBMITTED, ("RUNNING", None)),
+        ((75, None), SUBMITTED, ("RUNNING", None)),
         ((75, 0), SUBMITTED, ("COMPLETED", 0)),
         ((0, 0, 0, 0, 0, 0, 0, 0, 0, 9), SUBMITTED, ("FAILED", 9)),
         ((0,), CANCELLED, ("CANCELLED", 0)),
@@ -63,11 +66,32 @@ def test_a_script_is_read_from_its_own_table_and_a_damaged_lock_costs_only_the_s
     run = make(tmp_path, "a-1", lock={"script": 'jobs/"it".py', "arguments": ["--x"]})
     assert look(run).program == 'jobs/"it".py'
     (run.folder / "lock.toml").write_bytes(b"[job]\nscript = \xff\n")
-    assert (look(run).program, look(run).state) == ("", "SUBMITTED")
+    assert (look(run).program, look(run).state) == ("", "PENDING")
+
+
+def test_of_a_run_that_is_not_over_it_says_what_status_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed one would be RUNNING for ever, and one that waits for its next attempt FAILED."""
+    make(tmp_path, "killed-0001", codes=(None,))
+    make(tmp_path, "waits-0001", codes=(75,))
+    make(tmp_path, "over-0001", codes=(3,))
+    for name in ("waits-0001", "over-0001"):
+        os.utime(tmp_path / name / "attempts/1/exit_code", (1e9, 1e9))
+    save(replace(load(tmp_path / "waits-0001"), restarts=True))
+    asked: list[str] = []
+
+    def ask(runs: list[Run]) -> tuple[status.RunStatus, ...]:
+        asked.extend(run.name for run in runs)
+        return tuple(status.RunStatus(run, {"killed": "LOST", "waits": "PENDING"}[run.job]) for run in runs)
+
+    monkeypatch.setattr(status, "ask", ask)
+    found = {past.run.job: past.state for past in find(list_runs(tmp_path), Wanted())}
+    assert found == {"killed": "LOST", "waits": "PENDING", "over": "FAILED"}
+    assert sorted(asked) == ["killed-0001", "waits-0001"]
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> tuple[Run, ...]:
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, ...]:
+    monkeypatch.setattr(status, "ask", lambda runs: ())
     make(tmp_path, "sft-0001", created="2026-11-01T10:00:00+00:00", codes=(0,))
     make(tmp_path, "sft-0002", created="2026-11-20T10:00:00+00:00", codes=(1,), environment="ngc-ds-alps")
     make(tmp_path, "gen-0001", created="2026-11-21T10:00:00+00:00", lock={"command": ("/usr/bin/env", "x")}, site="b")
@@ -88,7 +112,7 @@ def runs(tmp_path: Path) -> tuple[Run, ...]:
         (Wanted(script="sf"), []),
         (Wanted(job="s?t"), ["sft-0001", "sft-0002"]),
         (Wanted(site="b"), ["gen-0001"]),
-        (Wanted(states=("FAILED", "SUBMITTED")), ["sft-0002", "gen-0001"]),
+        (Wanted(states=("FAILED", "PENDING")), ["sft-0002", "gen-0001"]),
         (Wanted(since=parse_since("2d", NOW)), ["sft-0002", "gen-0001"]),
         (Wanted(since=parse_since("2026-11-21T09:00+00:00", NOW)), ["gen-0001"]),
     ],

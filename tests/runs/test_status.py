@@ -11,10 +11,13 @@ import pytest
 
 from runner.machine import sessions
 from runner.machine.report import Quiet
+from runner.runs.ending import cancelling
 from runner.runs.logs import output
-from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run
+from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, load, save
 from runner.runs.schedulers.slurm import JobStatus
 from runner.runs.state import status
+from runner.runs.state.history import find_run
+from runner.runs.state.past import look
 
 
 @pytest.fixture
@@ -114,3 +117,73 @@ def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> Non
     got: list[bytes] = []
     found = output.follow(ended, output.One(ended.log), got.append, Quiet())
     assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
+
+
+def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`cd RUN && sbatch job.sbatch` after `runner cancel`: the attempt's folder names the new job."""
+    save(replace(run, state=CANCELLED))
+    attempt(run, 1, started="job 17\n", exit_code="143\n", cause="cancelled\n")
+    (tmp_path / "stop").write_text("runner cancel\n")
+    attempt(run, 2, started="started now\njob 23\n")
+    os.utime(tmp_path / "attempts/2/started", (2e9, 2e9))
+    asked: list[str] = []
+
+    def queue(job_ids: list[str]) -> tuple[dict[str, JobStatus], str]:
+        asked.extend(job_ids)
+        return {"17": JobStatus("CANCELLED", exit_code=143), "23": JobStatus("RUNNING", nodes="nid001")}, ""
+
+    monkeypatch.setattr(status, "_queue", queue)
+    (found,) = status.ask([load(tmp_path)])
+    assert (found.state, found.job_id, found.live, found.active) == ("RUNNING", "23", ("23",), True)
+    assert asked == ["17", "23"] and found.run.job_id == "23"
+    (tmp_path / "attempts/2/exit_code").write_text("0\n")
+    monkeypatch.setattr(status, "_queue", lambda job_ids: ({}, ""))
+    (found,) = status.ask([load(tmp_path)])
+    assert (found.state, found.exit_code) == ("COMPLETED", 0)
+    assert look(load(tmp_path)).state == "COMPLETED"
+
+
+def test_a_script_started_by_hand_on_this_machine_is_seen_and_ended(here: Run, tmp_path: Path) -> None:
+    gone = replace(here, job_ids=("local-1",), process="x:1")
+    attempt(gone, 1, exit_code="1\n", started="job local-1\n")
+    script = subprocess.Popen(("sleep", "60"), cwd=tmp_path)
+    attempt(gone, 2, started=f"job local-{script.pid}\n")
+    assert status.ask([gone])[0].state == "RUNNING"
+    assert [ended for _, ended in cancelling.cancel([gone], Quiet())] == [True] or script.wait() < 0
+    assert script.wait() == -15
+
+
+def test_the_exit_code_that_is_written_beats_a_script_that_is_still_leaving(run: Run) -> None:
+    """The script tells others of its end before Slurm knows of it."""
+    queue = {"17": JobStatus("RUNNING", nodes="nid001")}
+    attempt(run, 1, started="job 17\n", exit_code="137\n")
+    assert (settle(run, queue).state, settle(run, queue).exit_code) == ("FAILED", 137)
+    assert settle(replace(run, restarts=True), queue).state == "RUNNING"  # another attempt may follow
+    (run.folder / "stopped").write_text("no restarts left\n")
+    assert settle(replace(run, restarts=True), queue).state == "FAILED"
+    (run.folder / "attempts/1/cause").write_text("requeued\n")
+    assert settle(run, queue).state == "RUNNING"
+    attempt(run, 2, started="job 17\n")
+    assert settle(run, queue).state == "RUNNING"
+
+
+@pytest.mark.parametrize("slurms", ["FAILED", "CANCELLED", "COMPLETING"])
+def test_a_cancelled_run_is_cancelled_whatever_slurm_and_the_log_say(run: Run, slurms: str) -> None:
+    attempt(run, 1, started="job 17\n", exit_code="1\n")
+    (run.folder / "stop").write_text("runner cancel\n")
+    (run.folder / "stopped").write_text("the file stop is there\n")
+    os.utime(run.folder / "stop", (2e9, 2e9))
+    cancelled = replace(run, state=CANCELLED)
+    for queue in ({"17": JobStatus(slurms, "NonZeroExitCode", 1)}, {}):
+        found = status._with_folder(settle(cancelled, queue))
+        assert (found.state, found.reason) == ("CANCELLED", "runner cancel")
+    assert look(cancelled).state == "CANCELLED"
+
+
+def test_a_job_id_of_a_submission_by_hand_finds_the_run(run: Run, tmp_path: Path) -> None:
+    there = replace(run, folder=tmp_path / "sft-0001")
+    attempt(there, 1, started="job 23\n")
+    save(there)
+    assert find_run("23", tmp_path).name == "sft-0001"

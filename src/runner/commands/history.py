@@ -1,4 +1,4 @@
-"""history: the launches that there were, from their folders alone."""
+"""history: past launches, newest last."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "--script", default="", metavar="SCRIPT", help="those of this script (path or name); a pattern"
     )
     history.add_argument("--tag", action="append", default=[], help="those with this tag; a pattern; may be repeated")
-    history.add_argument("--state", action="append", default=[], type=str.upper, choices=STATES, help="may be repeated")
+    history.add_argument(
+        "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE",
+        help="as `runner status` shows it: running, failed, …; may be repeated",
+    )  # fmt: skip
     history.add_argument("--since", metavar="WHEN", help="30m, 12h, 7d, 2w, or a date")
     history.add_argument("--json", action="store_true", help="print JSON")
     history.set_defaults(run=show_history)
@@ -60,7 +63,8 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.answer_json([each.record() for each in found])
     elif not found:
-        console.say(f"no such runs in {folder}")
+        filtered = any(vars(wanted).values())
+        console.say(f"no runs in {folder}" + (" match" if filtered else "; start one with `runner launch`"))
     else:
         columns = [column for column in _columns(found) if column[0] not in _OPTIONAL or any(column[1])]
         console.table([name for name, _ in columns], list(zip(*(cells for _, cells in columns), strict=True)))

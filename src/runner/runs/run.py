@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,63 @@ def reloaded(run: Run) -> Run:
     with suppress(RunnerError):
         return load(run.folder)
     return run
+
+
+def with_newest_job(run: Run) -> Run:
+    """The run with the job of its newest attempt, which somebody may have submitted by hand in the run folder."""
+    attempts = run.attempts
+    job = job_of(attempts[-1]) if attempts and run.job_ids else ""
+    # a task of an array is 123_4 to us, and has a number of its own for its attempts
+    if not job or job in run.job_ids or (run.sweep and job == job_of(attempts[0])):
+        return run
+    return replace(run, job_ids=(*run.job_ids, job))
+
+
+def job_of(attempt: Path) -> str:
+    """The job id of an attempt; empty where its folder does not say."""
+    try:
+        lines = files.content(f"{attempt}/started").decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line[4:] for line in lines if line.startswith("job ")), "")
+
+
+def exit_code(run: Run) -> int | None:
+    """The exit code that the newest attempt wrote; None while it runs, or when it was killed."""
+    try:
+        return int(files.content(f"{run.attempts[-1]}/exit_code"))
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def cause(run: Run) -> str:
+    """Why the newest attempt has ended, in the word of payload/restart.sh; empty where it has not."""
+    try:
+        return files.content(f"{run.attempts[-1]}/cause").decode(errors="replace").strip()
+    except (OSError, IndexError):
+        return ""
+
+
+def is_cancelled(run: Run) -> bool:
+    """Whether somebody has cancelled the run: `runner cancel`, or scancel.
+
+    After that it may have been submitted again by hand: an attempt that began later and ended by itself counts.
+    """
+    if run.state != CANCELLED:
+        return cause(run) == "cancelled"
+    try:
+        later = (run.attempts[-1] / "started").stat().st_mtime > (run.folder / STOP).stat().st_mtime
+    except (OSError, IndexError):
+        return True
+    return not later or exit_code(run) is None or cause(run) == "cancelled"
+
+
+def is_over(run: Run) -> bool:
+    """Whether the newest attempt has ended and no other one follows, as far as the run folder tells."""
+    code = exit_code(run)
+    if code is None or cause(run) in ("requeued", "preemption"):
+        return code == 0
+    return code == 0 or not run.restarts or (run.folder / STOPPED).exists()
 
 
 def _later_jobs(folder: Path) -> list[str]:

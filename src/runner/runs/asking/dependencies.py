@@ -98,7 +98,8 @@ def open_ones(waits: Waits) -> Waits:
                 "--after starts a run only when the one before has ended with 0",
                 f"runner why {run.name}; or --after-any {run.name}, however it ended",
             )
-    return Waits(*(tuple(run for run in runs if _is_open(found[run.name])) for runs in (waits.ok, waits.anyhow)))
+    kinds = (waits.ok, waits.anyhow)
+    return Waits(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))
 
 
 def _is_open(status: RunStatus) -> bool:

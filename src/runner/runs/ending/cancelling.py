@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import platform
+import signal
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from runner.errors import RunnerError
 from runner.machine import files, process, sessions
 from runner.machine.report import Report
-from runner.runs.run import CANCELLED, STOP, Run, save
+from runner.runs.run import CANCELLED, STOP, Run, save, with_newest_job
 from runner.runs.schedulers import slurm
-from runner.runs.state.status import ask, local_pid
+from runner.runs.state.status import ask, by_hand, leads, local_pid
 
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can leave in good order
 
 
 def explain(runs: Sequence[Run]) -> Iterator[str]:
     """The commands that `cancel` would run."""
+    runs = [with_newest_job(run) for run in runs]
     job_ids = tuple(job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids)
     if job_ids:
         yield " ".join(slurm.cancel(job_ids))
@@ -57,6 +62,9 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
 
 
 def _end_local(run: Run, report: Report) -> None:
+    if by_hand(run):
+        _end_by_hand(run, report)
+        return
     report.detail(f"{run.name}: telling its processes to end, {GRACE_SECONDS:.0f} s at most")
     if not sessions.end(local_pid(run), GRACE_SECONDS):
         raise RunnerError(
@@ -64,3 +72,20 @@ def _end_local(run: Run, report: Report) -> None:
             f"processes of session {local_pid(run)} outlive SIGKILL (waiting for a disk, or another user's?)",
             f"look at them: ps -s {local_pid(run)}",
         )
+
+
+def _end_by_hand(run: Run, report: Report) -> None:
+    """End a script that somebody started in a shell: its session is the shell's, so only the script itself is told."""
+    pid = local_pid(run)
+    report.detail(f"{run.name}: telling process {pid} to end, {GRACE_SECONDS:.0f} s at most")
+    deadline = time.monotonic() + GRACE_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGTERM)
+    while leads(run):
+        if time.monotonic() > deadline:
+            raise RunnerError(
+                f"{run.name} does not end",
+                f"process {pid}, which was started by hand, ignores SIGTERM or belongs to another user",
+                f"kill -KILL {pid}",
+            )
+        time.sleep(0.1)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from runner.machine.report import Report
-from runner.runs.run import STOPPED, Run, reloaded
-from runner.runs.state.status import CONTINUE, RunStatus, ask, exit_code
+from runner.runs.run import Run, exit_code, reloaded
+from runner.runs.state.status import RunStatus, ask
 
 _LOOK_SECONDS = 0.2  # between two looks at the file
 _CHUNK_BYTES = 1 << 20
@@ -64,12 +63,8 @@ class Watch:
 
 
 def has_ended(status: RunStatus) -> bool:
-    """Whether nothing will follow: not active, or leaving with a code that asks for no other attempt."""
-    if not status.active:
-        return True
-    code, run = exit_code(status.run), status.run
-    over = code == 0 or not run.restarts or (run.folder / STOPPED).exists()
-    return status.state == "COMPLETING" and code not in (None, CONTINUE) and over
+    """Whether nothing will follow."""
+    return not status.active
 
 
 class Growing(Protocol):
@@ -114,15 +109,8 @@ def follow(run: Run, files: Growing, write: Callable[[bytes], None], report: Rep
         for data in files.last() if ended else files.new():
             write(data)
         if status is not None and ended:
-            return _final(status)
+            return status
         time.sleep(_LOOK_SECONDS)
-
-
-def _final(status: RunStatus) -> RunStatus:
-    """The status with its last state: while Slurm still tidies up (COMPLETING), the exit code tells it."""
-    if status.state != "COMPLETING":
-        return status
-    return replace(status, state="FAILED" if status.exit_code else "COMPLETED")
 
 
 def result_code(status: RunStatus) -> int:

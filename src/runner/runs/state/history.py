@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
-from runner.runs.run import RECORD, Run, load
+from runner.runs.run import RECORD, Run, load, with_newest_job
 
 
 def list_runs(runs_folder: Path) -> tuple[Run, ...]:
@@ -59,6 +59,10 @@ def find_run(word: str, runs_folder: Path) -> Run:
         # a step of a job (`123.0`) belongs to the job's run; `123_4` is a task of a sweep's array, or of the user's own
         if run.job_ids and {word.split(".")[0], word.replace("_", ".").split(".")[0]} & {*run.job_ids}:
             return run
+    if word.isdigit():  # submitted by hand: only its attempt names the job
+        for run in reversed(runs):
+            if word in with_newest_job(run).job_ids:
+                return run
     raise _unknown_run(word, runs, runs_folder)
 
 

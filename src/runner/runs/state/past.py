@@ -1,4 +1,4 @@
-"""What run folders tell of the launches that there were, ten thousand of them in a moment; no scheduler is asked."""
+"""Past launches, ten thousand of them in a moment: from their folders, and for those not over from `status`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import json
 import os
 import re
 import shlex
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError
 from runner.machine import files
-from runner.runs.run import CANCELLED, PREPARING, Run
+from runner.runs.run import CANCELLED, PREPARING, Run, is_cancelled, is_over
+from runner.runs.schedulers.slurm import UNFINISHED
 
-STATES = ("PREPARING", "SUBMITTED", "STARTED", "COMPLETED", "FAILED", "CANCELLED")
+if TYPE_CHECKING:
+    from runner.runs.state.status import RunStatus
+
+STATES = ("PREPARING", "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL",
+          "OUT_OF_MEMORY", "LOST", "UNKNOWN", *sorted(UNFINISHED - {"PENDING", "RUNNING"}))  # fmt: skip
+"""the states of `runner status`"""
+_REMEMBERED_SECONDS = 900  # how long after its end Slurm may still tell more of a job than its folder (MinJobAge)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -26,13 +35,15 @@ class Past:
 
     run: Run
     state: str
-    """one of STATES; STARTED where an attempt has left no exit code: it runs, or it was killed"""
+    """one of STATES; from the folder alone, PENDING or RUNNING where no exit code was left"""
     exit_code: int | None
     """of the newest attempt"""
     attempts: int
     script: str
     """its path in the project; empty where a command was launched, or the lock is gone"""
     command: tuple[str, ...]
+    settled: bool = True
+    """whether the folder tells all that there is to know about its end"""
 
     @property
     def program(self) -> str:
@@ -85,30 +96,59 @@ class Wanted:
 
 def find(runs: Sequence[Run], wanted: Wanted) -> Iterator[Past]:
     """The launches that are wanted, in the order given."""
-    for run in runs:
-        if wanted.passes_record(run):
-            past = look(run)
-            if wanted.passes(past):
-                yield past
+    found = [look(run) for run in runs if wanted.passes_record(run)]
+    now = _now([past.run for past in found if not past.settled])
+    for past in found:
+        status = now.get(past.run.name)
+        past = replace(past, state=status.state, exit_code=status.exit_code) if status else past
+        if wanted.passes(past):
+            yield past
+
+
+def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
+    """Name -> status of the runs of which a scheduler, or this machine, may know more than their folders."""
+    if not runs:
+        return {}
+    from runner.runs.state.status import ask
+
+    return {status.run.name: status for status in ask(runs)}
 
 
 def look(run: Run) -> Past:
     """What the folder of a run tells."""
     folder = str(run.folder)
     attempts = _attempts(folder)
-    code = _exit_code(f"{folder}/attempts/{attempts[-1]}") if attempts else None
+    newest = f"{folder}/attempts/{attempts[-1]}" if attempts else ""
+    code = _exit_code(newest) if newest else None
     script, command = _program(f"{folder}/lock.toml")
-    return Past(run, _state(run, bool(attempts), code), code, len(attempts), script, command)
+    state = _state(run, newest, code)
+    settled = state in ("PREPARING", "COMPLETED") or (code is not None and _is_old(newest) and is_over(run))
+    return Past(run, state, code, len(attempts), script, command, settled)
 
 
-def _state(run: Run, started: bool, code: int | None) -> str:
+def _state(run: Run, newest: str, code: int | None) -> str:
     if run.state == PREPARING or not run.job_ids:
         return "PREPARING"
-    if run.state == CANCELLED:  # it may have saved in good order, and left 0
-        return "CANCELLED"
+    if is_cancelled(run) if run.state == CANCELLED else _cause(newest) == b"cancelled":
+        return "CANCELLED"  # whatever code it left: it may have saved in good order
     if code is not None:
         return "FAILED" if code else "COMPLETED"
-    return "STARTED" if started else "SUBMITTED"
+    return "RUNNING" if newest else "PENDING"
+
+
+def _cause(attempt: str) -> bytes:
+    try:
+        return files.content(f"{attempt}/cause").strip() if attempt else b""
+    except OSError:
+        return b""
+
+
+def _is_old(attempt: str) -> bool:
+    """Whether the attempt has ended so long ago that no scheduler tells more, and no other one follows it."""
+    try:
+        return time.time() - os.stat(f"{attempt}/exit_code").st_mtime > _REMEMBERED_SECONDS  # noqa: PTH116
+    except OSError:
+        return True
 
 
 # os and files.content instead of Path: of ten thousand folders, the objects would take longer than the questions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.runs.run import STOPPED, Run
+from runner.runs.run import STOPPED, Run, job_of
 
 _SIGNS_OF_LIFE = ("ended", "cause", "alive", "first_failure")  # payload/restart.sh counts the same
 
@@ -42,7 +42,7 @@ def read(run: Run, now: float) -> Attempts:
         tuple(_text(folder / "cause") for folder in folders),
         round(seconds / 3600, 3) if gpus_seen else None,
         _text(run.folder / STOPPED),
-        _line(folders[-1] / "started", "job") if folders else "",
+        job_of(folders[-1]) if folders else "",
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.machine import process, sessions
-from runner.runs.run import CANCELLED, PREPARING, WAITS, Run
+from runner.runs.run import PREPARING, STOP, WAITS, Run, exit_code, is_cancelled, is_over, job_of, with_newest_job
 from runner.runs.schedulers import slurm
 from runner.runs.schedulers.slurm import JobStatus
 from runner.runs.state import progress, restarts
@@ -72,6 +72,7 @@ class RunStatus:
 
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     """The status of each run, in order; squeue is asked once for all of them."""
+    runs = [with_newest_job(run) for run in runs]
     job_ids = [job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids]
     queue, trouble = _queue(job_ids)
     return tuple(_with_folder(_settle(run, queue, trouble)) for run in runs)
@@ -82,7 +83,7 @@ def _with_folder(status: RunStatus) -> RunStatus:
     attempts = status.run.attempts
     number = int(attempts[-1].name) if attempts else 0
     told = restarts.read(status.run, time.time())
-    over = told.stopped if not status.active and status.state != "COMPLETED" else ""
+    over = told.stopped if not status.active and status.state not in ("COMPLETED", "CANCELLED") else ""
     return replace(
         status,
         attempt=number,
@@ -116,14 +117,21 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     job_id = _job_that_counts(run, queue, live)
     known = queue.get(job_id)
     if known is not None:
+        # a script that has written its exit code is only leaving, whatever it still tells others
+        leaving = known.state in ("RUNNING", "COMPLETING") and _is_of(job_id, run) and is_over(run)
+        state = _end_state(run, code) if leaving and code is not None else known.state
+        if state not in ACTIVE and state != "COMPLETED" and is_cancelled(run):
+            state = "CANCELLED"
+        reason = _cancel_reason(run) if state == "CANCELLED" else known.reason
         ended = known.exit_code if known.exit_code is not None else code
         return RunStatus(
-            run, known.state, known.reason, ended, known.nodes, known.elapsed, known.time_left, job_id=job_id, live=live
-        )
+            run, state, reason, ended, known.nodes, known.elapsed, known.time_left if state in ACTIVE else "",
+            job_id=job_id, live=live,
+        )  # fmt: skip
     if code is not None:
         return _ended(run, code, trouble)
-    if run.state == CANCELLED:
-        return RunStatus(run, "CANCELLED")
+    if is_cancelled(run):
+        return RunStatus(run, "CANCELLED", _cancel_reason(run))
     if trouble:
         return RunStatus(run, "UNKNOWN", trouble)
     if run.after and not run.attempts:
@@ -131,18 +139,30 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     return RunStatus(run, "LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
 
 
+def _is_of(job_id: str, run: Run) -> bool:
+    """Whether the newest attempt is that of this job; the attempts of an array's task name its other number."""
+    return bool(run.attempts) and ("_" in job_id or job_of(run.attempts[-1]) == job_id)
+
+
+def _cancel_reason(run: Run) -> str:
+    return _text(run.folder / STOP)
+
+
 def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
     """Of a run's jobs (a chain's links, restarts of the same file): the running, the next, or the newest that began."""
     if len(run.job_ids) == 1:
         return run.job_id
     running = [job_id for job_id in live if queue[job_id].state != "PENDING"]
-    began = [job_id for job_id in (restarts.read(run, 0).job_id,) if job_id in queue]
-    return (*running, *live, *began, run.job_id)[0]
+    began = [job_id for job_id in (job_of(run.attempts[-1]) if run.attempts else "",) if job_id in queue]
+    known = [job_id for job_id in reversed(run.job_ids) if job_id in queue and not run.attempts]
+    return (*running, *live, *began, *known, run.job_id)[0]
 
 
 def _local(run: Run) -> RunStatus:
     alive = is_alive(run)
     code = exit_code(run)  # after the look at the process, which may just have ended
+    if code is not None and is_over(run) and (not alive or leads(run)):
+        return _ended(run, code)
     if code is None and run.host not in ("", platform.node()):
         return RunStatus(run, "UNKNOWN", f"it runs without a scheduler on {run.host}: ask there", nodes=run.host)
     if alive and not run.attempts and (waits := _text(run.folder / WAITS)):
@@ -151,8 +171,8 @@ def _local(run: Run) -> RunStatus:
         return RunStatus(run, "RUNNING", nodes=run.host, elapsed=_elapsed(run))
     if code is not None:
         return _ended(run, code)
-    if run.state == CANCELLED:
-        return RunStatus(run, "CANCELLED", nodes=run.host)
+    if is_cancelled(run):
+        return RunStatus(run, "CANCELLED", _cancel_reason(run), nodes=run.host)
     if why := _text(run.folder / "not-started"):
         return RunStatus(run, "CANCELLED", f"not started: {why}", nodes=run.host)
     return RunStatus(run, "LOST", "its processes are gone and it wrote no exit code (killed?)", nodes=run.host)
@@ -164,8 +184,24 @@ def is_alive(run: Run) -> bool:
     The kernel gives a session's number to nobody while the session has a process.
     """
     pid = local_pid(run)
+    if by_hand(run):
+        return leads(run)
     now = sessions.identity(pid)
     return bool(run.process) and (now == run.process or (not now and bool(sessions.members(pid))))
+
+
+def leads(run: Run) -> bool:
+    """Whether the batch script itself of a local run is there."""
+    pid = local_pid(run)
+    try:
+        return Path(f"/proc/{pid}/cwd").samefile(run.folder) if by_hand(run) else sessions.identity(pid) == run.process
+    except OSError:
+        return False
+
+
+def by_hand(run: Run) -> bool:
+    """Whether somebody has started the newest attempt of a local run by `bash job.sbatch` in its folder."""
+    return len(run.job_ids) > 1
 
 
 def local_pid(run: Run) -> int:
@@ -174,18 +210,14 @@ def local_pid(run: Run) -> int:
 
 
 def _ended(run: Run, code: int, trouble: str = "") -> RunStatus:
-    # a cancelled run that saved in good order ends with 0 too
-    state = "CANCELLED" if run.state == CANCELLED else "COMPLETED" if code == 0 else "FAILED"
+    state = _end_state(run, code)
     reason = "it asks to be continued" if code == CONTINUE else trouble
-    return RunStatus(run, state, reason, code, run.host, _elapsed(run))
+    return RunStatus(run, state, _cancel_reason(run) if state == "CANCELLED" else reason, code, run.host, _elapsed(run))
 
 
-def exit_code(run: Run) -> int | None:
-    """The exit code that the newest attempt wrote; None while it runs, or when it was killed."""
-    try:
-        return int((run.attempts[-1] / "exit_code").read_text().strip())
-    except (OSError, IndexError, ValueError):
-        return None
+def _end_state(run: Run, code: int) -> str:
+    # a cancelled run that saved in good order ends with 0 too
+    return "CANCELLED" if is_cancelled(run) else "FAILED" if code else "COMPLETED"
 
 
 def _elapsed(run: Run) -> str:
