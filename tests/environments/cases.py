@@ -107,7 +107,7 @@ CASES = {
     "mounts": Case(MOUNTS, refused={"host": "mounts.0"}),
     "a mount in a mount, and the site's below": Case(
         'mounts = ["{here}/data:/outer", "{here}/more:/outer/inner:ro"]\n',
-        site_mounts=("/usr/share/misc", "/opt:/outer"),
+        site_mounts=("{here}/site", "/opt:/outer"),
     ),
     "a blank in a path": Case('mounts = ["{here}/a b:/c d"]\n', refused=NO_BLANK),
     "a comma in a path": Case('mounts = ["{here}/a,b:/c"]\n', refused=NO_COMMA),

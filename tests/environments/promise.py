@@ -28,6 +28,8 @@ class Promise:
     writable: bool
     nowhere: tuple[str, ...]
     """folders of the host that must not be there"""
+    user: int
+    """the user id inside; rootless podman maps the caller to root"""
 
 
 def promised(
@@ -38,6 +40,7 @@ def promised(
     start: Path,
     argv: tuple[str, ...],
     stdin: str,
+    engine: str,
 ) -> Promise:
     """The promise for a merged environment. `host`: the caller's variables, of which `named` are looked at;
     `start`: the folder of the caller."""
@@ -72,6 +75,7 @@ def promised(
             if not any(Path(folder).is_relative_to(target) for target in mounts)
             and not any(Path(target).is_relative_to(folder) for target in mounts)
         ),
+        user=0 if engine == "podman" else os.geteuid(),
     )
 
 
@@ -94,7 +98,7 @@ def differences(promise: Promise, seen: Seen, *, container: bool = True) -> list
     same("working directory", seen.cwd, promise.cwd)
     same("host name", seen.hostname, socket.gethostname())
     same("GPUs", seen.gpus, tuple(sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))))
-    same("user", seen.uid, os.geteuid())
+    same("user", seen.uid, promise.user)
     for name, value in promise.variables.items():
         same(f"variable {name}", seen.environ.get(name), value)
     for name in promise.absent if container else ():

@@ -131,7 +131,7 @@ def opened(found: Way, request: pytest.FixtureRequest) -> Way:
 
 def environment_for(case: Case, way: Way, squashfs: Path, here: Path) -> Environment:
     here.mkdir(parents=True)
-    for name in ("home", "data", "more", "a b", "a,b", "a:b", "it's $x;`y` #\\z"):
+    for name in ("home", "data", "more", "site", "a b", "a,b", "a:b", "it's $x;`y` #\\z"):
         (here / name).mkdir()
         (here / name / "mark").write_text(f"this is {name}\n")
     (here / "mark").write_text("the caller's folder\n")
@@ -139,7 +139,9 @@ def environment_for(case: Case, way: Way, squashfs: Path, here: Path) -> Environ
     image = way.image or str(squashfs)
     edf = case.edf.format(here=here, image=squashfs)
     environment = environment_of(here, f'image = "{image}"\n{edf}', {"EDF_PATH": str(here)})
-    site = replace(load_site("local"), env=case.site_env, mounts=case.site_mounts)
+    site = replace(
+        load_site("local"), env=case.site_env, mounts=tuple(mount.format(here=here) for mount in case.site_mounts)
+    )
     return with_site(environment, site)
 
 
@@ -162,6 +164,8 @@ def run_emitted(
     written = here / "emitted"
     written.write_text(emitted(environment, load_site("local"), way.engine, host)[0])
     argv = ("srun", f"--environment={written}") if way.engine == "ce" else ("bash", str(written))
+    if os.geteuid() and way.engine == "podman" and not way.image:
+        argv = ("podman", "unshare", *argv)  # as the file's own comment says
     environ = {**(way.slurm.environ if way.slurm else {}), **host}
     return subprocess.run(
         (*argv, *command), env=environ, cwd=here, input=STDIN.encode(), capture_output=True, timeout=60, check=False
@@ -175,7 +179,7 @@ def differences_of(environment: Environment, way: Way, here: Path) -> list[str]:
     program, image = "/bin/look", look.IMAGE
     if way.engine == "host":  # there is no image: all is the caller's
         program, image = str(look.compile_to(here / "look")), look.Image(env=host, workdir=str(here))
-    promise = promised(environment, image, host, NAMES, here, ARGUMENTS, STDIN)
+    promise = promised(environment, image, host, NAMES, here, ARGUMENTS, STDIN, way.engine)
     if way.engine in {"ce", "pyxis"}:
         promise = weaker(promise, environment, way.engine)
     (here / "run").mkdir()
