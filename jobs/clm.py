@@ -19,7 +19,7 @@ from training import imports, starting
 def main(argv: Sequence[str]) -> int:
     """Train, and return 0 when done or 75 when the run is to be continued from its checkpoint."""
     with starting.training("clm", imports.unused_by_clm(argv)) as (run, peers):
-        from training.clm import modelling
+        from training import clm_story as modelling
 
         return modelling.train(argv, run, peers)
 

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from training import errors, files
-from training.data import fetching, hub_files
+from training import errors, fetching, files, hub_files
 from training.errors import JobError
 
 TRIES = 5

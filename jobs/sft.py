@@ -19,7 +19,7 @@ from training import starting
 def main(argv: Sequence[str]) -> int:
     """Train, and return 0 when done or 75 when the run is to be continued from its checkpoint."""
     with starting.training("sft") as (run, peers):
-        from training.sft import supervised
+        from training import sft_story as supervised
 
         return supervised.train(argv, run, peers)
 

@@ -15,7 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, imports, processes, run_folder, transformers_names
+from training import errors, imports, processes, transformers_names
+from training import run as run_folder
 from training.errors import JobError
 
 
@@ -52,8 +53,8 @@ def tokenize(arguments: argparse.Namespace, run: run_folder.RunFolder) -> Path:
     """Return the path of text.bin without its ending."""
     from transformers import AutoTokenizer
 
-    from training.clm import text as columns
-    from training.data.token_cache import cache
+    from training import text as columns
+    from training.token_cache import cache
 
     paths = columns.named(arguments.train_file)
     if not paths:

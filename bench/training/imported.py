@@ -7,4 +7,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 
 import sft  # noqa: F401
 from training import course  # noqa: F401
-from training.sft import supervised, trainer  # noqa: F401
+from training import sft_story as supervised  # noqa: F401

@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        from training.zero import deepspeed_config
+        from training import deepspeed as deepspeed_config
 
         deepspeed_config.leave_out_what_is_not_built()
     found = [measure(case) for case in cases]

@@ -48,8 +48,8 @@ LENGTH = 256
 def prepare(work: Path, name: str) -> tuple[Path, Path]:
     """Return the folders of a model with its tokenizer, and of conversations; made once."""
     sys.path.insert(0, str(ROOT / "jobs"))
-    from training.data import corpus
-    from training.data import tokenizer as made_tokenizer
+    from training import demo as corpus
+    from training import demo_tokenizer as made_tokenizer
 
     docs = corpus.build(work)
     shape = SHAPES[name]
@@ -94,8 +94,8 @@ def write_model(work: Path, name: str, config: Mapping[str, Any], half: bool) ->
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 
-    from training.data import corpus
-    from training.data import tokenizer as made_tokenizer
+    from training import demo as corpus
+    from training import demo_tokenizer as made_tokenizer
 
     docs = corpus.build(work)
     text, model_folder = work / "text", work / f"model-{name}"

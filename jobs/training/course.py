@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from training import files, publishing
+from training import checkpoints as saving
+from training import deepspeed as deepspeed_config
+from training import files, loss_picture, metrics, publishing, records, resume, same_model, trackers, universal
+from training import models as loading
+from training import save_and_exit as stopping
 from training import settings as settings_module
 from training.batch import probe
 from training.batch.batches import Batch
-from training.checkpoints import resume, same_model, saving, stopping, universal
 from training.choices import report
 from training.choices.choices import Choice
 from training.errors import JobError
 from training.heartbeat import Heartbeat
-from training.measuring import loss_picture, metrics, records, trackers
-from training.models import loading
 from training.processes import Processes, barrier, once
-from training.run_folder import RunFolder
+from training.run import RunFolder
 from training.settings import Settings
-from training.zero import deepspeed_config
 
 BEAT_SECONDS = 20.0
 

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from training import run_folder
+from training import deepspeed as deepspeed_config
+from training import run as run_folder
 from training.batch import batches, micro_batch
 from training.batch.batches import Batch
 from training.errors import JobError
 from training.processes import Processes
-from training.run_folder import RunFolder
+from training.run import RunFolder
 from training.settings import Settings, parse
-from training.zero import deepspeed_config
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training.processes import Processes
-from training.run_folder import RunFolder
+from training.run import RunFolder
 
 TOUCH_SECONDS = 5.0  # no more than one touch in this time: the run folder is shared
 LOOK_SECONDS = 10.0  # between two looks for the file that asks for stacks

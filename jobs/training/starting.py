@@ -6,9 +6,10 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
-from training import errors, imports, processes, run_folder, transformers_names
+from training import errors, imports, processes, transformers_names
+from training import run as run_folder
 from training.processes import Processes
-from training.run_folder import RunFolder
+from training.run import RunFolder
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
-from training import processes, run_folder  # noqa: E402
+from training import processes  # noqa: E402
+from training import run as run_folder  # noqa: E402
+from training import sft_arguments as arguments  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.sft import arguments  # noqa: E402
 
 TWO = processes.Processes(0, 0, 2, 2, "torchrun")
 

@@ -12,13 +12,13 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
 from tests.jobs.test_sft import wait_for_step  # noqa: E402
-from training.clm.blocks import Stream  # noqa: E402
-from training.clm.text import Text  # noqa: E402
-from training.clm.trainer import loss_places, perplexity  # noqa: E402
-from training.data import tokenizer as made_tokenizer  # noqa: E402
-from training.data.token_cache import cache  # noqa: E402
+from training import demo_tokenizer as made_tokenizer  # noqa: E402
+from training.blocks import Stream  # noqa: E402
 from training.fast import head_loss  # noqa: E402
+from training.perplexity import loss_places, perplexity  # noqa: E402
 from training.processes import Processes  # noqa: E402
+from training.text import Text  # noqa: E402
+from training.token_cache import cache  # noqa: E402
 
 ALONE = Processes(0, 0, 1, 1, "alone")
 STEPS = 8

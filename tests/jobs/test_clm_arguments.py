@@ -9,8 +9,10 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import JOBS  # noqa: E402
-from training import course_arguments, processes, run_folder  # noqa: E402
-from training.clm import arguments, model, text  # noqa: E402
+from training import clm_arguments as arguments  # noqa: E402
+from training import clm_model as model  # noqa: E402
+from training import course_arguments, processes, text  # noqa: E402
+from training import run as run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.settings import Settings  # noqa: E402
 

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.training
 import torch  # noqa: E402
 
 from tests.jobs.conftest import JOBS, STEPS, Attempt, free_port, older_step  # noqa: E402
-from training.checkpoints import universal  # noqa: E402
+from training import universal  # noqa: E402
 from training.converting import conversion, pickles, trained, writing  # noqa: E402
 from training.converting.shards import Stored, open_shards  # noqa: E402
 from training.errors import JobError  # noqa: E402
@@ -27,7 +27,7 @@ import torch, deepspeed
 from transformers import LlamaConfig, GPT2Config, AutoModelForCausalLM
 from deepspeed.utils import safe_get_full_fp32_param
 sys.path.insert(0, sys.argv[3])
-from training.zero.deepspeed_config import leave_out_what_is_not_built
+from training.deepspeed import leave_out_what_is_not_built
 leave_out_what_is_not_built()
 deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
 for case in json.loads(sys.argv[2]):

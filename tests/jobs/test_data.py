@@ -8,11 +8,9 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training.data import (  # noqa: E402
-    corpus,
-    reading,
-    tokenizer,
-)
+from training import dataset as reading  # noqa: E402
+from training import demo as corpus  # noqa: E402
+from training import demo_tokenizer as tokenizer  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from tests.jobs.conftest import SMALL, Launcher, prebuilt
+from training import deepspeed as deepspeed_config
+from training import deepspeed_contradictions as contradictions
+from training import known_keys
 from training.batch import batches
 from training.errors import JobError
-from training.run_folder import RunFolder
+from training.run import RunFolder
 from training.settings import Settings
-from training.zero import contradictions, deepspeed_config, known_keys
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deepspeed.md"
 STAGES = {

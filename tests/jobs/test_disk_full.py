@@ -11,8 +11,10 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import TRAIN, Attempt, Launcher  # noqa: E402
-from training import files  # noqa: E402
-from training.checkpoints import resume  # noqa: E402
+from training import (  # noqa: E402
+    files,
+    resume,
+)
 from training.processes import Processes  # noqa: E402
 
 # A file system of $1 bytes at $2 for this command alone; afterwards what lies there is copied to $3.

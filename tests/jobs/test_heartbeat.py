@@ -18,7 +18,7 @@ PROGRAM = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from training import heartbeat, processes, run_folder
+from training import heartbeat, processes, run as run_folder
 heartbeat.LOOK_SECONDS = 0.2
 run = run_folder.from_environment({"RUNNER_RUN": sys.argv[2]}, "x")
 run_folder.make(run)

@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import STEPS, TRAIN, Launcher  # noqa: E402
+from training import flops, loss_picture, metrics, pictures, records, stretch, trackers  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.measuring import flops, loss_picture, metrics, pictures, records, stretch, trackers  # noqa: E402
-from training.run_folder import RunFolder  # noqa: E402
+from training.run import RunFolder  # noqa: E402
 from training.settings import Settings  # noqa: E402
 
 

@@ -17,7 +17,7 @@ from training.batch import micro_batch, probe, tries
 from training.batch.search import Search, divisors, doubling
 from training.errors import JobError
 from training.processes import Processes
-from training.run_folder import RunFolder
+from training.run import RunFolder
 from training.settings import Settings
 
 
@@ -206,7 +206,7 @@ PARENT = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from training import processes, run_folder
+from training import processes, run as run_folder
 from training.batch import tries
 from training.batch.search import Search, divisors
 sys.argv[0] = sys.argv[1]

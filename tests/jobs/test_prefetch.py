@@ -186,10 +186,10 @@ LOAD = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {jobs!r})
-from training import run_folder
+from training import run as run_folder
 run = run_folder.from_environment(os.environ, "x")
 run_folder.point_caches(run, os.environ)
-from training.data import reading
+from training import dataset as reading
 print(reading.load("org/words", "en", "train", False)["text"][:])
 """
 

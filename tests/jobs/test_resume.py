@@ -8,8 +8,13 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import files  # noqa: E402
-from training.checkpoints import marker, resume, same_model, saving  # noqa: E402
+from training import checkpoints as saving  # noqa: E402
+from training import (  # noqa: E402
+    files,
+    marker,
+    resume,
+    same_model,
+)
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 

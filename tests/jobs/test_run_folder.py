@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from training import processes, run_folder
+from training import processes
+from training import run as run_folder
 from training.errors import JobError
 
 

@@ -9,9 +9,10 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs import conftest  # noqa: E402, F401
-from training import processes, run_folder  # noqa: E402
+from training import processes  # noqa: E402
+from training import run as run_folder  # noqa: E402
+from training import sft_story as supervised  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.sft import supervised  # noqa: E402
 
 ALONE = processes.Processes(0, 0, 1, 1, "alone")
 WORDS = ("red", "green", "blue", "seven", "eight", "nine", "cat", "dog", "bird", "runs", "sits", "near", "far")
@@ -55,7 +56,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers with a tokenizer and a chat template, as a folder."""
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-    from training.data import tokenizer as made
+    from training import demo_tokenizer as made
 
     folder = tmp_path_factory.mktemp("model")
     tokenizer = made.train((sentence(n, 12) for n in range(50)), 320)

@@ -22,10 +22,10 @@ import numpy as np  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from training.data import tokenizer as own  # noqa: E402
-from training.data.token_cache import blocks, building, cache, documents, encoding, identity, layout  # noqa: E402
+from training import demo_tokenizer as own  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
+from training.token_cache import blocks, building, cache, documents, encoding, identity, layout  # noqa: E402
 
 ALONE = Processes(0, 0, 1, 1, "alone")
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
@@ -268,7 +268,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, {jobs!r})
 from tokenizers import Tokenizer
-from training.data.token_cache import cache
+from training.token_cache import cache
 from training.processes import Processes
 
 class Fast:  # what the cache asks of a tokenizer of transformers, without importing it
@@ -423,7 +423,7 @@ from datetime import timedelta
 from pathlib import Path
 import torch.distributed
 from training import errors, processes
-from training.data.token_cache import cache
+from training.token_cache import cache
 from transformers import PreTrainedTokenizerFast
 
 with errors.reported("rank", Path(sys.argv[1])):

@@ -15,10 +15,10 @@ os.environ["MASTER_PORT"] = sys.argv[2]
 import torch
 
 import deepspeed
-from training.checkpoints import universal, zero3_faults, zero3_groups
-from training.checkpoints.resume import Checkpoint
+from training import deepspeed as deepspeed_config
+from training import universal, zero3_faults, zero3_groups
 from training.processes import Processes
-from training.zero import deepspeed_config
+from training.resume import Checkpoint
 
 
 def engine(load_universal: bool = False) -> deepspeed.DeepSpeedEngine:

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from training import deepspeed as deepspeed_config
 from training import files, host_memory
 from training.batch import batches, probe, tries
 from training.batch.search import Search, divisors
 from training.errors import JobError
 from training.processes import Processes
-from training.run_folder import RunFolder
+from training.run import RunFolder
 from training.settings import Settings
-from training.zero import deepspeed_config
 
 probing = probe.probing
 # What changes how much memory a step takes; names that a script does not have are left out.

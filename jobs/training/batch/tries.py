@@ -21,7 +21,7 @@ from training import files
 from training.batch import probe
 from training.errors import JobError
 from training.processes import Processes, free_port
-from training.run_folder import RunFolder
+from training.run import RunFolder
 
 ROUND_SECONDS = 1800.0  # without an answer for so long, something else is wrong
 GRACE_SECONDS = 2.0  # between the first rank's failure and the end of the others' children

@@ -73,7 +73,7 @@ def _on_hub(name: str, path: Path) -> Trained:
 
 def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     """Return the final model of a run or its newest whole checkpoint; for shards the other way round."""
-    from training.checkpoints import resume
+    from training import resume
 
     final = run / "checkpoints" / "final"
     if final.is_dir() and not shards_first:
@@ -95,7 +95,7 @@ def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
 
 def _fault(checkpoint: Path, every_byte: bool) -> str | None:
     """Return what is wrong with a checkpoint by its done marker; the bytes are read for what is to last."""
-    from training.checkpoints import marker
+    from training import marker
 
     return marker.missing_or_cut(checkpoint) or (marker.damaged(checkpoint, 0, 1, 1) if every_byte else None)
 
@@ -122,7 +122,7 @@ def _read(
 
 def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
     """Refuse a checkpoint that its own done marker calls damaged; say so where it has none."""
-    from training.checkpoints import resume
+    from training import resume
 
     owner = next((path for path in (folder, folder.parent) if resume.FOLDER.fullmatch(path.name)), None)
     if owner is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOME = "huggingface"
-"""in the shared cache: HF_HOME of jobs that do not say otherwise; jobs/training/run_folder.py decides the same"""
+"""in the shared cache: HF_HOME of jobs that do not say otherwise; jobs/training/run.py decides the same"""
 NOTES = "prefetched"
 OWN = frozenset({"tiny-llama", "python-docs"})
 """made by the scripts themselves: jobs/training/course_arguments.py"""

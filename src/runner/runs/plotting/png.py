@@ -13,7 +13,7 @@ from runner.project import shipped_folder
 from runner.runs.plotting.curves import Curve
 
 # the same script that a job draws its loss.png with
-SCRIPT = Path("jobs") / "training" / "measuring" / "pictures.py"
+SCRIPT = Path("jobs") / "training" / "pictures.py"
 
 
 def find_python() -> str:

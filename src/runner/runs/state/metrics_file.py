@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl, as `training/measuring/records.py` of the jobs writes it: a line of JSON per logged step."""
+"""A run's metrics.jsonl, as `training/records.py` of the jobs writes it: a line of JSON per logged step."""
 
 from __future__ import annotations
 

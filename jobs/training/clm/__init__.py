@@ -1,1 +1,0 @@
-"""Causal language modelling: its arguments, text, blocks, model and trainer."""

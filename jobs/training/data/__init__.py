@@ -1,1 +1,0 @@
-"""What is trained on: text of our own, datasets, tokenizers."""

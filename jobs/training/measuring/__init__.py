@@ -1,1 +1,0 @@
-"""What a person looks at: metrics, the progress line, pictures."""

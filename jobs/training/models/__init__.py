@@ -1,1 +1,0 @@
-"""What is trained: models loaded, or made from a config."""
