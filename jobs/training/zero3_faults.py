@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from training.converting import pickles
+
 LOADER = "load_hp_checkpoint_state_from_checkpoint_dir_stage3"
 
 
@@ -61,8 +63,6 @@ def own_settings(groups: Sequence[dict[str, Any]], saved: Sequence[Mapping[str, 
 
 def saved_groups(folder: Path) -> Sequence[Mapping[str, Any]]:
     """Return the parameter groups of a universal checkpoint; its tensors stay on the disk."""
-    import torch
-
-    state = torch.load(folder / "zero" / "optimizer_state.pt", map_location="cpu", weights_only=False, mmap=True)
+    state = pickles.load(folder / "zero" / "optimizer_state.pt")
     groups: Sequence[Mapping[str, Any]] = state["optimizer_state_dict"]["param_groups"]
     return groups

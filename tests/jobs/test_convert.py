@@ -2,9 +2,13 @@
 
 import json
 import os
+import pickle
 import shutil
 import subprocess
 import sys
+import zipfile
+from argparse import Namespace
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -290,17 +294,131 @@ def test_an_adapter_in_shards_is_merged_into_its_base(written: Path, tmp_path: P
     assert (plain - expected).abs().max() > 0.1
 
 
-def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
-    """A pickle that names a function of the machine is read without calling it."""
+def call(module: str, name: str, argument: str | bytes) -> bytes:
+    """A pickle of protocol 4, in which a name may have dots, that calls a function with one argument."""
+    parts = [pickle.dumps(part, 4)[2:-1] for part in (module, name)]
+    parts[0], parts[1] = (part[9:] if part[:1] == b"\x95" else part for part in parts)  # without FRAME
+    value = pickle.dumps(argument, 4)[2:-1]
+    value = value[9:] if value[:1] == b"\x95" else value
+    return b"\x80\x04" + b"".join(parts) + b"\x93" + value + b"\x85R."
 
-    class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, (f"touch {tmp_path}/was-here",)
 
-    torch.save({"module": Evil(), "weight": torch.arange(4.0)}, tmp_path / "evil.pt")
-    found = pickles.load(tmp_path / "evil.pt")
-    assert torch.equal(found["weight"], torch.arange(4.0))
+def archive(path: Path, data: bytes, **more: bytes) -> Path:
+    """A file as torch.save writes it, around any pickle."""
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in {"data.pkl": data, "version": b"3\n", "byteorder": b"little", **more}.items():
+            file.writestr(f"archive/{name}", content)
+    return path
+
+
+HOSTILE = {
+    "a function of the machine": ("os", "system", False),
+    "a function behind a module that torch imports": ("torch", "os.system", True),
+    "a method of a class that is allowed": ("torch", "Tensor.__init__.__globals__.get", True),
+    "torch.load, which opens another file": ("torch", "load", False),
+    "a storage's own torch.load": ("torch.storage", "_load_from_bytes", False),
+    "a function that no tensor needs": ("torch._utils", "_import_dotted_name", False),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_checkpoint_cannot_run_code(tmp_path: Path, case: str) -> None:
+    """A name without a dot is replaced, and one with a dot is refused: in both cases nothing is called."""
+    module, name, refused = HOSTILE[case]
+    evil = call("os", "system", f"touch {tmp_path}/was-here")
+    argument: str | bytes = f"touch {tmp_path}/was-here"
+    if name in ("load", "_load_from_bytes"):
+        inner = archive(tmp_path / "inner.pt", evil)
+        argument = str(inner) if name == "load" else inner.read_bytes()
+    path = archive(tmp_path / "mp_rank_00_model_states.pt", call(module, name, argument))
+    if refused:
+        with pytest.raises(JobError, match=r"cannot read .*mp_rank_00") as caught:
+            open_shards(trained.ZERO, tmp_path)
+        assert "dot" in caught.value.why
+    else:
+        assert isinstance(pickles.load(path), pickles.Placeholder)
     assert not (tmp_path / "was-here").exists()
+
+
+def test_convert_and_generate_refuse_a_hostile_checkpoint(tmp_path: Path) -> None:
+    from training.generating import loading
+
+    archive(tmp_path / "mp_rank_00_model_states.pt", call("torch", "os.system", f"touch {tmp_path}/was-here"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}))
+    with pytest.raises(JobError, match="cannot read"):
+        conversion.convert(options(tmp_path, tmp_path / "model"), {})
+    with pytest.raises(JobError, match="cannot read"):
+        loading.load_model(trained.find(str(tmp_path), {}), "float32", "cpu", False)
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_a_torchscript_program_is_not_loaded(tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(tmp_path / "program.pt"))
+    with pytest.raises(JobError, match="cannot read") as caught:
+        pickles.load(tmp_path / "program.pt")
+    assert "TorchScript" in caught.value.why
+
+
+def test_what_a_checkpoint_holds_beside_tensors_is_read_or_replaced(tmp_path: Path) -> None:
+    dtypes = [value for value in vars(torch).values() if isinstance(value, torch.dtype)]
+    held = {
+        "dtypes": dtypes, "size": torch.Size([2, 3]), "set": {1}, "device": torch.device("cpu"),
+        "parameter": torch.nn.Parameter(torch.arange(4.0)), "of half": torch.arange(4).half(),
+        "options": Namespace(a=1), "counts": Counter("aab"),
+    }  # fmt: skip
+    torch.save(held, tmp_path / "held.pt")
+    found = pickles.load(tmp_path / "held.pt")
+    assert found["dtypes"] == dtypes
+    assert (found["size"], found["set"], found["device"]) == (torch.Size([2, 3]), {1}, torch.device("cpu"))
+    assert torch.equal(found["parameter"], held["parameter"]) and torch.equal(found["of half"], held["of half"])
+    assert isinstance(found["options"], pickles.Placeholder) and isinstance(found["counts"], pickles.Placeholder)
+
+
+class ByName:
+    """A member of an enumeration, pickled as Python 3.11.0 to 3.11.3 do it: getattr(ENUMERATION, NAME)."""
+
+    def __init__(self, member: object) -> None:
+        self.member = member
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return getattr, (type(self.member), self.member.name)
+
+
+class ByValue(ByName):
+    """As later versions of Python do it: ENUMERATION(VALUE)."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self.member), (self.member.value,)
+
+
+@pytest.mark.parametrize("pickled", [ByName, ByValue])
+@pytest.mark.parametrize("name", ["llama-1-bf16", "llama-2-fp32", "llama-3-bf16"])
+def test_the_stage_is_read_whatever_python_has_written_it(
+    written: Path, tmp_path: Path, name: str, pickled: type[ByName]
+) -> None:
+    folder = shutil.copytree(written / name / "global_step2", tmp_path / "global_step2")
+    for path in folder.glob("*optim_states.pt"):
+        state = torch.load(path, weights_only=False)
+        from deepspeed.runtime.zero.config import ZeroStageEnum
+
+        stage = ZeroStageEnum(state["optimizer_state_dict"]["zero_stage"])
+        state["optimizer_state_dict"]["zero_stage"] = pickled(stage)
+        torch.save(state, path)
+        assert (b"getattr" in zipfile.ZipFile(path).read(f"{path.stem}/data.pkl")) == (pickled is ByName)
+    weights = open_shards(trained.ZERO, folder).weights
+    for weight_name, expected in torch.load(written / name / "truth.pth").items():
+        assert torch.equal(weights[weight_name].read(), expected), weight_name
+
+
+def test_a_member_of_an_enumeration_alone_may_be_asked_for_by_name(tmp_path: Path) -> None:
+    class Globals:
+        def __reduce__(self) -> tuple[object, ...]:
+            return getattr, (dict, "update")
+
+    torch.save(Globals(), tmp_path / "evil.pt")
+    with pytest.raises(JobError, match="cannot read") as caught:
+        pickles.load(tmp_path / "evil.pt")
+    assert "attribute" in caught.value.why
 
 
 @pytest.mark.parametrize(("text", "expected"), [("5GB", 5 * 10**9), ("1.5 MiB", 1572864), ("100kb", 100_000)])

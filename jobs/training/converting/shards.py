@@ -18,6 +18,7 @@ from training.converting import pickles
 from training.converting.trained import UNIVERSAL
 from training.errors import JobError
 
+ZERO_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
 RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(?:optim|model)_states\.pt")
 
 
@@ -54,7 +55,7 @@ def _zero(folder: Path) -> Shards:
     shards = [state["optimizer_state_dict"] for state in _of_ranks(folder, "optim")]
     if not shards or not states[0].get("param_shapes"):
         return Shards(f"ZeRO-0, DeepSpeed {version}", _of_module(states[0]["module"]))
-    stage, count = _number(shards[0].get("zero_stage", 1)), shards[0].get("partition_count", len(shards))
+    stage, count = _zero_stage(shards[0].get("zero_stage", 1)), shards[0].get("partition_count", len(shards))
     count = max(count) if isinstance(count, (list, tuple)) else count
     if count != len(shards):
         raise JobError(
@@ -72,9 +73,14 @@ def _zero(folder: Path) -> Shards:
     return Shards(f"ZeRO-{stage} of {count} processes, DeepSpeed {version}", weights)
 
 
-def _number(value: Any) -> int:
-    """Return a number that may be a member of an enumeration of DeepSpeed's."""
-    return int(value.words[0] if isinstance(value, pickles.Shell) else value)
+def _zero_stage(value: Any) -> int:
+    """Return the stage of a number, or of a member of DeepSpeed's ZeroStageEnum, which is pickled by value or name."""
+    if isinstance(value, pickles.Placeholder):
+        value = value.arguments[0] if value.arguments else None
+    stage = ZERO_STAGES.get(value) if isinstance(value, str) else value
+    if stage not in ZERO_STAGES.values():
+        raise JobError(f"unknown ZeRO stage {stage!r}", "DeepSpeed has stages 0 to 3", "name another checkpoint")
+    return int(stage)
 
 
 def _of_ranks(folder: Path, part: str, patterns: Sequence[str] = ("*zero_pp_rank_*_{}_states.pt",)) -> list[Any]:
