@@ -177,7 +177,7 @@ case $image in
     [[ $engine == podman ]] || fail "$engine cannot enter the squashfs file $image" "it knows images of its storage only" \
       "use podman or the sandbox, or name an image in the EDF"
     root=${TMPDIR:-/tmp}/runner-container-$(id -u)
-    mkdir -p "$root" # never removed: another task may have mounted there
+    own_folder "$root" # never removed: another task may have mounted there
     if (($(id -u) == 0)); then
       exec unshare --mount bash "$here/container.sh" --inside "$root" '' "$@"
     fi

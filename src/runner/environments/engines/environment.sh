@@ -7,6 +7,20 @@ fail() { # WHAT BECAUSE TRY
   exit 1
 }
 
+# own_folder FOLDER: makes a folder that only this user can enter. /tmp is everybody's: a folder of another user, or one
+# that others could write to, may hold anything under names that are easy to guess, and is refused.
+own_folder() {
+  local mode=777
+  mkdir -m 700 -- "$1" 2> /dev/null || [[ -e $1 || -L $1 ]] ||
+    fail "cannot make the folder $1 on $(uname -n)" "${1%/*} does not exist, is full, or is not writable" \
+      "set TMPDIR to a local folder"
+  if [[ -d $1 && ! -L $1 && -O $1 ]]; then mode=$(stat -c %a -- "$1"); fi
+  (((8#$mode & 8#022) == 0)) ||
+    fail "$1 on $(uname -n) is not a private folder of this user" "another user made it, or may write to it" \
+      "set TMPDIR to a folder of your own, and tell the admin if another user made it; if it is yours: rm -r $1"
+  chmod 700 -- "$1"
+}
+
 # expand TABLE TEXT WHAT: puts TEXT with ${VAR} and ${VAR:-default} replaced from the associative array TABLE into REPLY.
 # $${VAR} is the literal text ${VAR}.
 expand() {

@@ -39,7 +39,7 @@ check_image() {
 unpack() {
   local store=$scratch/runner-unpacked-$me key old
   need unsquashfs squashfs-tools
-  mkdir -p "$store"
+  own_folder "$store"
   key=$(stat -c '%n %s %Y %i' -- "$image" | sha256sum | cut -c1-16)
   for old in "$store"/*.lock; do # what a killed job has left
     [[ -e $old && $old != "$store/$key.lock" ]] || continue
@@ -84,7 +84,7 @@ first_stage() {
   unshare "${map[@]}" --mount true 2> /dev/null ||
     fail "this user may make no namespaces on $node" "unshare ${map[*]} --mount is refused" \
       "let the admin allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
-  mkdir -p "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
+  own_folder "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
   user=$(id -un 2> /dev/null) || user=u$me # it prints the number where there is no name, and fails
   group=$(id -gn 2> /dev/null) || group=g$(id -g)
   local command=(unshare "${map[@]}" --mount --pid --fork --kill-child)
