@@ -65,3 +65,8 @@ def test_completion_scripts_are_shell() -> None:
         assert script.returncode == 0 and "launch" in script.stdout
     checked = subprocess.run(("bash", "-n"), input=runner("completion", "bash").stdout, text=True, capture_output=True)
     assert checked.returncode == 0, checked.stderr
+
+
+def test_a_site_may_have_the_name_of_a_verb() -> None:
+    done = runner("--site", "status", "status")
+    assert "there is no site 'status'" in done.stderr

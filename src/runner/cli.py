@@ -112,24 +112,24 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def find_verb(words: Sequence[str]) -> str | None:
-    """The first word that is not an option (nor the value of --site), or None."""
+def find_verb(words: Sequence[str]) -> int | None:
+    """The index of the first word that is not an option (nor the value of --site), or None."""
     skip = False
-    for word in words:
+    for index, word in enumerate(words):
         if skip:
             skip = False
         elif word == "--site":
             skip = True
         elif not word.startswith("-"):
-            return word
+            return index
     return None
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace | None:
     """The parsed command, or None where only help or version was asked for (and printed)."""
     words, rest, has_rest = split_rest(argv)
-    verb = find_verb(words)
-    if verb is None:
+    at = find_verb(words)
+    if at is None:
         if "--version" in words:
             print(f"runner {__version__}")
             return None
@@ -139,6 +139,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         raise RunnerError(
             f"runner: no verb in {' '.join(words)!r}", "every call names a verb", "runner --help", exit_code=2
         )
+    verb = words[at]
     if verb not in VERBS:
         import difflib
 
@@ -146,7 +147,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         fix = f"did you mean `runner {close[0]}`?" if close else "runner --help"
         raise RunnerError(f"there is no verb {verb!r}", f"known: {', '.join(VERBS)}", fix, exit_code=2)
     # options of every verb may also stand before it; at the end they reach the innermost parser (`env show`)
-    at = words.index(verb)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
     args.rest, args.has_rest, args.full_parser = rest, has_rest, full_parser
     return args
@@ -154,7 +154,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
 
 def run(argv: Sequence[str]) -> int:
     """Carry out a command line; returns the exit code."""
-    console = Console(verbose="-v" in argv or "--verbose" in argv)
+    own = split_rest(argv)[0]
+    console = Console(verbose="-v" in own or "--verbose" in own, wide="--wide" in own)
     try:
         args = parse(argv)
         if args is None:

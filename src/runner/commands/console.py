@@ -14,33 +14,95 @@ if TYPE_CHECKING:
     from runner.errors import RunnerError
 
 
+# What moves the cursor, renames the window, reaches the clipboard or reorders the text of a terminal: C0, C1, bidi.
+_BIDI = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n not in (9, 10)}
+_CONTROLS |= {n: f"\\u{n:04x}" for n in _BIDI}
+_IN_JSON = {n: f"\\u{n:04x}" for n in (*range(127, 160), *_BIDI)}  # json escapes C0 itself
+
+_COLOURS = {"RUNNING": "36", "COMPLETED": "32", "ok": "32", "PENDING": "33", "CONFIGURING": "33", "COMPLETING": "36",
+            "REQUEUED": "33", "REQUEUE_HOLD": "33", "PREPARING": "33", "UNKNOWN": "33", "CANCELLED": "35",
+            "FAILED": "31", "TIMEOUT": "31", "LOST": "31", "NODE_FAIL": "31", "OUT_OF_MEMORY": "31", "PREEMPTED": "31",
+            "BOOT_FAIL": "31", "DEADLINE": "31", "wrong": "31", "missing": "33"}  # fmt: skip
+
+
+def visible(text: str) -> str:
+    """The text with its control characters shown as escapes: a log or a registry must not drive the terminal."""
+    return text if text.isprintable() else text.translate(_CONTROLS)
+
+
+class LogFilter:
+    """Output of a job for the terminal: colours stay, other control sequences are shown as escapes."""
+
+    def __init__(self) -> None:
+        import re
+
+        # UTF-8 of C1 and bidi; of C0 all but tab, line feed and carriage return
+        bidi = rb"\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
+        bad = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|" + bidi
+        self.bad = re.compile(rb"(\x1b\[[0-9;:]*m)|" + bad)
+        self.cut = re.compile(rb"(?:\x1b(?:\[[0-9;:]{0,30})?|\xc2|\xd8|\xe2[\x80\x81]?)\Z")
+        self.rest = b""
+
+    def __call__(self, data: bytes) -> bytes:
+        """What can be shown of the next piece; what a cut sequence may still become waits for the piece after."""
+        data = self.rest + data
+        cut = self.cut.search(data, max(len(data) - 34, 0))
+        self.rest = data[cut.start() :] if cut else b""
+        return self._clean(data[: cut.start()] if cut else data)
+
+    def _clean(self, data: bytes) -> bytes:
+        return self.bad.sub(lambda found: found[1] or visible(found[0].decode()).encode(), data)
+
+
 class Console:
     """The Report of the command line."""
 
-    def __init__(self, *, verbose: bool = False) -> None:
+    def __init__(self, *, verbose: bool = False, wide: bool = False) -> None:
         self.verbose = verbose
+        self.wide = wide
         self.terminal = sys.stderr.isatty()
         self.colour = self.terminal and not os.environ.get("NO_COLOR")
 
-    def answer(self, text: str) -> None:
-        """Print the answer: the only thing that ever stands on stdout."""
+    def answer(self, text: str, *, exact: bool = False) -> None:
+        """Print the answer: the only thing that ever stands on stdout.
+
+        A program gets it byte by byte; on a terminal control characters are shown as escapes, unless `exact`.
+        """
+        if not exact and sys.stdout.isatty():
+            text = visible(text)
         sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
+
+    def line(self, text: str) -> None:
+        """Print a line of an answer for people, which quotes what others have written."""
+        self.answer(visible(text), exact=True)
 
     def answer_json(self, data: object) -> None:
         """Print the answer as JSON; of a list each item in a line of its own."""
         import json
 
         if isinstance(data, list) and data:  # a history is long, and the encoder that indents is slow
-            self.answer("[\n" + ",\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in data) + "\n]")
-            return
-        self.answer(json.dumps(data, indent=2, ensure_ascii=False, default=str))
+            text = "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in data) + "\n]"
+        else:
+            text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
+        self.answer(text if text.isascii() else text.translate(_IN_JSON), exact=True)
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print the answer as columns, each as wide as its widest cell."""
-        lines = [tuple(header), *(tuple(row) for row in rows)]
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:
+        """Print the answer as columns, each as wide as its widest cell.
+
+        On a terminal the widest are cut to its width, unless `--wide` is given; with `wrap` the last is wrapped.
+        """
+        lines = [tuple(header), *(tuple(visible(cell).replace("\n", " ") for cell in row) for row in rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        terminal = sys.stdout.isatty()
+        if terminal and not self.wide:
+            widths = _fitted(widths, [len(name) for name in header], _columns() - 2 * (len(widths) - 1), last=wrap)
+        colour = terminal and not os.environ.get("NO_COLOR")
+        states = [name in ("STATE", "STATUS") for name in header] if colour else [False] * len(header)
         for line in lines:
-            self.answer("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+            for part in _wrapped(line, widths) if wrap else (line,):
+                cells = [_cell(*each) for each in zip(part, widths, states, strict=True)]
+                self.answer("  ".join(cells).rstrip(), exact=True)
 
     def say(self, line: str) -> None:
         """One line that every user should see."""
@@ -53,15 +115,18 @@ class Console:
 
     def warn(self, line: str) -> None:
         """One line about something that will hurt later."""
-        self.error_line(f"{self._paint('warning:', '33')} {line}")
+        self._write(f"{self._paint('warning:', '33')} {visible(line)}")
 
     def error(self, error: RunnerError) -> None:
         """A RunnerError in its three parts."""
-        text = str(error)
-        self.error_line(text.replace("runner:", self._paint("runner:", "31"), 1))
+        text = visible(str(error))
+        self._write(text.replace("runner:", self._paint("runner:", "31"), 1))
 
     def error_line(self, line: str) -> None:
         """A line on stderr; a closed stderr is no reason to fail."""
+        self._write(visible(line))
+
+    def _write(self, line: str) -> None:
         try:
             print(line, file=sys.stderr, flush=True)
         except UnicodeEncodeError:  # a word of the user's that is no text
@@ -95,4 +160,46 @@ class Console:
         """A live bar on a terminal, a line now and then elsewhere."""
         from runner.commands.bars import live_bar, plain_bar
 
-        return live_bar(what, total, unit) if self.terminal else plain_bar(self, what, total, unit)
+        return live_bar(visible(what), total, unit) if self.terminal else plain_bar(self, what, total, unit)
+
+
+def _columns() -> int:
+    width = os.environ.get("COLUMNS", "")
+    if width.isdecimal() and int(width):
+        return int(width)
+    try:
+        return os.get_terminal_size(1).columns or 80
+    except OSError:
+        return 80
+
+
+def _fitted(widths: list[int], least: list[int], room: int, *, last: bool) -> list[int]:
+    """The widths with the widest made smaller until they fit, or only the last one."""
+    widths = list(widths)
+    if last:
+        widths[-1] = min(widths[-1], max(room - sum(widths[:-1]), 30))
+        return widths
+    while (over := sum(widths) - room) > 0:
+        loose = [n for n, width in enumerate(widths) if width > max(least[n], 8)]
+        if not loose:
+            break
+        widest = max(loose, key=lambda n: widths[n])
+        others = max((widths[n] for n in loose if n != widest), default=0)
+        widths[widest] = max(widths[widest] - over, min(others, widths[widest] - 1), least[widest], 8)
+    return widths
+
+
+def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
+    """The line as several, the last cell wrapped at blanks."""
+    import textwrap
+
+    parts = textwrap.wrap(line[-1], widths[-1], break_on_hyphens=False) or [""]
+    return [(*line[:-1], parts[0]), *((*("" for _ in line[:-1]), part) for part in parts[1:])]
+
+
+def _cell(text: str, width: int, state: bool) -> str:
+    if len(text) > width:
+        text = text[: width - 1] + "…"
+    padded = text.ljust(width)
+    code = _COLOURS.get(text) if state else None
+    return f"\x1b[{code}m{text}\x1b[0m{padded[len(text) :]}" if code else padded

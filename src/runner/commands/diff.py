@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.options import add_wide
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -25,6 +26,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "right", metavar="RUN|.", nargs="?", default=".", help="`.` (default): the same launch, here, now"
     )
     diff.add_argument("--json", action="store_true", help="print JSON")
+    add_wide(diff)
     diff.set_defaults(run=show_difference)
 
 
@@ -70,8 +72,10 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
         raise RunnerError(
             f"{run.name} does not say how it was launched", "its record holds no command line", "name a second run"
         )
+    from runner.cli import find_verb
+
     at = words.index("--") if "--" in words else len(words)
-    named = words[:at].index("launch")
+    named = find_verb(words[:at]) or 0
     launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
     launch.rest, launch.dry_run = tuple(words[at + 1 :]), True
     return of_plan(prepare(launch_request(launch), project, os.environ, Quiet()), run)

@@ -158,7 +158,7 @@ def _print(
         console.answer_json(as_sarif(findings, Path.cwd()))
     else:
         for finding in findings:
-            console.answer(str(finding))
+            console.line(str(finding))
     what = checked[0].name if len(checked) == 1 else f"{len(checked)} environments and scripts"
     said = ", ".join(f"{count} {kind}{'s' if count != 1 else ''}" for kind, count in counts.items() if count)
     console.say(f"{what} on {setting.site.name} with {setting.engine}: {said or 'no findings'}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from runner.commands.options import add_wide
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +32,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     engines = "ce sarus pyxis enroot podman docker apptainer host"
     emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's)")
     emit.add_argument("-o", "--output", metavar="FILE", help="write the file, and print its path")
+    add_wide(show)
     show.set_defaults(run=show_environment)
     emit.set_defaults(run=emit_environment)
     env_adopt.add(actions, common)

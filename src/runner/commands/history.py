@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.options import add_wide
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +37,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     history.add_argument("--since", metavar="WHEN", help="30m, 12h, 7d, 2w, or a date")
     history.add_argument("--json", action="store_true", help="print JSON")
+    add_wide(history)
     history.set_defaults(run=show_history)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from runner.commands.options import add_wide
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,10 +36,12 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     show.add_argument("name", nargs="?", metavar="NAME", help="default: the one that is used here")
     for action, function in ((listing, list_sites), (show, show_site)):
         action.add_argument("--json", action="store_true", help="print JSON")
+        add_wide(action)
         action.set_defaults(run=function)
 
     doctor = subparsers.add_parser("doctor", parents=[common], help="what this machine can do")
     doctor.add_argument("--json", action="store_true", help="print JSON")
+    add_wide(doctor)
     doctor.set_defaults(run=examine_machine)
 
     completion = subparsers.add_parser("completion", parents=[common], help="print the completion script of a shell")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.options import add_wide
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,6 +21,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verbs."""
     images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
     images.add_argument("--json", action="store_true", help="print JSON")
+    add_wide(images)
     images.set_defaults(run=list_images)
     gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses, and old runs")
     gc.add_argument("files", nargs="*", metavar="FILE", help="these, and the symlinks to them (default: all unused)")

@@ -155,10 +155,13 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
 
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended; its exit code. Ctrl-C leaves the job alone."""
+    from runner.commands.console import LogFilter
     from runner.runs.logs.output import One, follow, result_code
 
+    printable = LogFilter()
+
     def show(data: bytes) -> None:
-        sys.stderr.buffer.write(data)
+        sys.stderr.buffer.write(printable(data))
         sys.stderr.buffer.flush()
 
     try:

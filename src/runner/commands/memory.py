@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from runner.commands.options import add_wide
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -59,6 +60,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     for name in SHAPE_FLAGS:
         shape.add_argument(f"--{name}", type=int, metavar="N")
     shape.add_argument("--tie_word_embeddings", action="store_const", const=True)
+    add_wide(verb)
     verb.set_defaults(run=show_memory)
 
 

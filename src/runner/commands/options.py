@@ -50,6 +50,11 @@ def add_job(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
 
 
+def add_wide(verb: argparse.ArgumentParser) -> None:
+    """The option of verbs that print a table; the console looks for it itself."""
+    verb.add_argument("--wide", action="store_true", help="do not cut columns to the width of the terminal")
+
+
 def common_options() -> argparse.ArgumentParser:
     """The options that every verb takes."""
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False, formatter_class=Formatter)

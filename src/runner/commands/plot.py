@@ -51,7 +51,7 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
         metrics = tuple(dict.fromkeys(curve.metric for curve in curves))
         for number, metric in enumerate(metrics):
             lines = draw([curve for curve in curves if curve.metric == metric], args.axis, _style(len(metrics)))
-            console.answer("\n".join(["", *lines] if number else lines))
+            console.answer("\n".join(["", *lines] if number else lines), exact=True)
     return 0
 
 

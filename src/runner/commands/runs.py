@@ -95,6 +95,7 @@ def _runs_folder(args: argparse.Namespace) -> Path:
 
 def show_logs(args: argparse.Namespace, console: Console) -> int:
     """`runner logs`: what a run, or some of its ranks, have printed."""
+    from runner.commands.console import LogFilter
     from runner.runs.logs import output
     from runner.runs.logs.following import Following
     from runner.runs.logs.merged import merged, without_times
@@ -104,12 +105,16 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
     run = history.find_run(args.run_word, _runs_folder(args))
     ranks = parse_ranks(args.rank) if args.rank else ()
 
+    printable = LogFilter()
+
     def show(data: bytes) -> None:
-        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(printable(data))
         sys.stdout.buffer.flush()
 
     if args.follow:
-        say_end(output.follow(run, Following(run, ranks), show, console), console)
+        status = output.follow(run, Following(run, ranks), show, console)
+        show(b"\n" if printable.rest else b"")
+        say_end(status, console)
         return 0
     if ranks:
         check_ranks(run, ranks)
@@ -117,6 +122,7 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
     for data in merged(run, ranks):
         show(data)
         shown = True
+    show(b"\n" if printable.rest else b"")
     if not shown:
         console.say(f"{run.name} has printed nothing yet ({run.log})")
     elif not ranks and (unknown := without_times(run)):

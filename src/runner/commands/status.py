@@ -6,6 +6,8 @@ import argparse
 import os
 import sys
 
+from runner.commands.options import add_wide
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +33,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
         )
+        add_wide(parser)
         parser.add_argument("--all", action="store_true", help=f"all runs, not only the {_NEWEST} newest")
 
 

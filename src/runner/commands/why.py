@@ -55,7 +55,7 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
         console.answer_json(answer.record())
     else:
         for line in _lines(answer):
-            console.answer(line)
+            console.line(line)
     return 0 if answer.known else 1
 
 
