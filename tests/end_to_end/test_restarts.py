@@ -42,3 +42,6 @@ def test_a_chain_of_jobs_is_one_run(bare: Runner) -> None:
     assert len(status["job_ids"]) == 3 and status["job_id"] == status["job_ids"][1]
     assert status["gpu_hours"] is not None
     assert "GPU HOURS" in bare("status", run).stdout
+    again = bare("rerun", run).stdout.strip()
+    until(lambda: (bare.runs / again / "attempts/2/exit_code").exists(), "the second link of the rerun", 60)
+    assert len(bare.wait(again, lambda found: found["state"] == "COMPLETED")["job_ids"]) == 3

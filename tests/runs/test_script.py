@@ -257,3 +257,12 @@ def test_submission_needs_the_folder_alone(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "cd RUN && bash job.sbatch" in done.stderr
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("program", ["sbatch", "srun"])
+def test_cpus_per_gpu_takes_the_place_of_cpus_per_task(program: str) -> None:
+    """sbatch and srun refuse the two together."""
+    text = script(replace(command_job("true"), **{program: ("--cpus-per-gpu=4",)}), site=SLURM)
+    step = text[text.index("srun --nodes") :]
+    assert "--cpus-per-gpu=4" in text and "--cpus-per-task" not in step
+    assert ("--cpus-per-task" in text) == (program == "srun")

@@ -104,3 +104,20 @@ def test_the_folder_of_the_run_before_stands_for_its_place(tmp_path: Path) -> No
     for waits in (Waits(), Waits((one,), (one,))):
         with pytest.raises(RunnerError):
             waits.placed(job)
+
+
+def test_the_job_id_of_the_whole_array_means_the_sweep(tmp_path: Path) -> None:
+    """It is what squeue shows."""
+    for number in (1, 2):
+        name = f"a-000{number}"
+        make(tmp_path, name, job_ids=(f"35_{number}",), sweep="a-sweep-0001")
+        link = tmp_path / "a-sweep-0001" / str(number)
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(f"../{name}")
+    (tmp_path / "a-sweep-0001/array.sbatch").write_text("")
+    assert [run.name for run in find_runs("35", tmp_path)] == ["a-0001", "a-0002"]
+    assert find_run("35_2", tmp_path).name == "a-0002"
+    with pytest.raises(RunnerError, match="a-sweep-0001 is a sweep of 2 runs"):
+        find_run("35", tmp_path)
+    with pytest.raises(RunnerError):
+        find_runs("3", tmp_path)

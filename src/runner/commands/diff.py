@@ -72,10 +72,8 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
         raise RunnerError(
             f"{run.name} does not say how it was launched", "its record holds no command line", "name a second run"
         )
-    from runner.cli import find_verb
-
     at = words.index("--") if "--" in words else len(words)
-    named = find_verb(words[:at]) or 0
+    named = words[:at].index("launch")
     launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
     launch.rest, launch.dry_run = tuple(words[at + 1 :]), True
     return of_plan(prepare(launch_request(launch), project, os.environ, Quiet()), run)

@@ -59,6 +59,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
             "launcher": job.launcher,
             "save_seconds": job.save_seconds,
             "hang_seconds": job.hang_seconds,
+            "chain": job.chain or None,
         },
         "job.resources": asdict(job.resources),
         "job.restart": asdict(job.restart) if job.restart else {},

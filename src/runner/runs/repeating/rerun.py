@@ -129,6 +129,7 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
                 run = replace(run, job_ids=(submission.sbatch(folder, Waits(), report),), state=SUBMITTED)
             submitted = True
             save(run)
+            run = submission.with_chain(run, tables["job"].get("chain", 0))
         return run
     except BaseException:
         if not submitted:

@@ -26,6 +26,10 @@ _COUNTS = (
     "nodes and processes are counted by the job: the world size must come out right",
     "--nodes on the command line, tasks_per_node in the job file",
 )
+_ONE_CLUSTER = (
+    "status and cancel ask the default cluster only",
+    "submit on a login node of that cluster, or set SLURM_CLUSTERS for all commands",
+)
 _GPUS_PER_TASK = ("it hides the other GPUs of the node from a task, and NCCL needs its peers", "--gpus-per-node")
 _ONE_LOG = ("a run has one output file, job.log, and `runner logs` reads it", "leave it out")
 _CONTAINER = ("the container belongs to the step, and comes from the environment", "put it into the EDF")
@@ -41,12 +45,14 @@ _REFUSED_BY_BOTH = {
     "environment": _CONTAINER,
     "edf": _CONTAINER,
 }
+CPUS = {"cpus-per-task", "cpus-per-gpu"}
 REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
         "chdir": ("the script finds its run folder by the folder that it is submitted in", "leave it out"),
         "signal": ("the script traps the signal that it asks for", "save_seconds in the job file"),
         "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
+        "clusters": _ONE_CLUSTER,
         "wrap": ("it stands in the place of a script", "runner launch -- COMMAND"),
         "parsable": ("it is given already", "leave it out"),
         "wait": ("sbatch would not return", "runner launch --wait"),
@@ -119,6 +125,8 @@ def merge(own: Sequence[str], site: Sequence[str], user: Sequence[str], program:
             names |= {"gres", "gpus", "gpus-per-node"}  # one request for GPUs in another dialect
         if names & {"mem", "mem-per-cpu", "mem-per-gpu"}:
             names |= {"mem", "mem-per-cpu", "mem-per-gpu"}  # Slurm takes one of them only
+        if names & CPUS:
+            names |= CPUS  # sbatch and srun refuse both together
         return [word for word in words if option(word, program)[0] not in names]
 
     own = without(own, (*site, *user))

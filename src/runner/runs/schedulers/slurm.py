@@ -47,7 +47,7 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
         attachment,
         site,
         directives=directives,
-        step=_step(job, attachment, site),
+        step=_step(job, attachment, site, directives),
     )
 
 
@@ -86,24 +86,22 @@ def _gpu_request(gpus: int, site: Site) -> tuple[str, ...]:
     return (f"--gres=gpu:{gpus}",) if site.gpu_request == "gres" else (f"--gpus-per-node={gpus}",)
 
 
-def _step(job: Job, attachment: Attachment, site: Site) -> tuple[str, ...]:
+def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str]) -> tuple[str, ...]:
     """The lines of srun with its flags, quoted."""
-    own = flags.merge(
-        (
-            f"--nodes={job.resources.nodes}",
-            f"--ntasks={job.tasks}",
-            f"--ntasks-per-node={job.tasks_per_node}",
-            "--cpus-per-task=${SLURM_CPUS_PER_TASK}",  # said again: not every Slurm hands it on to srun
-            "--distribution=block",
-            "--kill-on-bad-exit=1",
-            "--export=ALL",
-        ),
-        (),
-        (),
-        "srun",
+    by_task = any(flags.option(word, "sbatch")[0] == "cpus-per-task" for word in directives)
+    own = (
+        f"--nodes={job.resources.nodes}",
+        f"--ntasks={job.tasks}",
+        f"--ntasks-per-node={job.tasks_per_node}",
+        # repeated: not every Slurm hands it on to srun; --cpus-per-gpu, which excludes it, reaches srun by itself
+        *(("--cpus-per-task=${SLURM_CPUS_PER_TASK}",) if by_task else ()),
+        "--distribution=block",
+        "--kill-on-bad-exit=1",
+        "--export=ALL",
     )
     given = flags.merge((), site.srun, job.srun, "srun")
     names = {flags.option(word, "srun")[0] for word in given}
+    names |= flags.CPUS if names & flags.CPUS else set()
     ours = [quoting.live(word) for word in own if flags.option(word, "srun")[0] not in names]
     theirs = [quoting.literal(word, f"the srun flag {word[:60]!r}") for word in given]
     engine = [quoting.live(word) for word in attachment.flags]

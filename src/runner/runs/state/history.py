@@ -26,7 +26,14 @@ def list_runs(runs_folder: Path) -> tuple[Run, ...]:
 def find_runs(word: str, runs_folder: Path) -> tuple[Run, ...]:
     """The runs that a user's word means: those of a sweep, or the one. Raises RunnerError where there is none."""
     links = members(runs_folder / word)
-    return tuple(load(link.resolve()) for link in links) or (find_run(word, runs_folder),)
+    runs = tuple(load(link.resolve()) for link in links)
+    return runs or _of_array(word, list_runs(runs_folder)) or (find_run(word, runs_folder),)
+
+
+def _of_array(word: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
+    """The runs of a sweep, by the job id of its whole array."""
+    found = [run for run in runs if any(job_id.startswith(f"{word}_") for job_id in run.job_ids)]
+    return tuple(found) if word.isdigit() else ()
 
 
 def members(sweep: Path) -> tuple[Path, ...]:
@@ -59,6 +66,8 @@ def find_run(word: str, runs_folder: Path) -> Run:
         # a step of a job (`123.0`) belongs to the job's run; `123_4` is a task of a sweep's array, or of the user's own
         if run.job_ids and {word.split(".")[0], word.replace("_", ".").split(".")[0]} & {*run.job_ids}:
             return run
+    if of_array := _of_array(word, runs):
+        return find_run(of_array[0].sweep, runs_folder)  # which tells that it is a sweep
     if word.isdigit():  # submitted by hand: only its attempt names the job
         for run in reversed(runs):
             if word in with_newest_job(run).job_ids:

@@ -41,7 +41,7 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
                 run = replace(run, job_ids=(sbatch(run.folder, waits, report),), state=SUBMITTED)
             submitted = True
             save(run)
-            run = _chain(run, plan.job.chain)
+            run = with_chain(run, plan.job.chain)
         return run
     except BaseException:
         if not submitted:
@@ -122,7 +122,7 @@ def write(plan: RunPlan, run: Run) -> None:
     files.write(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 
 
-def _chain(run: Run, links: int) -> Run:
+def with_chain(run: Run, links: int) -> Run:
     """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
     for _ in range(links - 1):
         job_id = submitted(run.folder, slurm.submit_after(run.folder, run.job_id))
