@@ -1,4 +1,4 @@
-"""The causes are data: each is whole, knows its own real message, lets its near-miss pass, and cannot run away."""
+"""The causes are data: each is complete, matches its own real message and not its near miss, and cannot run away."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SYMPTOM, Cause, all_causes, by_word, cause_of
+from runner.runs.why import cause as causes
+from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, Cause, all_causes, by_word, cause_of
 from runner.runs.why.logs import LINE_BYTES
 
-IN_LOGS = [cause for cause in all_causes() if cause.kind in (CAUSE, SYMPTOM, SLOW)]
+IN_LOGS = [cause for cause in all_causes() if cause.kind in causes.IN_LOGS]
 
 
 def names(cause: Cause) -> str:
@@ -87,5 +88,5 @@ def test_exit_codes_of_signals_and_shells_are_known(code: int) -> None:
 
 def test_the_page_lists_every_cause_with_its_words() -> None:
     page = (Path(__file__).parents[2] / "docs" / "why.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*?)(?: \(said by others\))? \|$", page, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*?)(?: \((?:symptom|summary)\))? \|$", page, re.MULTILINE))
     assert rows == {cause.code: cause.says for cause in all_causes()}

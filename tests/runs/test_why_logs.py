@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -188,6 +190,40 @@ def test_of_a_larger_log_head_and_tail_are_read_and_the_lines_between_counted(
     log.write_text("step\n" * 5000 + ECC)
     answer = explain_logs([log])
     assert answer.evidence == f"{log}:5001" and "in its middle were not read" in answer.notes[0]
+
+
+def test_progress_bars_that_return_to_the_start_of_their_line_cost_no_more_than_lines(tmp_path: Path) -> None:
+    """10 MiB without a newline, and the same as lines; both hold an error in the middle, and both are found."""
+    bar = "Training:  {:3}%|{:33}| {}/99999 [{:02}:{:02}<{:02}:11, 9.31it/s, loss=0.{:04}]"
+    bars = [bar.format(i % 100, "█" * (i % 100 // 3), i, i // 60 % 60, i % 60, i % 17, i) for i in range(100_000)]
+    bars.insert(60_000, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB.")
+    seconds = []
+    for end in ("\n", "\r"):
+        log = tmp_path / "job.log"
+        log.write_text(end.join(bars), newline="")
+        start = time.process_time()
+        answer = explain_logs([log])
+        seconds.append(time.process_time() - start)
+        assert answer.cause is None  # it was survived
+        log.write_text(end.join(bars[:60_001]), newline="")
+        answer = explain_logs([log])
+        assert answer.cause is not None and answer.line == bars[60_000]
+    assert seconds[1] < 3 * seconds[0] + 1
+
+
+def test_a_line_of_many_megabytes_is_read_in_bounded_time_and_memory(tmp_path: Path) -> None:
+    """40 MiB without any line end: only its beginning and its end are searched."""
+    log = tmp_path / "job.log"
+    piece = random.Random(1).randbytes(1 << 20).replace(b"\n", b"x").replace(b"\r", b"x")
+    with log.open("wb") as file:
+        for _ in range(40):
+            file.write(piece)
+        file.write(b" torch.OutOfMemoryError: CUDA out of memory. Tried\n" + ECC.encode())
+    start = time.process_time()
+    answer = explain_logs([log])
+    assert answer.cause is not None and answer.cause.code == "gpu-out-of-memory" and len(answer.line) <= 4096
+    assert [each.place for each, _ in answer.followed] == [f"{log}:2"]
+    assert time.process_time() - start < 2  # all words in all of it: 4 seconds and more
 
 
 def test_one_line_without_end_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ ERROR = "Traceback (most recent call last):\n  File \"/home/u/train.py\", line 3
 
 def make_run(folder: Path, name: str = "sft-0001", **values: Any) -> Run:
     """A run that ended long ago, without a scheduler unless told."""
-    settings = {"scheduler": "local", "job_ids": ("local-999999999",), "process": "gone", **values}
-    run = Run(name, folder / name, "sft", "generic-slurm", created="2026", state=SUBMITTED, **settings)
+    settings = {"scheduler": "local", "job_ids": ("local-999999999",), "process": "gone", "state": SUBMITTED, **values}
+    run = Run(name, folder / name, "sft", "generic-slurm", created="2026", **settings)
     run.folder.mkdir(parents=True)
     save(run)
     return run
@@ -85,6 +85,113 @@ def test_a_run_that_ended_well_has_no_cause_but_may_have_been_slow(tmp_path: Pat
     run.log.write_text(f"{ERROR}nid001:1:1 [0] NCCL INFO Using network Socket\n")
     answer = explain_run(run)
     assert answer.fine and answer.cause is None and [each.cause.code for each in answer.slow] == ["nccl-over-sockets"]
+
+
+EPILOGUE = """\
+job.sbatch: attempt 1 ended with exit code {code}
+job.sbatch: no further attempt: ended by script_failure for time 1, and the job file allows 0 restarts after that
+"""
+SRUN = "srun: error: nid002: task 1: Exited with exit code {code}\nsrun: Terminating StepId=9.0\n"
+CANCELLED = """\
+srun: Job step aborted: Waiting up to 32 seconds for job step to finish.
+slurmstepd-nid001: error: *** JOB 9 ON nid001 CANCELLED AT 2026-11-21T16:40:26 ***
+slurmstepd-nid001: error: *** STEP 9.0 ON nid001 CANCELLED AT 2026-11-21T16:40:26 ***
+"""
+
+
+def ended(folder: Path, code: int, log: str, **values: Any) -> Run:
+    run = make_run(folder, **values)
+    attempt(run, 1, exit_code=f"{code}\n")
+    run.log.write_text(log + EPILOGUE.format(code=code))
+    return run
+
+
+def test_our_own_last_words_and_sruns_summary_are_not_the_cause(tmp_path: Path) -> None:
+    run = ended(tmp_path, 3, "mytool: fatal: no flux\n" + SRUN.format(code=3))
+    answer = explain_run(run)
+    assert answer.cause is None and [each.text for each in answer.telling] == ["mytool: fatal: no flux"]
+    assert {each.cause.code for each, _ in answer.followed} == {"task-exit", "restarts-used-up"}
+
+
+@pytest.mark.parametrize(("code", "cause"), [(2, "exit-usage"), (137, "exit-killed"), (139, "exit-segmentation-fault")])
+def test_an_exit_code_tells_more_than_our_own_last_words(tmp_path: Path, code: int, cause: str) -> None:
+    run = ended(tmp_path, code, SRUN.format(code=code) + CANCELLED.splitlines()[0] + "\n")
+    answer = explain_run(run)
+    assert answer.cause is not None and (answer.cause.code, answer.line) == (cause, f"exit code {code}")
+
+
+def test_a_batch_script_that_was_killed_is_not_called_cancelled(tmp_path: Path) -> None:
+    answer = explain_run(ended(tmp_path, 137, CANCELLED))
+    assert answer.cause is not None and answer.cause.code == "exit-killed"
+
+
+def test_where_only_a_summary_is_known_it_is_the_answer(tmp_path: Path) -> None:
+    answer = explain_run(ended(tmp_path, 3, SRUN.format(code=3)))
+    assert answer.cause is not None and answer.cause.code == "task-exit"
+
+
+def test_of_a_cancelled_run_the_cancel_is_the_cause(tmp_path: Path) -> None:
+    run = ended(tmp_path, 143, CANCELLED, state="cancelled")
+    answer = explain_run(run)
+    assert answer.cause is not None and answer.cause.code == "cancelled"
+    assert answer.evidence == f"{run.log}:2" and answer.first is not None and answer.first.time is not None
+    assert "restarts-used-up" in {each.cause.code for each, _ in answer.followed}
+
+
+def test_an_error_before_the_cancel_is_noted(tmp_path: Path) -> None:
+    run = ended(tmp_path, 143, "torch.OutOfMemoryError: CUDA out of memory. Tried\n" + CANCELLED, state="cancelled")
+    answer = explain_run(run)
+    assert answer.cause is not None and answer.cause.code == "cancelled"
+    assert f"before that, {run.log}:1 shows gpu-out-of-memory: " in answer.notes[0]
+
+
+def test_a_cancelled_run_without_a_log_says_so(tmp_path: Path) -> None:
+    answer = explain_run(make_run(tmp_path, state="cancelled"))
+    assert answer.cause is not None and (answer.cause.code, answer.evidence) == ("cancelled", "run.json")
+
+
+def test_a_run_whose_dependency_failed_was_not_cancelled_by_somebody(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    (run.folder / "not-started").write_text("prep-0001 ended with exit code 1\n")
+    answer = explain_run(run)
+    assert answer.cause is not None and answer.cause.code == "pending-dependency-never"
+
+
+def test_a_run_that_the_scheduler_has_lost_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1)
+    answer = explain_run(run)
+    assert answer.cause is not None and answer.cause.code == "run-lost"
+    assert f"`cd {run.folder} && sbatch job.sbatch`" in answer.cause.fix
+
+
+def test_a_failed_run_is_never_said_to_be_fine_and_its_last_lines_are_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="3\n")
+    run.log.write_text("step 1\nstep 2\njob.sbatch: attempt 1 ended with exit code 3\n")
+    said = why(tmp_path, run.name)
+    assert said.returncode == 1 and "nothing in it says" not in said.stdout
+    assert "          step 1\n          step 2\n" in said.stdout and "job.sbatch" not in said.stdout
+    assert f"try:      `runner logs {run.name}`" in said.stdout
+
+
+@pytest.mark.parametrize("label", ["", "0: ", "[rank 1] "])
+def test_an_error_of_runner_itself_is_told_with_its_own_reason_and_fix(tmp_path: Path, label: str) -> None:
+    first = "runner: the mount source /data is not there on nid001"
+    others = ("  because: mounts.0 asks for /data", "  try:     create it")
+    rest = "".join(f"{label if label.startswith('0') else ''}{line}\n" for line in others)
+    run = ended(tmp_path, 1, f"{label}{first}\n{rest}")
+    answer = explain_run(run)
+    assert answer.cause is not None and answer.cause.code == "runner-message"
+    assert (answer.evidence, answer.line) == (f"{run.log}:1", f"{label}{first}")
+    assert (answer.cause.explanation, answer.cause.fix) == ("mounts.0 asks for /data", "create it")
+
+
+def test_what_is_known_stands_in_the_commands_to_try(tmp_path: Path) -> None:
+    log = "srun: lab\nslurmstepd-nid001: error: execve(): train$x: No such file or directory\n"
+    answer = explain_run(ended(tmp_path, 2, log, environment="pytorch", scheduler="local"))
+    assert answer.cause is not None and answer.cause.code == "program-missing"
+    assert "`runner shell pytorch -- which 'train$x'`" in answer.cause.fix
 
 
 def metrics(path: Path, rates: list[float], pause: float = 1.0, end: float = 1000.0) -> Path:

@@ -30,7 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def show_why(args: argparse.Namespace, console: Console) -> int:
-    """`runner why`: the cause, its evidence, the fix. 1 where no cause is known."""
+    """`runner why`: the cause, its evidence, the fix; 1 where no cause is known."""
     from pathlib import Path
 
     from runner.errors import RunnerError
@@ -38,8 +38,8 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
 
     if args.log and args.run_word:
         raise RunnerError(
-            "runner why: a run and --log together", "a run's own logs are found in its folder",
-            "leave one of them out", exit_code=2,
+            "runner why: both a run and --log", "a run's own logs are found in its folder",
+            "give one of them", exit_code=2,
         )  # fmt: skip
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
@@ -66,10 +66,17 @@ def _lines(answer: Answer) -> list[str]:
     elif answer.fine:
         shown.append("cause:    none: nothing in it says that anything failed")
     else:
-        shown.append("cause:    not known: nothing in it fits a cause that runner knows")
+        shown.append("cause:    not known: no line of the logs matches a known cause")
     if answer.telling:
         shown.append("lines:    the most telling ones")
         shown += [f"          {each.place}: {each.text[:_LINE]}" for each in answer.telling]
+    elif answer.last:
+        shown.append(f"lines:    no line reports an error; the last ones of {answer.last[0].path}")
+        shown += [f"          {each.text[:_LINE]}" for each in answer.last]
+    if answer.hint:
+        shown.append(f"try:      {answer.hint}")
+    if answer.cause is None:
+        shown += _followed(answer)
     for each in answer.slow:
         shown += [f"slow:     {each.cause.code}: {each.cause.says}", f"          {each.place}: {each.text[:_LINE]}"]
         shown += [f"  try:    {each.cause.fix}"]
@@ -91,7 +98,11 @@ def _cause_lines(answer: Answer) -> list[str]:
         inside = f" in {frame.function}" if frame.function else ""
         shown.append(f"code:     {frame.file}:{frame.line}{inside}{f': {frame.code}' if frame.code else ''}")
     shown += [f"because:  {answer.cause.explanation}", f"try:      {answer.cause.fix}"]
-    for each, count in answer.followed:
-        lines = f"{count} lines, " if count > 1 else ""
-        shown.append(f"then:     {each.cause.code} ({lines}{each.place})")
-    return shown
+    return [*shown, *_followed(answer)]
+
+
+def _followed(answer: Answer) -> list[str]:
+    return [
+        f"then:     {each.cause.code} ({f'{count} lines, ' if count > 1 else ''}{each.place})"
+        for each, count in answer.followed
+    ]

@@ -31,13 +31,17 @@ class Answer:
     notes: tuple[str, ...] = ()
     """what else is worth knowing: the pace, logs that could not be read or not whole"""
     telling: tuple[Evidence, ...] = field(default=())
-    """the most telling lines, where no cause is known"""
+    """the most telling lines, where no cause is known, or one that does not say much"""
+    last: tuple[Evidence, ...] = ()
+    """the last lines, where no cause is known and no line is telling"""
+    hint: str = ""
+    """what to do where no cause is known"""
     fine: bool = False
     """nothing is wrong with it"""
 
     @property
     def known(self) -> bool:
-        """Whether it explains something, or there is nothing to explain."""
+        """Whether it explains the failure, or there is nothing to explain."""
         return self.cause is not None or self.fine
 
     def record(self) -> dict[str, object]:
@@ -61,7 +65,7 @@ class Answer:
             "slow": [{"code": each.cause.code, "says": each.cause.says, "place": each.place, "line": each.text,
                       "fix": each.cause.fix} for each in self.slow],
             "notes": list(self.notes),
-            "telling": [{"place": each.place, "line": each.text} for each in self.telling],
+            "telling": [{"place": each.place, "line": each.text} for each in (*self.telling, *self.last)],
         }  # fmt: skip
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from runner.errors import RunnerError
 
 FOLDER = Path(__file__).parent / "causes"
-CAUSE, EXCEPTION, SYMPTOM, SLOW = "cause", "exception", "symptom", "slow"
+CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW = "cause", "exception", "symptom", "summary", "slow"
 PENDING, EXIT = "pending", "exit"
-KINDS = (CAUSE, EXCEPTION, SYMPTOM, SLOW, PENDING, EXIT)
+KINDS = (CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW, PENDING, EXIT)
+IN_LOGS = (CAUSE, SYMPTOM, SUMMARY, SLOW)
 
 
 @dataclass(frozen=True)
@@ -30,34 +32,52 @@ class Cause:
     explanation: str
     fix: str
     kind: str = CAUSE
-    """`cause` breaks a run by itself; `symptom` is what others say when something broke before; `slow` costs time only;
-    `exception` is the class of a traceback that no row of the other kinds knows; `pending` a reason that Slurm gives
-    for waiting; `exit` an exit code"""
+    """`cause` breaks a run by itself; `symptom` is what other processes report when something broke elsewhere;
+    `summary` reports only that something ended (srun, torchrun, our own batch script); `slow` costs time only;
+    `exception` is the class of a traceback that no row of the other kinds explains; `pending` is a reason that Slurm
+    gives for waiting; `exit` is an exit code"""
     find: tuple[str, ...] = ()
-    """the line holds one of these, letter by letter: the sieve that is fast on long logs; of the last three kinds the
-    whole word"""
+    """the line contains one of these, letter by letter (this makes long logs fast); for `exception`, `pending` and
+    `exit` it is the whole word"""
     states: tuple[str, ...] = ()
     """the states of Slurm that mean this"""
     match: str = ""
-    """and, where given, this pattern (compiled at its first use)"""
+    """and, where given, this pattern; a group named like a placeholder of `fix` (PROGRAM, PATH2) fills it in"""
     unless: str = ""
     """and not this"""
     yields: tuple[str, ...] = ()
-    """codes that explain this one: where they are said too, they are the cause"""
+    """codes that explain this one: where the log or the exit code gives one of them, that is the cause"""
     message: str = ""
     """a real message, as its program printed it"""
     near_miss: str = ""
-    """a line that looks like it and is not"""
+    """a line that looks similar and must not match"""
     source: str = ""
     """where the message was seen"""
 
     def fits(self, line: str) -> bool:
-        """Whether a line of a log says this."""
+        """Whether a line of a log matches."""
         return (
             any(word in line for word in self.find)
             and (not self.match or re.search(self.match, line) is not None)
             and (not self.unless or re.search(self.unless, line) is None)
         )
+
+    def placeholders(self, line: str) -> dict[str, str]:
+        """The values that the line gives for placeholders of `fix`."""
+        found = re.search(self.match, line) if self.match else None
+        groups = found.groupdict() if found else {}
+        return {name.rstrip("0123456789"): value for name, value in groups.items() if value}
+
+    def filled(self, values: Mapping[str, str]) -> Cause:
+        """The same with known values in place of the placeholders in commands of `fix` (`runner logs RUN`)."""
+        if not values:
+            return self
+        names = "|".join(map(re.escape, values))
+
+        def command(found: re.Match[str]) -> str:
+            return re.sub(rf"(?<![\w$/])({names})(?!\w)", lambda name: shlex.quote(values[name[1]]), found[0])
+
+        return replace(self, fix=re.sub(r"`[^`]*`", command, self.fix))
 
 
 _TEXTS = ("says", "explanation", "fix", "kind", "match", "unless", "message", "near_miss", "source")
@@ -65,7 +85,7 @@ _LISTS = ("find", "states", "yields")
 
 
 def read_table(text: str, subject: str) -> tuple[Cause, ...]:
-    """The causes of one file. Raises RunnerError for a row that is not whole."""
+    """The causes of one file. Raises RunnerError for an incomplete row."""
     return tuple(_row(code, subject, row) for code, row in tomllib.loads(text).items())
 
 
@@ -75,18 +95,18 @@ def _row(code: str, subject: str, row: Mapping[str, object]) -> Cause:
     lists = {key: value for key in _LISTS if isinstance(value := row.get(key, []), list)}
     if missing or unknown or len(lists) < len(_LISTS) or row.get("kind", CAUSE) not in KINDS:
         raise RunnerError(
-            f"the cause {code!r} of {subject!r} is not whole",
+            f"the cause {code!r} in {subject}.toml is incomplete or has unknown keys",
             f"missing: {sorted(missing)}, unknown: {sorted(unknown)}",
-            "mend its table in causes/",
+            "correct its table in causes/",
         )
-    texts = {key: str(row[key]).strip() for key in _TEXTS if key in row}
+    texts = {key: str(row[key]).strip("\n") for key in _TEXTS if key in row}
     tuples = {key: tuple(map(str, value)) for key, value in lists.items()}
     return Cause(code=code, subject=subject, **texts, **tuples)  # type: ignore[arg-type]
 
 
 @cache
 def all_causes() -> tuple[Cause, ...]:
-    """Every cause, in the order of the files' names and rows: of two that fit one line, the former is meant."""
+    """Every cause, in the order of file names and rows: the first one that matches a line is taken."""
     found: list[Cause] = []
     for path in sorted(FOLDER.glob("*.toml")):
         found += read_table(path.read_text(), path.stem)
@@ -105,10 +125,10 @@ def by_word(kind: str, word: str) -> Cause | None:
 
 
 def by_state(state: str) -> Cause | None:
-    """The cause that a state of Slurm tells by itself."""
+    """The cause that a state gives by itself."""
     return next((cause for cause in all_causes() if state in cause.states), None)
 
 
 def cause_of(line: str) -> Cause | None:
-    """The first cause whose words a line of a log says; None where it says nothing that we know."""
-    return next((cause for cause in of_kind(CAUSE, SYMPTOM, SLOW) if cause.fits(line)), None)
+    """The first cause that a line of a log matches; None where no cause matches."""
+    return next((cause for cause in of_kind(*IN_LOGS) if cause.fits(line)), None)

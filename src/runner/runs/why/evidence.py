@@ -1,4 +1,4 @@
-"""What one log says: its lines that a cause knows, with rank, time, and the frame of the traceback they end."""
+"""What one log says: its lines that match a cause, with rank, time, and the frame of the traceback that they end."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from functools import cache
 from pathlib import Path
 
 from runner.runs.why import tracebacks
-from runner.runs.why.cause import CAUSE, EXCEPTION, SLOW, SYMPTOM, Cause, by_word, cause_of, of_kind
+from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, Cause, by_word, cause_of, of_kind
 from runner.runs.why.logs import Line, Scan, scan, window
 from runner.runs.why.place import node_of, rank_of, time_of, without_prefix
 from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
+OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which give their reason and a fix
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # an exception's message may take some lines
@@ -76,7 +77,7 @@ class Reading:
 
 @cache
 def _words() -> tuple[bytes, ...]:
-    words = {word for cause in of_kind(CAUSE, SYMPTOM, SLOW) for word in cause.find}
+    words = {word for cause in of_kind(*IN_LOGS) for word in cause.find}
     return tuple(sorted(word.encode() for word in {*words, HEADER, SUMMARY}))
 
 
@@ -90,6 +91,9 @@ def read_log(source: Source) -> Reading:
     for line in kept:
         cause = cause_of(line.text)
         if cause is None:
+            continue
+        if cause.code == OWN_MESSAGE:
+            found += _own_message(line, cause, source, result)
             continue
         block = _block_of(line, blocks)
         if block and cause.kind != CAUSE and line.number > block[0].number + block[1].last:
@@ -122,6 +126,19 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
         frame=block.frame if block else None,
         survived=result.survived(line),
     )
+
+
+def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> list[Evidence]:
+    """The evidence of an error of runner itself: `what` stands in the line before `because:`, the fix after `try:`."""
+    before = window(because.path, because.offset - 2048, min(because.offset, 2048))
+    lines = [without_prefix(line)[1] for line in window(because.path, because.offset, 4096)]
+    last = next((index for index, line in enumerate(lines) if line.startswith("  try: ")), None)
+    if last is None or len(before) < 2:
+        return []
+    why = " ".join(line.strip() for line in lines[:last]).removeprefix("because:").strip()
+    fix = lines[last].strip().removeprefix("try:").strip()
+    what = replace(because, number=because.number - 1, text=before[-2])
+    return [_evidence(what, replace(cause, explanation=why, fix=fix), source, result, None)]
 
 
 def _unknown(header: Line, block: Traceback, source: Source, result: Scan) -> Evidence:

@@ -1,7 +1,8 @@
-"""`runner why`: from a run, or from logs that others' runs left, to an answer."""
+"""`runner why`: from a run, or from the logs of any job, to an answer."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from runner.runs.state import status
 from runner.runs.why import cause as causes
 from runner.runs.why import run_logs, telling
 from runner.runs.why.answer import Answer
-from runner.runs.why.cause import EXCEPTION, EXIT, PENDING, SYMPTOM, Cause
+from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SUMMARY, SYMPTOM, Cause
 from runner.runs.why.evidence import Evidence, Reading, Source, read_log
 from runner.runs.why.judge import Verdict, judge
 from runner.runs.why.progress import Pace, pace
@@ -35,11 +36,10 @@ def explain_logs(paths: Sequence[Path]) -> Answer:
             )
     verdict = judge(readings)
     answer = _noted(Answer(", ".join(map(str, paths)), slow=verdict.slow), readings, None)
-    answer = _from_logs(answer, verdict, readings)
-    if answer.cause is None:
-        found = telling.lines([reading.source for reading in readings])
-        answer = replace(answer, telling=found, fine=not found)
-    return answer
+    answer = _with_lines(_from_logs(answer, verdict.first, verdict, readings), verdict, readings)
+    if answer.cause is None and not answer.telling:
+        return replace(answer, fine=True, last=())
+    return _filled(answer)
 
 
 def explain_run(run: Run) -> Answer:
@@ -47,25 +47,53 @@ def explain_run(run: Run) -> Answer:
     now = status.ask([run])[0]
     answer = Answer(run.name, _state_text(now))
     if now.state in _WAITING:
-        return _waiting(answer, now)
+        return _filled(_waiting(answer, now), run)
     readings = [read_log(source) for source in run_logs.sources(run)]
     verdict = judge(readings)
-    running = now.active
     speed = pace(run.folder / "metrics.jsonl", running=now.state == "RUNNING")
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
     if now.state in _ENDED_WELL:
         return replace(answer, fine=True)
-    if running and (speed is None or not speed.stuck):
-        return _running(answer, verdict, readings)
-    answer = _weigh(answer, verdict, readings, now)
-    answer = _first_failure(answer, run)
+    stuck = speed is not None and speed.stuck
+    if now.active and not stuck:
+        return _filled(_running(answer, verdict, readings), run)
+    if now.state == "CANCELLED":
+        return _filled(_cancelled(answer, verdict, readings, now), run)
+    answer = _first_failure(_weigh(answer, verdict, readings, now), run)
     if answer.cause is None and speed is not None and speed.stuck:
         answer = replace(answer, cause=causes.by_word(EXIT, "stuck"), evidence="metrics.jsonl", line=speed.note)
+    answer = _with_lines(_by_exit_code(answer, now, run), verdict, readings)
     if answer.cause is None:
-        answer = _by_exit_code(answer, now, run)
-    if answer.cause is None or answer.cause.kind == EXIT:
-        answer = replace(answer, telling=telling.lines([reading.source for reading in readings]))
-    return answer
+        answer = replace(answer, hint=f"`runner logs {run.name}` prints the whole output")
+    return _filled(answer, run)
+
+
+def _with_lines(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
+    """The same with the most telling lines where the cause says little; the last resort is a summary, as of srun."""
+    if answer.cause is not None and answer.cause.kind not in (EXIT, SYMPTOM):
+        return answer
+    sources = [reading.source for reading in readings]
+    answer = replace(answer, telling=telling.lines(sources))
+    if answer.cause is not None or answer.telling:
+        return answer if answer.cause else replace(answer, followed=verdict.followed)
+    if verdict.summary is not None:
+        return _from_logs(answer, verdict.summary, verdict, readings)
+    return replace(answer, last=telling.last_lines(sources))
+
+
+def _filled(answer: Answer, run: Run | None = None) -> Answer:
+    """The same with all that is known in place of the placeholders of the fix."""
+    if answer.cause is None:
+        return answer
+    values = answer.first.cause.placeholders(answer.first.text) if answer.first else {}
+    if answer.rank is not None:
+        values["N"] = str(answer.rank)
+    if answer.node and re.fullmatch(r"[\w.-]+", answer.node):
+        values["NODE"] = answer.node
+    if run is not None:
+        known = {"RUN": run.name, "RUN_FOLDER": str(run.folder), "ENV": run.environment, "ID": run.job_id}
+        values |= {name: value for name, value in known.items() if value}
+    return replace(answer, cause=answer.cause.filled(values))
 
 
 def _state_text(now: status.RunStatus) -> str:
@@ -82,14 +110,36 @@ def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
 
 
 def _running(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
-    """A run that goes on: what has gone wrong in it, if anything did, else what costs time."""
+    """A run that has not ended: what has gone wrong in it, if anything has, else what costs time."""
     if verdict.first is not None and verdict.first.cause.kind != SYMPTOM:
-        return _from_logs(answer, verdict, readings)
+        return _from_logs(answer, verdict.first, verdict, readings)
     return replace(answer, fine=True)
 
 
+def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
+    """The cancel is the cause, whatever the logs say; an error that they report before it is noted."""
+    if now.reason.startswith("not started"):
+        never = causes.by_word(PENDING, "DependencyNeverSatisfied")
+        return replace(answer, cause=never, evidence="run folder", line=now.reason)
+    told = causes.by_state(now.state)
+    lines = [each for reading in readings for each in reading.evidence if each.cause == told]
+    first = verdict.first if verdict.first and verdict.first.cause != told else None
+    if first is not None and first.cause.kind == CAUSE and not (lines and lines[0].order < first.order):
+        note = f"before that, {first.place} shows {first.cause.code}: {first.cause.says}"
+        answer = replace(answer, notes=(*answer.notes, note))
+    followed = tuple(each for each in _all(verdict) if each[0].cause != told)
+    answer = replace(answer, cause=told, followed=followed)
+    if lines:
+        return replace(answer, evidence=lines[0].place, line=lines[0].text, first=lines[0], node=lines[0].node)
+    return replace(answer, evidence="Slurm" if now.run.scheduler == "slurm" else "run.json", line=_state_line(now))
+
+
+def _state_line(now: status.RunStatus) -> str:
+    return f"JobState={now.state}{f' Reason={now.reason}' if now.reason else ''}"
+
+
 def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
-    """The logs' cause, or Slurm's, where that one explains more."""
+    """The cause that the logs give, or that of Slurm's state where it explains more."""
     told = causes.by_state(now.state)
     first = verdict.first
     stronger = first is not None and (
@@ -99,32 +149,32 @@ def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: s
     if told is not None and (first is None or first.cause.kind == SYMPTOM or stronger):
         found = next((each for reading in readings for each in reading.evidence if each.cause == told), None)
         if found is None:
-            shown = f"JobState={now.state}{f' Reason={now.reason}' if now.reason else ''}"
-            followed = _all(verdict)
-            return replace(answer, cause=told, evidence="Slurm", line=shown, node=now.nodes, followed=followed)
-    return _from_logs(answer, verdict, readings)
+            return replace(
+                answer, cause=told, evidence="Slurm", line=_state_line(now), node=now.nodes, followed=_all(verdict)
+            )
+        first = found
+    return _from_logs(answer, first, verdict, readings)
 
 
 def _all(verdict: Verdict) -> tuple[tuple[Evidence, int], ...]:
     return ((verdict.first, 1), *verdict.followed) if verdict.first else verdict.followed
 
 
-def _from_logs(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
-    first = verdict.first
+def _from_logs(answer: Answer, first: Evidence | None, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
     if first is None:
         return answer
     rank, node = first.rank, first.node
     for reading in readings:
-        if reading.first_rank is not None and (rank is None or first.cause.kind == SYMPTOM):
+        if reading.first_rank is not None and (rank is None or first.cause.kind in (SYMPTOM, SUMMARY)):
             rank, node = reading.first_rank, node or reading.first_node
     return replace(
         answer, cause=first.cause, evidence=first.place, line=first.text, first=first, rank=rank, node=node,
-        followed=verdict.followed, slow=verdict.slow,
+        followed=tuple(each for each in _all(verdict) if each[0].cause.code != first.cause.code), slow=verdict.slow,
     )  # fmt: skip
 
 
 def _first_failure(answer: Answer, run: Run) -> Answer:
-    """The rank that the run folder noted as the first, where the evidence names none."""
+    """The rank that the run folder recorded as the first to fail, where the evidence names none."""
     noted = run_logs.first_failure(run)
     if noted is None or answer.cause is None or answer.rank is not None:
         return answer
@@ -133,13 +183,15 @@ def _first_failure(answer: Answer, run: Run) -> Answer:
 
 
 def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
+    """The cause that the exit code gives, where the logs give none, or one that yields to it."""
     code = now.exit_code
     cause: Cause | None = causes.by_word(EXIT, str(code)) if code else None
-    if cause is None:
+    if cause is None or (answer.cause is not None and cause.code not in answer.cause.yields):
         return answer
     noted = run_logs.first_failure(run)
     place = str(run.attempts[-1] / "exit_code") if run.attempts else "Slurm"
-    return replace(answer, cause=cause, evidence=place, line=f"exit code {code}", rank=noted[1] if noted else None)
+    rank = noted[1] if noted else None
+    return replace(answer, cause=cause, evidence=place, line=f"exit code {code}", first=None, rank=rank)
 
 
 def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> Answer:

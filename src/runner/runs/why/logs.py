@@ -1,7 +1,8 @@
 """Reading logs of any size: one pass in pieces of 1 MiB, memory bounded; lines that hold one of some words are kept.
 
-Of a file beyond `HEAD_BYTES + TAIL_BYTES` the head and the tail are read, and the newlines between them counted, so
-that line numbers stay right. Logs repeat themselves: lines that differ in numbers only are looked at once (sieve.py).
+Of a file beyond `HEAD_BYTES + TAIL_BYTES` only the head and the tail are searched; the newlines between them are
+counted, so that line numbers stay right. Logs repeat themselves: of lines that differ only in numbers, one is searched
+(sieve.py). A carriage return ends a line too, but does not count as one: editors number lines by newlines.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from runner.runs.why.sieve import Sieve
+from runner.runs.why.sieve import LONG_LINE_BYTES, Sieve
 
 PIECE_BYTES = 1 << 20
 HEAD_BYTES = 64 << 20
 TAIL_BYTES = 192 << 20
-LINE_BYTES = 4096  # of a longer line this much around the word is looked at: no pattern can run away
+LINE_BYTES = 4096  # of a longer line this much around the word is matched: no pattern can run away
 FIRST, LAST = 24, 8  # lines kept per word and file: a loud rank repeats itself
 SURVIVED = 20  # signs of progress after a line: whatever it said, the program went on
 
@@ -102,19 +103,24 @@ def _newlines(file: BinaryIO, start: int, stop: int) -> int:
 
 
 def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of whole lines; a line beyond 4 MiB comes in parts."""
+    """Offset and bytes of whole lines; of a line beyond `LONG_LINE_BYTES` only the beginning and the end."""
     file.seek(start)
-    carry, offset, place = b"", start, start
+    carry, place, cut_off = b"", start, False
     while place < stop and (data := file.read(min(PIECE_BYTES, stop - place))):
         place += len(data)
         piece = carry + data
-        cut = piece.rfind(b"\n") + 1 or (len(piece) if len(piece) > 4 * PIECE_BYTES else 0)
-        if cut:
-            yield offset, piece[:cut]
-        carry = piece[cut:]
-        offset += cut
+        offset = place - len(piece)
+        if end := max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1:
+            yield offset, piece[:end]
+            carry, cut_off = piece[end:], False
+        elif len(piece) <= LONG_LINE_BYTES:
+            carry = piece
+        else:
+            if not cut_off:
+                yield offset, piece
+            carry, cut_off = piece[-LONG_LINE_BYTES // 2 :] if cut_off else b"", True
     if carry:
-        yield offset, carry
+        yield place - len(carry), carry
 
 
 def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result: Scan) -> None:
@@ -123,46 +129,44 @@ def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result
     for pattern in _PROGRESS:
         marks += [found.start() for found in pattern.finditer(piece)]
     marks.sort()
+    text = piece.replace(b"\r", b"\n")
 
     def line_at(place: int) -> Line:
-        begin = piece.rfind(b"\n", 0, place) + 1
-        text = _text(piece, begin, place)
+        begin = text.rfind(b"\n", 0, place) + 1
         before = result.progress + bisect_left(marks, place)
-        return Line(result.path, number + piece.count(b"\n", 0, begin), offset + begin, text, before)
+        newlines = piece.count(b"\n", 0, begin)
+        return Line(result.path, number + newlines, offset + begin, _text(text, begin, place), before)
 
     for word in words:
-        place = piece.find(word)
+        place = text.find(word)
         if place < 0:
             continue
         first, last = result.found.setdefault(word, ([], deque(maxlen=LAST)))
         while place >= 0 and len(first) < FIRST:
             first.append(line_at(place))
-            end = piece.find(b"\n", place)
-            place = piece.find(word, end) if end >= 0 else -1
+            end = text.find(b"\n", place)
+            place = text.find(word, end) if end >= 0 else -1
         if place >= 0:  # more than the first ones: of these the last of the piece are enough
-            last.extend(line_at(each) for each in _last_places(piece, word, place))
+            last.extend(line_at(each) for each in _last_places(text, word, place))
     result.progress += len(marks)
 
 
-def _last_places(piece: bytes, word: bytes, start: int) -> list[int]:
+def _last_places(text: bytes, word: bytes, start: int) -> list[int]:
     places: list[int] = []
-    end = len(piece)
-    while len(places) < LAST and (place := piece.rfind(word, start, end)) >= 0:
+    end = len(text)
+    while len(places) < LAST and (place := text.rfind(word, start, end)) >= 0:
         places.append(place)
-        end = piece.rfind(b"\n", start, place)
+        end = text.rfind(b"\n", start, place)
         if end < 0:
             break
     return places[::-1]
 
 
-def _text(piece: bytes, begin: int, place: int) -> str:
-    """The line around a place, as text; of one that redraws itself (carriage returns) what stands there last."""
-    end = piece.find(b"\n", place)
-    end = len(piece) if end < 0 else end
-    begin = max(begin, place - LINE_BYTES // 2, piece.rfind(b"\r", begin, place) + 1)
-    end = min(end, place + LINE_BYTES // 2)
-    back = piece.find(b"\r", place, end)
-    return plain(piece[begin : end if back < 0 else back])
+def _text(text: bytes, begin: int, place: int) -> str:
+    """The line around a place, cut where it is very long."""
+    end = text.find(b"\n", place)
+    end = min(len(text) if end < 0 else end, place + LINE_BYTES // 2)
+    return plain(text[max(begin, place - LINE_BYTES // 2) : end])
 
 
 def plain(data: bytes) -> str:
