@@ -8,6 +8,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.machine import files, folders, secrets
+from runner.runs.secrets import refuse_in, write_record
 
 VALUE = "correct-horse-battery"
 
@@ -49,7 +50,7 @@ def test_a_line_that_is_none_is_named_by_its_number_and_never_repeated(environ: 
     assert ":2:" in caught.value.what and VALUE not in str(caught.value)
 
 
-def test_no_file_is_written_that_holds_a_known_secret(
+def test_no_record_is_written_that_holds_a_known_secret(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it comes from the user's file or from the environment; the error does not tell it."""
@@ -57,12 +58,24 @@ def test_no_file_is_written_that_holds_a_known_secret(
     monkeypatch.setenv("WANDB_API_KEY", "from-the-environment")
     put(environ, f"HF_TOKEN={VALUE}\n")
     for name, value in (("HF_TOKEN", VALUE), ("WANDB_API_KEY", "from-the-environment")):
-        for write in (lambda text: files.write(tmp_path / "f", text), lambda text: folders.fill(tmp_path, {"f": text})):
+        for write in (lambda text: write_record(tmp_path / "f", text), lambda text: refuse_in({"f": text})):
             with pytest.raises(RunnerError) as caught:
                 write(f"x={value}.")
             assert name in caught.value.what and value not in str(caught.value)
             assert not (tmp_path / "f").exists()
-    files.write(tmp_path / "f", "HF_TOKEN")
+    write_record(tmp_path / "f", "HF_TOKEN")
+
+
+def test_writing_a_file_asks_no_keyring_and_refuses_no_word(
+    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `runner import` writes beside an image holds no words of the user's but its name."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", environ["XDG_CONFIG_HOME"])
+    monkeypatch.setenv("MY_KEY", "production")
+    put(environ, f"HF_TOKEN=!touch {tmp_path}/asked; echo {VALUE}\n")
+    files.write(tmp_path / "production.json", '{"path": "production.sqsh"}')
+    folders.fill(tmp_path, {"f": "production"})
+    assert not (tmp_path / "asked").exists()
 
 
 def test_short_values_paths_and_ordinary_variables_are_no_secrets() -> None:
@@ -80,7 +93,7 @@ def test_a_value_may_come_from_a_command_such_as_a_keyrings(
     file = put(environ, f"HF_TOKEN=!cat {tmp_path}/ring\nA_TOKEN=!cat {tmp_path}/none\nB_TOKEN=plain-as-before\n")
     assert secrets.check(environ) == ("HF_TOKEN", "A_TOKEN", "B_TOKEN")
     with pytest.raises(RunnerError, match="HF_TOKEN"):
-        files.write(tmp_path / "f", f"x={VALUE}")
+        write_record(tmp_path / "f", f"x={VALUE}")
     payload = Path(secrets.__file__).parents[1] / "runs/payload/secrets.sh"
     script = 'say() { echo "said: $*"; }; . "$1"; read_secrets; echo "$HF_TOKEN ${A_TOKEN-unset} $B_TOKEN"'
     done = subprocess.run(

@@ -154,7 +154,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
 
 
 def _answer(args: argparse.Namespace, console: Console, written: list[tuple[Path, str]], text: str) -> None:
-    from runner.machine import files
+    from runner.runs.secrets import write_record
 
     if args.dry_run and len(written) > 1:
         for path, content in written:
@@ -163,5 +163,5 @@ def _answer(args: argparse.Namespace, console: Console, written: list[tuple[Path
         console.answer(text)
     else:
         for path, content in written:
-            files.write(path, content)
+            write_record(path, content)
             console.answer(str(path))

@@ -133,8 +133,9 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     if args.output:
         from pathlib import Path
 
-        from runner.machine import files
+        from runner.machine import files, secrets
 
+        secrets.refuse(text.encode(), args.output)
         files.write(Path(args.output), text, mode=0o644 if engine in {"ce", "sarus"} else 0o755)
         console.answer(args.output)
     else:

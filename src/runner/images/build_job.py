@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.machine import files, folders, process
+from runner.machine import files, folders, process, secrets
 from runner.machine.folders import cache_folder
 from runner.machine.report import Report
 from runner.site import Site
@@ -122,7 +122,9 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, s
     """
     process.need(("sbatch", "squeue", "scancel"))
     check_account(site, flags, environ)
-    files.write(job.folder / "build.sbatch", script(job))
+    text = script(job)
+    secrets.refuse(text.encode(), "the build job's script")
+    files.write(job.folder / "build.sbatch", text)
     done = process.run(submission(job, site, flags), check=False)
     if done.exit_code != 0:
         raise RunnerError(

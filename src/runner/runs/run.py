@@ -15,6 +15,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.machine import files
+from runner.runs.secrets import write_record
 
 RECORD = "run.json"
 LATER_JOBS = "job_ids"
@@ -103,7 +104,9 @@ def save(run: Run) -> None:
     """Write RUN/run.json whole."""
     record = {key: value for key, value in asdict(run).items() if key in _WRITTEN}
     # ASCII: words of a command line may be bytes that are no text, which only JSON's escapes can hold
-    files.write(run.folder / RECORD, json.dumps(record, indent=2) + "\n")
+    path, text = run.folder / RECORD, json.dumps(record, indent=2) + "\n"
+    # the user's words (command line, tags) are written once; later records only change what Slurm said
+    (files.write if path.exists() else write_record)(path, text)
 
 
 def load(folder: Path) -> Run:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from runner.machine.secrets import looks_secret
+from runner.machine import files
+from runner.machine.secrets import looks_secret, refuse
 
 HIDDEN = "(looks like a secret: left out)"
 
@@ -28,3 +30,15 @@ def hide_words(words: Sequence[str]) -> tuple[str, ...]:
             shown.append(HIDDEN if looks_secret("", word) else word)
         option = word.lstrip("-") if word.startswith("-") and not equals else ""
     return tuple(shown)
+
+
+def write_record(path: Path, text: str) -> None:
+    """Write a record with words of the user's. Raises RunnerError where it would hold a known secret."""
+    refuse(text.encode(), str(path))
+    files.write(path, text)
+
+
+def refuse_in(texts: Mapping[str, str]) -> None:
+    """Raise RunnerError where one of the files (path -> text) would hold a known secret."""
+    for name, text in texts.items():
+        refuse(text.encode(), name)

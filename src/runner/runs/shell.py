@@ -30,6 +30,7 @@ from runner.runs.job import Overrides
 from runner.runs.launch import EDF, find_environment
 from runner.runs.run import RECORD, Run
 from runner.runs.schedulers import slurm
+from runner.runs.secrets import refuse_in
 from runner.runs.state import history
 from runner.runs.state.status import ask
 from runner.site import Site
@@ -167,7 +168,9 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     for note in attachment.notes:
         report.warn(note)
     files = {EDF: emit_edf(place.environment), **attachment.files, **request.files}
-    if write:  # in a run's folder only what its own engine has not put there
+    if write:
+        refuse_in(files)
+        # in a run's folder only what its own engine has not put there
         folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
     words = tuple(word.replace(FOLDER, str(place.folder)) for word in request.command)
     command = (*_like_a_task(place), *(words or prompt(request.terminal)))

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.machine import files, folders, sessions
+from runner.machine import folders, sessions
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import lock
@@ -21,6 +21,7 @@ from runner.runs.code.snapshot import DIFF
 from runner.runs.repeating import restoring
 from runner.runs.repeating.restoring import Table
 from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.secrets import write_record
 from runner.runs.state.history import find_run
 from runner.runs.submitting import submission
 
@@ -121,7 +122,7 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
         if (locked.folder / DIFF).is_file():
             folders.copy((DIFF,), locked.folder, folder)
         mine = {**tables["run"], "name": run.name, "created": run.created, "again": locked.name}
-        files.write(folder / LOCK, lock.lock_text({**tables, "run": mine}))
+        write_record(folder / LOCK, lock.lock_text({**tables, "run": mine}))
         with sessions.uninterrupted():
             if run.scheduler == "local":
                 run = submission.start_local(run, Waits())

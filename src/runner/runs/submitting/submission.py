@@ -21,7 +21,7 @@ from runner.runs.code import fingerprint, store
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import LATER_JOBS, SUBMITTED, WAITS, Run, save
 from runner.runs.schedulers import local, slurm
-from runner.runs.secrets import hide_words
+from runner.runs.secrets import hide_words, refuse_in, write_record
 
 _ESTIMATE_SECONDS = 10.0
 _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
@@ -116,10 +116,11 @@ def slurm_version() -> dict[str, str]:
 
 def write(plan: RunPlan, run: Run) -> None:
     """Everything in the run folder that the job needs, and the lock."""
+    refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
     store.take(plan.snapshot, run.folder, shared=plan.engine != "host")
     fingerprint.check_diff(run.folder)
-    files.write(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
+    write_record(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 
 
 def with_chain(run: Run, links: int) -> Run:

@@ -12,6 +12,7 @@ from runner.runs.asking import dependencies
 from runner.runs.asking.dependencies import Waits
 from runner.runs.launch import RunPlan
 from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.secrets import write_record
 from runner.runs.submitting import submission
 from runner.runs.submitting.sweep import ARRAY, Sweep, array_script, with_values
 
@@ -31,7 +32,7 @@ def submit(
             run = submission.made(one, runs, command_line, tags, sweep=folder.name, parameters=values)
             made.append(run)
             files.link(folder / str(number), f"../{run.name}")
-        files.write(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
+        write_record(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
         with sessions.uninterrupted():
             started = _start_local(made, waits, sweep.at_once or 1) if plan.site.scheduler == "local" else _sbatch(
                 folder, made, waits, report
