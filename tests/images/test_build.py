@@ -13,8 +13,13 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.building.base import debian_reference
+from runner.images.build import BuildOptions, plan_build
+from runner.images.building.base import ResolvedBase, debian_reference
+from runner.images.building.host_settings import HostSettings
+from runner.images.engine import Engine
+from runner.images.oci.build_pump import run_logged, run_quietly
 from runner.images.recipe import Base
+from runner.machine.plan import Plan, Step, bash
 from tests.images.bench import TINY, Bench, content
 from tests.lab.registry import Registry
 
@@ -124,6 +129,66 @@ def test_a_dry_run_prints_a_script_that_builds_the_same(bench: Bench) -> None:
     built = bench.runner("build", "dry", "--json")
     assert "the same inputs were built before" in built.stderr
     assert json.loads(built.stdout)["reference"].startswith("localhost/runner/dry:")
+
+
+def test_a_project_of_thousands_of_files_and_a_long_containerfile_build(bench: Bench) -> None:
+    """Neither fits on a command line: names of 2 MB in all, a file of 140 KB."""
+    deep = bench.root / "deep"
+    deep.mkdir()
+    names = [f"{number:05} it's {'x' * 180}" for number in range(11_500)]
+    for name in names:
+        (deep / name).touch()
+    comments = "# a comment that makes the file long\n" * 4000
+    bench.write("large", f"{comments}FROM scratch\nLABEL test={time.monotonic_ns()}\nCOPY deep/00000* /\n")
+    text = (bench.root / "containers/large.toml").read_text().replace('"]', '", "deep"]')
+    (bench.root / "containers/large.toml").write_text(text)
+    image = bench.build("large")
+    assert names[0] in bench.export(bench.engine("create", image.id, "x").strip())
+
+
+def test_the_hosts_passwords_are_in_no_argument_and_no_file_for_others(bench: Bench, tmp_path: Path) -> None:
+    recipe = bench.write("private", TINY)
+    settings = HostSettings(files={"pip.conf": "[global]\nindex-url = https://me:pass-word@pypi.example.org/simple"})
+    engine, base, staging = Engine("podman", ""), ResolvedBase("", "", ""), tmp_path / "staging"
+    plan = plan_build(recipe, engine, base, settings, BuildOptions(), "linux/amd64", staging)
+    assert not any("pass-word" in word for step in plan.steps for word in (*step.argv, *step.pipe_to))
+    assert "pass-word" in bash(plan)
+    for way in ("here", "as a script"):
+        steps = tuple(step for step in plan.steps if step.argv[:1] != ("podman",))
+        if way == "here":
+            for step in steps:
+                run_quietly(step)
+        else:
+            subprocess.run(("bash", "-c", bash(Plan(steps))), check=True)
+        modes = {
+            path.name: path.stat().st_mode & 0o777 for path in (staging, *staging.iterdir()) if path.name != "context"
+        }
+        assert modes == {"staging": 0o700, "files": 0o600, "Containerfile": 0o600, "pip.conf": 0o644}
+        assert (staging / "pip.conf").read_text().endswith("/simple\n")
+        assert (staging / "context/containers/busybox").exists()
+        shutil.rmtree(staging)
+
+
+def test_a_file_is_the_same_by_the_script_and_by_the_machine(tmp_path: Path) -> None:
+    text = "EOF\n$HOME `id` \\ 'quoted'\nEOF_\n\n"
+    for path in (tmp_path / "a file", tmp_path / "another"):
+        step = Step("a file", write=path, text=text)
+        if path.name == "a file":
+            subprocess.run(("bash", "-c", bash(Plan((step,)))), check=True)
+        else:
+            run_quietly(step)
+        assert path.read_text() == text
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_pipe_whose_reader_says_much_does_not_hang(tmp_path: Path) -> None:
+    said: list[str] = []
+    loud = ("sh", "-c", "seq 30000; cat > /dev/null")
+    step = Step("a pipe", ("sh", "-c", "seq 30000 >&2; seq 30000"), pipe_to=loud)
+    assert run_logged(step, tmp_path / "log", said.append) == 0
+    assert len(said) == 60_000
+    assert run_logged(Step("", ("sh", "-c", "exit 3"), pipe_to=("cat",)), tmp_path / "log", said.append) == 3
+    assert run_logged(Step("", ("true",), pipe_to=("sh", "-c", "exit 4")), tmp_path / "log", said.append) == 4
 
 
 def test_two_builds_at_once_give_one_image(bench: Bench) -> None:

@@ -57,6 +57,33 @@ def test_without_our_lines_the_file_is_what_it_was(parts: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "command",
+    [
+        "RUN echo 'cat <<EOF'",
+        'RUN echo "usage: cat <<EOF" && true',
+        'RUN echo "a \\" cat <<EOF"',
+        "RUN echo $((1 << X))",
+        "RUN echo $((1<<X))",
+        'RUN cat <<<"$WORDS"',
+        "RUN cat <<< WORDS",
+        "RUN <<EOF\ntext\nFROM no\nEOF",
+        "RUN <<'EOF'\nFROM no\nEOF",
+        'RUN <<-"EOF" bash -e\n\tFROM no\n\tEOF',
+        "RUN cat <<A > /a && cat <<B > /b\nFROM no\nA\nFROM no\nB",
+        "RUN python3 3<<EOF\nFROM no\nEOF",
+        "COPY <<EOF /etc/x\nFROM no\nEOF",
+        "RUN (cat <<EOF)\nFROM no\nEOF",
+        "RUN cat <<EOF; echo 'it is done'\nFROM no\nEOF",
+        "CMD cat <<EOF",
+    ],
+)
+def test_only_real_heredocs_hide_the_lines_that_follow(command: str) -> None:
+    text = f"FROM a\n{command}\nFROM b\nRUN last\n"
+    froms = [words for _, _, words in instructions(text) if words.startswith("FROM")]
+    assert froms == ["FROM a", "FROM b"]
+
+
+@pytest.mark.parametrize(
     ("text", "declared"),
     [
         ("ARG BASE\nFROM ${BASE}\n", True),

@@ -127,11 +127,15 @@ def plan_build(
     steps.append(Step("its context", ("mkdir", "-p", str(context))))
     listed = content.context_files(recipe)
     if listed:
-        copy = ("cp", "-P", "-p", "--parents", "--", *listed, str(context))
-        steps.append(Step("the files that the recipe lists", copy, cwd=recipe.root))
+        # by a list: the names of a large project do not fit on a command line
+        names = staging / "files"
+        steps.append(write_step("the names of the files that the recipe lists", names, "\n".join(listed)))
+        copy = ("xargs", "-a", str(names), "-d", "\\n", "cp", "-P", "-p", "--parents", "-t", str(context), "--")
+        steps.append(Step("the files", copy, cwd=recipe.root))
     steps.append(write_step("the Containerfile", containerfile, text))
     for file, content_text in settings.files.items():
-        steps.append(write_step(f"the host's {file}, for the build only", staging / file, content_text))
+        # every user inside the build may read it, apt's own among them; the private folder keeps out those of the host
+        steps.append(write_step(f"the host's {file}, for the build only", staging / file, content_text, 0o644))
     flags = (
         *(f"--build-arg={key}={value}" for key, value in recipe.build_args.items()),
         *((f"--build-arg=BASE={base.reference}",) if base.reference else ()),
@@ -147,9 +151,9 @@ def plan_build(
     return Plan(tuple(steps))
 
 
-def write_step(why: str, path: Path, text: str) -> Step:
-    """A step that writes a text file."""
-    return Step(why, ("printf", "%s", text), pipe_to=("tee", str(path)))
+def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
+    """A step that writes a text file; a newline that is missing at its end is added."""
+    return Step(why, write=path, text=text if text.endswith("\n") else f"{text}\n", mode=mode)
 
 
 def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple[str, ...]:

@@ -10,14 +10,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Step:
-    """One program call. `why` is shown to the user; `env` is laid over the caller's environment."""
+    """A program call, or a file to write. `why` is shown to the user; `env` is laid over the caller's environment."""
 
     why: str
-    argv: tuple[str, ...]
+    argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     pipe_to: tuple[str, ...] = ()
     """a program that reads this one's stdout; empty: none"""
+    write: Path | None = None
+    """a file to write instead of a program call: text in an argument could be read by every user of the machine"""
+    text: str = ""
+    """what the file holds; it ends with a newline"""
+    mode: int = 0o600
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,19 @@ def bash(plan: Plan) -> str:
 
 
 def _line(step: Step) -> str:
+    if step.write:
+        return _heredoc(step)
     assignments = [f"{name}={shlex.quote(value)}" for name, value in step.env.items()]
     command = " ".join([*assignments, shlex.join(step.argv)])
     if step.pipe_to:
         command += " | " + shlex.join(step.pipe_to)
     return f"( cd {shlex.quote(str(step.cwd))} && {command} )" if step.cwd else command
+
+
+def _heredoc(step: Step) -> str:
+    """Shell text that writes the step's file; until its mode is set, only the user can read it."""
+    path, end, lines = shlex.quote(str(step.write)), "EOF", step.text.splitlines()
+    while end in lines:
+        end += "_"
+    mode = f"\nchmod {step.mode:o} {path}" if step.mode != 0o600 else ""
+    return f"( umask 077 && cat > {path} ) << '{end}'\n{step.text}{end}{mode}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-_HEREDOC = re.compile(r"<<-?\s*([\"']?)(\w+)\1")
+# a word of its own: `$((1 << X))` and `cat <<<"$A"` are none. Source: Dockerfile reference, "Here-Documents"
+_HEREDOC = re.compile(r"""(?<!\S)\d*<<-?(["']?)([A-Za-z_]\w*)\1(?=$|[\s;|&>)])""")
+_QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""", re.DOTALL)
 
 
 def instructions(text: str) -> Iterator[tuple[int, int, str]]:
@@ -23,12 +25,19 @@ def instructions(text: str) -> Iterator[tuple[int, int, str]]:
         words = "\n".join(lines[start:at])
         end = at
         if words.split(maxsplit=1)[0].upper() in ("RUN", "COPY", "ADD"):
-            for _, marker in _HEREDOC.findall(words):
+            for marker in _markers(words):
                 while end < len(lines) and lines[end].strip() != marker:
                     end += 1
                 end += 1
         yield start, min(end, len(lines)), words
         at = end
+
+
+def _markers(words: str) -> list[str]:
+    """The markers of the heredocs that an instruction starts; what looks like one inside quotes is text."""
+    quoted = [match.span() for match in _QUOTED.finditer(words)]
+    found = _HEREDOC.finditer(words)
+    return [each[2] for each in found if not any(start < each.start() < end for start, end in quoted)]
 
 
 def _is_comment_inside(lines: list[str], start: int, at: int) -> bool:

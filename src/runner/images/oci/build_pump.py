@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from runner.machine import files, process
 from runner.machine.plan import Step
@@ -32,44 +34,54 @@ def _run_pipe(step: Step, line: Callable[[str], None]) -> int:
     """Run `argv | pipe_to`; the messages of both are handed over; the first exit code that is not 0 counts."""
     process.need((step.argv[0], step.pipe_to[0]))
     environment = process.environment(step.env)
-    writer = subprocess.Popen(
-        step.argv,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert writer.stdout is not None and writer.stderr is not None
-    reader = subprocess.Popen(
-        step.pipe_to,
-        env=environment,
-        stdin=writer.stdout,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    writer.stdout.close()  # so that the writer sees the reader's death
+    # one pipe for the messages of both: neither ever waits for us to read the other's
+    messages, say = os.pipe()
+    children: list[subprocess.Popen[bytes]] = []
     try:
-        for raw in writer.stderr:
-            line(raw.decode(errors="replace").rstrip("\n"))
-        assert reader.stdout is not None
-        for raw in reader.stdout:
-            line(raw.decode(errors="replace").rstrip("\n"))
-        return writer.wait() or reader.wait()
+        with os.fdopen(messages, "rb") as lines:
+            try:
+                children.append(_start(step.argv, environment, subprocess.DEVNULL, subprocess.PIPE, say))
+                writer = children[0].stdout
+                assert writer is not None
+                children.append(_start(step.pipe_to, environment, writer, say, say))
+                writer.close()  # so that the writer sees the reader's death
+            finally:
+                os.close(say)
+            for raw in lines:
+                line(raw.decode(errors="replace").rstrip("\n"))
+        codes = [child.wait() for child in children]
+        return codes[0] or codes[1]
     except BaseException:
-        for child in (writer, reader):
+        for child in children:
             process.end_group(child.pid)
             child.wait()
         raise
 
 
-def run_quietly(step: Step) -> process.Completed:
+def _start(
+    argv: Sequence[str], environment: Mapping[str, str], stdin: int | IO[bytes], stdout: int, stderr: int
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv, env=environment, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )  # fmt: skip
+
+
+def run_quietly(step: Step) -> None:
     """Run a small step (copy, write, tag) to its end. Raises RunnerError when it fails."""
-    done = process.run(step.argv, env=step.env, cwd=step.cwd)
-    if not step.pipe_to:
-        return done
-    return process.run(step.pipe_to, env=step.env, text_input=done.stdout)
+    if step.write:
+        _write(step.write, step.text, step.mode)
+    else:
+        process.run(step.argv, env=step.env, cwd=step.cwd)
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode(errors="surrogateescape"))
+            os.fchmod(descriptor, mode)
+    except OSError as error:
+        raise files.explain(error, f"write {path}") from error
 
 
 def start_log(log: Path, first: Mapping[str, str]) -> None:
