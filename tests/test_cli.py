@@ -46,6 +46,27 @@ def test_a_usage_error_is_exit_code_2_in_three_parts(argv: tuple[str, ...], said
     done = runner(*argv)
     assert done.returncode == 2 and not done.stdout
     assert "because:" in done.stderr and "try:" in done.stderr and said in done.stderr
+    assert "runner: runner" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "named", "advice"),
+    [
+        (("launch", "--env", "cpu", "--nodess", "2"), "launch: unknown option '--nodess 2'", "did you mean --nodes?"),
+        (("status", "--sitee=x"), "status: unknown option '--sitee=x'", "did you mean --site?"),
+        (("env", "show", "--jsn"), "env show: unknown option '--jsn'", "did you mean --json?"),
+        (("--hlep",), "no verb in '--hlep'", "did you mean runner --help?"),
+    ],
+)
+def test_an_unknown_option_is_named_whole_with_what_was_meant(argv: tuple[str, ...], named: str, advice: str) -> None:
+    done = runner(*argv)
+    assert done.returncode == 2 and named in done.stderr and advice in done.stderr
+    verb = " ".join(word for word in argv if word in ("launch", "status", "env", "show"))
+    assert not verb or f"usage: runner {verb}" in done.stderr
+
+
+def test_nothing_is_suggested_that_is_far_off() -> None:
+    assert "did you mean" not in runner("logs", "--zebra").stderr
 
 
 def test_options_of_every_verb_may_stand_before_it() -> None:

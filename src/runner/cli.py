@@ -136,9 +136,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         print(overview())
         if "-h" in words or "--help" in words or not words:
             return None
-        raise RunnerError(
-            f"runner: no verb in {' '.join(words)!r}", "every call names a verb", "runner --help", exit_code=2
-        )
+        import difflib
+
+        close = difflib.get_close_matches(words[0], ("--help", "--version", "--site", "--verbose"), n=1, cutoff=0.75)
+        fix = f"did you mean runner {close[0]}?" if close else "runner --help"
+        raise RunnerError(f"no verb in {' '.join(words)!r}", "every call names a verb", fix, exit_code=2)
     verb = words[at]
     if verb not in VERBS:
         import difflib

@@ -70,7 +70,7 @@ def find_project(start: Path | None = None) -> Project:
     """The project that `start` (default: the current folder) lies in.
 
     Its root is the nearest folder upwards with a `runner.toml`, else the git root where that has one of the three
-    folders `containers/`, `edf/`, `jobs/`.
+    folders `containers/`, `edf/`, `jobs/` or a `Containerfile.*`, else `start` itself where it has.
     """
     here = (start or Path.cwd()).resolve()
     shipped = shipped_folder()
@@ -78,6 +78,19 @@ def find_project(start: Path | None = None) -> Project:
         if (folder / "runner.toml").is_file():
             return Project(folder, shipped, here)
         if (folder / ".git").exists():
-            owns = any((folder / kind).is_dir() for kind in SUFFIXES)
-            return Project(folder if owns else None, shipped, here)
-    return Project(None, shipped, here)
+            if _has_parts(folder):
+                return Project(folder, shipped, here)
+            break
+    return Project(here if _has_parts(here) and not is_shared_place(here) else None, shipped, here)
+
+
+def _has_parts(folder: Path) -> bool:
+    return any((folder / kind).is_dir() for kind in SUFFIXES) or any(folder.glob("Containerfile.*"))
+
+
+def is_shared_place(folder: Path) -> bool:
+    """Whether a folder is home, the root or a place for everybody's temporary files: never copied whole."""
+    import tempfile  # slow, and most projects have a runner.toml
+
+    places = {Path.home(), Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path(tempfile.gettempdir())}
+    return folder.resolve() in {place.resolve() for place in places}

@@ -1,6 +1,7 @@
 """A launch is decided before anything is made: what cannot run is refused here, with the way to mend it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,26 @@ def test_a_missing_image_gives_the_two_commands(project: Project, tmp_path: Path
     assert "--build" in caught.value.fix
 
 
+def test_a_missing_image_that_another_site_has_is_named(project: Project, tmp_path: Path) -> None:
+    """What the demo built is on site local; the lab looks elsewhere."""
+    import_file(tmp_path / "home/.local/share/runner/images", "cpu")
+    with pytest.raises(RunnerError, match="is not here") as caught:
+        plan(project, request(env="cpu", engine="sandbox", words=("true",)), HOME=str(tmp_path / "home"),
+             RUNNER_IMAGES=str(tmp_path / "none"))  # fmt: skip
+    assert "the image folder of site local has it" in caught.value.why
+    assert f"export RUNNER_IMAGES={tmp_path}/home/.local/share/runner/images" in caught.value.fix
+    assert "runner import cpu" in caught.value.fix
+
+
+def test_a_dry_run_needs_no_account(project: Project) -> None:
+    asked = request(site="alps-clariden", engine=None, dry_run=True, words=("true",))
+    made = plan(project, asked, SCRATCH="/scratch/me")
+    assert "#SBATCH --account=ACCOUNT\n" in made.script
+    assert any("runner init --site alps-clariden --account NAME" in note for note in made.notes)
+    named = plan(project, replace(asked, overrides=Overrides(account="a01")), SCRATCH="/scratch/me")
+    assert "#SBATCH --account=a01\n" in named.script and not any("account" in note for note in named.notes)
+
+
 def test_build_makes_a_missing_image_first_and_only_then(project: Project, tmp_path: Path) -> None:
     images = tmp_path / "images"
     made: list[str] = []
@@ -169,8 +190,11 @@ def test_a_missing_mount_source_names_the_line(project: Project, tmp_path: Path)
 
 def test_a_mount_of_another_file_system_is_a_warning(project: Project) -> None:
     """What is not on this machine at all may be on the nodes; what has the job's variables cannot be judged."""
-    elsewhere = plan(project, request(env="mounting", engine="ce", words=("true",)), DATA="/only-on-nodes/a")
+    asked = request(env="mounting", engine="ce", words=("true",))
+    elsewhere = plan(project, replace(asked, site="generic-slurm", dry_run=True), DATA="/only-on-nodes/a")
     assert any("must exist on the nodes" in note for note in elsewhere.notes)
+    with pytest.raises(RunnerError, match="/only-on-nodes/a/set does not exist"):  # without other nodes
+        plan(project, asked, DATA="/only-on-nodes/a")
     unknown = plan(project, request(env="mounting", engine="ce", words=("true",)))
     assert any("is not checked" in note for note in unknown.notes)
 

@@ -40,7 +40,41 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the usage error; exit code 2."""
-        raise RunnerError(f"{self.prog}: {message}", self.format_usage().strip(), f"{self.prog} --help", exit_code=2)
+        raise RunnerError(
+            ": ".join(part for part in (self._verb, message) if part),
+            "the command line does not fit the usage",
+            f"{self.format_usage().strip()}\n{self.prog} --help",
+            exit_code=2,
+        )
+
+    @property
+    def _verb(self) -> str:
+        return self.prog.removeprefix("runner").strip()
+
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+        """As argparse does; but a verb refuses what it does not know itself, since its usage is the one to show."""
+        words = list(args or ())
+        found, extras = super().parse_known_args(words, namespace)
+        if extras and self._subparsers is None:
+            self._refuse(extras[0], words)
+        return found, extras
+
+    def _refuse(self, word: str, words: list[str]) -> NoReturn:
+        if not word.startswith("-"):
+            self.error(f"unexpected word {word!r}")
+        import difflib
+
+        after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []
+        whole = " ".join([word, *(value for value in after if not value.startswith("-"))])
+        close = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1, cutoff=0.75)
+        raise RunnerError(
+            f"{self._verb}: unknown option {whole!r}",
+            f"`{self.prog}` has no option {word.partition('=')[0]}",
+            "\n".join(
+                [*(f"did you mean {name}?" for name in close), self.format_usage().strip(), f"{self.prog} --help"]
+            ),
+            exit_code=2,
+        )
 
 
 def add_job(verb: argparse.ArgumentParser) -> None:

@@ -53,6 +53,7 @@ def _add_shell(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="default: the project's environment")
     add_resources(shell)
+    shell.add_argument("--build", action="store_true", help="build and import the image first where it is missing")
     shell.add_argument("--dry-run", action="store_true", help="print the command, run nothing")
     shell.set_defaults(run=open_shell)
 
@@ -162,7 +163,14 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
         where=args.where, command=args.rest, site=args.site, engine=args.engine, overrides=overrides(args),
         terminal=sys.stdin.isatty() and sys.stdout.isatty(),
     )  # fmt: skip
-    with shell.prepared(request, project, os.environ, console, dry_run=args.dry_run) as call:
+    make_image = None
+    if args.build:
+        from runner.runs.submitting.image_making import image_maker
+
+        make_image = image_maker(project, os.environ, console)
+    with shell.prepared(
+        request, project, os.environ, console, dry_run=args.dry_run, make_image=make_image
+    ) as call:  # fmt: skip
         if args.dry_run:
             console.answer(call.text)
             return 0

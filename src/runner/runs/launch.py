@@ -21,6 +21,7 @@ from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import payload
 from runner.runs.asking import dependencies, saving
+from runner.runs.asking.checks import lacks_account
 from runner.runs.asking.dependencies import Waits
 from runner.runs.asking.job_file import JobFile, load_job_file
 from runner.runs.asking.making import make_job
@@ -107,11 +108,12 @@ def prepare(
     if image.missing and make_image is not None:
         make_image(environment, image, site)
         image = preflight.find_image(environment, site, environ)
-    notes = _check(environment, image, site, environ, strict=not request.dry_run)
+    here = site.scheduler == "local" and engine != "host"
+    notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
     waits = Waits()
     if request.after or request.after_any:
         waits = dependencies.find(request.after, request.after_any, site.runs(environ, project), site)
-    job = waits.placed(make_job(job_file, _overrides(request, job_file, program), environment, site))
+    job = waits.placed(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
         job = saving.with_measured(job, site.runs(environ, project))
     job, hub_notes = offline.settle(job, environment, project, site, environ, strict=not request.dry_run)
@@ -127,6 +129,24 @@ def prepare(
          SCRIPT: script},
         (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)), waits,
     )  # fmt: skip
+
+
+ACCOUNT = "ACCOUNT"
+"""stands in a dry run for the account that nobody has named"""
+
+
+def _job(
+    request: Request, job_file: JobFile | None, program: Program, environment: Environment, site: Site
+) -> Job:  # fmt: skip
+    """The job; that of a dry run needs no account yet."""
+    overrides = _overrides(request, job_file, program)
+    if not request.dry_run:
+        return make_job(job_file, overrides, environment, site)
+    job = make_job(job_file, overrides, environment, replace(site, account_required=False))
+    if not lacks_account(job, site):
+        return job
+    note = f"site {site.name} needs an account: --account NAME, or runner init --site {site.name} --account NAME"
+    return replace(job, resources=replace(job.resources, account=ACCOUNT), notes=(*job.notes, note))
 
 
 def find_program(request: Request, project: Project) -> tuple[JobFile | None, Program]:
@@ -215,14 +235,14 @@ def default_environment(project: Project, site: Site) -> tuple[str, str]:
 
 
 def _check(
-    environment: Environment, image: LaunchImage, site: Site, environ: Mapping[str, str], *, strict: bool
+    environment: Environment, image: LaunchImage, site: Site, environ: Mapping[str, str], *, strict: bool, here: bool
 ) -> tuple[str, ...]:
     """Warnings; where `strict`, what would fail in the job is an error here."""
     notes: list[str] = []
     checks: tuple[Callable[[], tuple[str, ...]], ...] = (
-        lambda: _need_image(image, environment),
+        lambda: _need_image(image, environment, environ),
         lambda: preflight.check_architecture(image, site),
-        lambda: preflight.check_mounts(environment, environ),
+        lambda: preflight.check_mounts(environment, environ, here=here),
     )
     for check in checks:
         try:
@@ -234,9 +254,9 @@ def _check(
     return (*image.notes, *notes)
 
 
-def _need_image(image: LaunchImage, environment: Environment) -> tuple[str, ...]:
+def _need_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     if image.missing:
-        raise preflight.missing_image(image, environment)
+        raise preflight.missing_image(image, environment, environ)
     return ()
 
 

@@ -21,13 +21,12 @@ from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.machine import folders, process
 from runner.machine.report import Report
-from runner.project import Project
+from runner.project import Project, is_shared_place
 from runner.runs.asking.making import make_job
 from runner.runs.cache.folder import shared_cache
 from runner.runs.checking import preflight
-from runner.runs.code.snapshot import is_shared_place
 from runner.runs.job import Overrides
-from runner.runs.launch import EDF, find_environment
+from runner.runs.launch import EDF, MakeImage, find_environment
 from runner.runs.run import RECORD, Run
 from runner.runs.schedulers import slurm
 from runner.runs.secrets import refuse_in
@@ -90,8 +89,9 @@ class _Place:
 
 @contextmanager
 def prepared(
-    request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool = False
-) -> Iterator[Call]:
+    request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool = False,
+    make_image: MakeImage | None = None,
+) -> Iterator[Call]:  # fmt: skip
     """The call that opens the shell; the files it needs exist while the block runs."""
     site, why = find_site(request.site, environ)
     if request.without_scheduler:
@@ -103,8 +103,11 @@ def prepared(
     report.say(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
     image = preflight.find_image(environment, site, environ)
+    if image.missing and make_image is not None and not dry_run:
+        make_image(environment, image, site)
+        image = preflight.find_image(environment, site, environ)
     if image.missing and not dry_run:
-        raise preflight.missing_image(image, environment)
+        raise preflight.missing_image(image, environment, environ)
     environment = preflight.for_the_run(_in_live_folder(environment, project, report), image)
     runs = site.runs(environ, project)
     if dry_run:
@@ -112,7 +115,7 @@ def prepared(
         yield _call(_Place(site, environment, folder), request, environ, report, write=False)
         return
     preflight.check_architecture(image, site)
-    for note in preflight.check_mounts(environment, environ):
+    for note in preflight.check_mounts(environment, environ, here=site.scheduler == "local"):
         report.warn(note)
     folder = folders.take_numbered(runs, ".shell")
     try:

@@ -122,12 +122,17 @@ def _check_site(job: Job, site: Site, overrides: Overrides) -> None:
             f"the site {site.name!r} gives {site.cpus_per_gpu} CPUs with each GPU: {most}",
             f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
         )
-    if site.account_required and job.resources.account is None and not _has_account(job):
+    if lacks_account(job, site):
         raise RunnerError(
             f"the site {site.name!r} needs an account",
             "jobs without one are refused there",
-            "--account NAME, or put it into ~/.config/runner/sites/" + site.name + ".toml",
+            f"--account NAME, or for all jobs: runner init --site {site.name} --account NAME",
         )
+
+
+def lacks_account(job: Job, site: Site) -> bool:
+    """Whether the site refuses the job because nobody has named an account."""
+    return site.account_required and job.resources.account is None and not _has_account(job)
 
 
 def _check_chain(links: int, site: Site) -> None:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
-from runner.project import Project
-from runner.runs.code.snapshot import is_shared_place
+from runner.project import Project, is_shared_place
 from runner.runs.code.work_tree import work_tree
 
 SUFFIXES = (".py", ".sh")

@@ -85,15 +85,38 @@ def _foreign(stable: Path) -> LaunchImage:
     return LaunchImage(str(path), None, stable)
 
 
-def missing_image(image: LaunchImage, environment: Environment) -> RunnerError:
-    """The error for an image that is not there, with the two commands that make it."""
+def missing_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> RunnerError:
+    """The error for an image that is not there, with the commands that make it, or the folder that has it."""
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
+    what = f"the image of environment {environment.name!r} is not here: {image.stable}"
+    if found := _elsewhere(image.stable, environ):
+        site, folder = found
+        return RunnerError(
+            what,
+            f"the image folder of site {site} has it: {folder / image.stable.name}",
+            f"export RUNNER_IMAGES={folder}\nor import it here too: runner import {recipe}",
+        )
     return RunnerError(
-        f"the image of environment {environment.name!r} is not here: {image.stable}",
-        "it was not built and imported yet (or another site's image folder is meant: --site, RUNNER_IMAGES)",
+        what,
+        "it was not built and imported yet",
         f"runner build {recipe}\nrunner import {recipe}\nor add --build, which does both first",
     )
+
+
+def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | None:
+    """The site, and its image folder, that has the image."""
+    from runner.site_files import load_site, site_names  # only errors need them
+
+    without = {name: value for name, value in environ.items() if name != "RUNNER_IMAGES"}
+    for name in site_names(environ):
+        try:
+            folder = load_site(name, environ).images(without)
+        except RunnerError:  # a variable that is not defined here
+            continue
+        if folder != image.parent and (folder / image.name).exists():
+            return name, folder
+    return None
 
 
 def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
@@ -110,8 +133,11 @@ def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
     return ()
 
 
-def check_mounts(environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing."""
+def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: bool = False) -> tuple[str, ...]:
+    """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing.
+
+    `here`: the job runs on this machine, so every mount can be judged.
+    """
     notes: list[str] = []
     for mount in environment.mounts:
         if mount in (RUN_MOUNT, CACHE_MOUNT):
@@ -124,7 +150,7 @@ def check_mounts(environment: Environment, environ: Mapping[str, str]) -> tuple[
         if source.exists():
             continue
         ancestor = next(parent for parent in source.parents if parent.exists())
-        if ancestor == Path("/"):
+        if ancestor == Path("/") and not here:
             notes.append(f"the mount source {source} is not on this machine: it must exist on the nodes")
             continue
         origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))

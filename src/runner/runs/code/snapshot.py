@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,12 +124,6 @@ def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
             f"--output={run_folder}/{DIFF}",
         )
         process.run(command(snapshot.sources[0].root, *words))
-
-
-def is_shared_place(folder: Path) -> bool:
-    """Whether a folder is home, the root or a place for everybody's temporary files: never copied whole."""
-    places = {Path.home(), Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path(tempfile.gettempdir())}
-    return folder.resolve() in {place.resolve() for place in places}
 
 
 def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
