@@ -271,6 +271,12 @@ def test_counts_are_those_of_a_job_file(words, resources):
     assert from_words("srun", *words, "--container-image=i", "true")[1]["resources"] == resources
 
 
+def test_counts_of_zero_are_not_taken_over():
+    _, job, notes = from_words("srun", "-N0", "-n4", "--container-image=a/b", "true")
+    assert job["resources"] == {"tasks_per_node": 4}
+    assert any(note.startswith("-N0") for note in notes)
+
+
 def test_what_a_condition_sets_stays_unknown_and_is_said():
     edf, _, notes = from_script("if [ -n x ]; then\n  I=/a.sqsh\nfi\nsrun --container-image=$I true\n")
     assert edf["image"] == "${I}"

@@ -170,6 +170,31 @@ def test_what_an_engine_cannot_express_raises_and_nothing_is_dropped(tmp_path, e
     assert reason in caught.value.why and caught.value.fix
 
 
+@pytest.mark.parametrize("engine", ["podman", "docker", "apptainer", "sarus"])
+def test_an_image_has_the_registry_with_a_slash_and_no_user_where_enroots_form_is_not_known(tmp_path, engine):
+    named = environment_of(tmp_path, 'image = "nvcr.io#nvidia/pytorch:24.06-py3"\nentrypoint = false\n')
+    attachment = attach(named, SITE, engine)
+    text = "\n".join((*attachment.files.values(), *attachment.prefix))
+    assert "nvcr.io/nvidia/pytorch:24.06-py3" in text
+    digest = f"quay.io#me/a@sha256:{'0' * 64}"
+    attach(environment_of(tmp_path, f'image = "{digest}"\nentrypoint = false\n'), SITE, engine)
+    with pytest.raises(RunnerError) as caught:
+        user = environment_of(tmp_path, 'image = "me@nvcr.io#nvidia/pytorch:24.06-py3"\nentrypoint = false\n')
+        attach(user, SITE, engine)
+    assert "names the user of a login" in caught.value.why
+    assert caught.value.fix.endswith("nvcr.io/nvidia/pytorch:24.06-py3")
+
+
+@pytest.mark.parametrize("engine", ["pyxis", "enroot", "podman", "docker", "apptainer"])
+def test_an_annotation_that_switches_a_hook_off_asks_for_nothing(tmp_path, engine):
+    image = "quay.io#a/b" if engine == "docker" else "/a.sqsh"
+    head = f'image = "{image}"\nentrypoint = false\n[annotations]\n'
+    attach(environment_of(tmp_path, head + 'com.hooks.cxi.enabled = "false"\n'), SITE, engine)
+    with pytest.raises(RunnerError) as caught:
+        attach(environment_of(tmp_path, head + 'com.hooks.cxi.enabled = "false"\na.b = "1"\n'), SITE, engine)
+    assert "annotations (a.b)" in caught.value.why
+
+
 def test_every_engine_writes_the_emitted_edf_as_a_record(tmp_path):
     for name in ENGINES:
         image = "a/b" if name in {"sarus", "docker"} else "/a.sqsh"

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.commands.env_check import _is_here
 from runner.environments.lint.codes import CODES
+from runner.site_files import load_site
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,6 +45,18 @@ def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(p
     ]
     assert "this machine is not of alps-clariden" in done.stderr
     assert "4 environments and scripts on alps-clariden with ce: 2 errors, 1 warning" in done.stderr
+
+
+@pytest.mark.parametrize(("cluster", "here"), [("another", False), ("clariden", True)])
+def test_another_slurm_cluster_is_not_of_a_site_that_names_its_own(tmp_path, monkeypatch, cluster, here):
+    """Its images and mounts would all be missing on this one."""
+    (tmp_path / "sbatch").write_text("#!/bin/sh\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "slurm.conf").write_text(f"ClusterName={cluster}\n")
+    environ = {**os.environ, "SLURM_CONF": str(tmp_path / "slurm.conf"), "SLURM_CLUSTER_NAME": cluster}
+    monkeypatch.setattr("runner.detection.slurm_plugins", lambda: frozenset())
+    assert _is_here(load_site("alps-clariden", environ), environ) is here
 
 
 def test_warnings_alone_are_exit_0(project):

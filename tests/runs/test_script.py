@@ -221,6 +221,30 @@ def test_container_flags_belong_to_the_environment() -> None:
     assert "--container-name=x" in script(replace(command_job("true"), srun=("--container-name=x",)), attachment, SLURM)
 
 
+@pytest.mark.parametrize("name", ["entrypoint", "mount-home", "remap-root", "readonly", "writable"])
+@pytest.mark.parametrize("no", ["no-", ""])
+def test_the_contrary_of_what_the_environment_gives_pyxis_is_refused(name: str, no: str) -> None:
+    """srun would take the job from the queue and end: "both --container-remap-root and --no-container-remap-root"."""
+    flags = ("--container-image=/x.sqsh", "--container-readonly", "--no-container-entrypoint",
+             "--no-container-mount-home", "--no-container-remap-root")  # fmt: skip
+    with pytest.raises(RunnerError, match=f"{no}container-{name}"):
+        script(replace(command_job("true"), srun=(f"--{no}container-{name}",)), Attachment(flags=flags), SLURM)
+    if name != "readonly":
+        assert f"--container-{name}" in script(replace(command_job("true"), srun=(f"--container-{name}",)), site=SLURM)
+
+
+@pytest.mark.parametrize("word", ["--container-image=/x.sqsh", "--container-name=x", "--no-container-mount-home"])
+def test_the_batch_script_stays_outside_of_containers(word: str) -> None:
+    with pytest.raises(RunnerError) as caught:
+        script(replace(command_job("true"), sbatch=(word,)), site=SLURM)
+    assert caught.value.fix.startswith(f"--srun={word}")
+
+
+def test_a_working_directory_of_the_container_that_would_count_for_nothing_is_refused() -> None:
+    with pytest.raises(RunnerError, match="container-workdir"):
+        script(replace(command_job("true"), srun=("--container-workdir=/",)), site=SLURM)
+
+
 def test_the_signal_is_left_out_when_nobody_wants_it() -> None:
     """save_seconds = 0."""
     assert "#SBATCH --signal=B:USR2@120\n" in script(command_job("true"), site=SLURM)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from runner.environments.engines import attach, decided, sarus, with_site
-from runner.environments.engines.shared import has_variables, inside_words, without_defaults
+from runner.environments.engines.shared import has_variables, inside_words, slashed, without_defaults
 from runner.environments.environment import Environment, emit_edf
 from runner.errors import RunnerError
 from runner.expansion import literal
@@ -107,7 +107,7 @@ def _container_script(environment: Environment, site: Site, engine: str, origin:
 
 def _container_image(environment: Environment, engine: str) -> tuple[str, tuple[str, ...]]:
     """(lines of bash that find out which variables the image has, bash words of options that name the image)."""
-    image = live(environment.image.replace("#", "/", 1))
+    image = live(slashed(environment, engine))
     if environment.is_squashfs:
         start = "" if environment.entrypoint else "'exec \"$@\"'"
         rc = '--volume "$folder/rc.local:/etc/rc.local:ro"'

@@ -111,11 +111,15 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
 
 def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     """Whether this machine looks like one of the site: what is on it then tells something."""
-    from runner.detection import find_site
+    from runner.detection import cluster_name, find_site
+    from runner.site_files import signs
 
     detected, _ = find_site(None, {name: value for name, value in environ.items() if name != "RUNNER_SITE"})
     if detected.scheduler != site.scheduler:
         return False
+    clusters = {word for kind, word in signs(site.name, environ) if kind == "clusters"}
+    if clusters and site.scheduler == "slurm" and detected.name != site.name:
+        return cluster_name(environ) in clusters
     return detected.name == site.name or detected.name.startswith("generic") or site.scheduler == "local"
 
 

@@ -56,7 +56,7 @@ class Draft:
     def _number(self, option: Option, value: str) -> bool:
         """Whether the option was a count, now taken over."""
         name = option.name
-        if name in _NUMBERS and value.isdigit():
+        if name in _NUMBERS and value.isdigit() and int(value) > 0:
             self.resources[_NUMBERS[name]] = int(value)
         elif name == "ntasks" and value.isdigit():
             self.ntasks = int(value)

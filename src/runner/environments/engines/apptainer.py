@@ -8,7 +8,7 @@ from __future__ import annotations
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.pyxis import image_text
-from runner.environments.engines.shared import dialect, fixed_workdir, refuse, refuse_annotations, split_env
+from runner.environments.engines.shared import dialect, fixed_workdir, refuse, refuse_annotations, slashed, split_env
 from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
@@ -55,7 +55,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             for index, mount in enumerate(environment.mounts)
             for word in ("--bind", mount_text(environment, index, mount))
         ),
-        image if environment.is_squashfs else f"docker://{image.replace('#', '/', 1)}",
+        image if environment.is_squashfs else f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}",
         *inside,
     )
     return Attachment(

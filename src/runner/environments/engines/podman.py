@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE
 from runner.environments.engines.sandbox_conf import conf
-from runner.environments.engines.shared import bare_squashfs, refuse, refuse_annotations, script
+from runner.environments.engines.shared import bare_squashfs, refuse, refuse_annotations, script, slashed
 from runner.environments.environment import Environment, emit_edf
 from runner.expansion import parts
 from runner.site import Site
@@ -35,7 +37,9 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
             FILE: emit_edf(environment, _COMMENT),
             "payload/container.sh": script("container.sh"),
             "payload/environment.sh": script("environment.sh"),
-            "payload/container.conf": conf(environment, {"engine": engine, "gpus": gpus}),
+            "payload/container.conf": conf(
+                replace(environment, image=slashed(environment, engine)), {"engine": engine, "gpus": gpus}
+            ),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/container.sh"),
     )

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import COMMENT, FILE
-from runner.environments.engines.shared import map_texts, refuse
+from runner.environments.engines.shared import map_texts, refuse, slashed
 from runner.environments.environment import Environment, emit_edf
 from runner.expansion import names, parts, sarus_text
 from runner.site import Site
@@ -29,6 +29,7 @@ def check(environment: Environment) -> None:
             "it enters images of its own store, and no squashfs files",
             "push the image to a registry and write REGISTRY/IMAGE:TAG, or use the engine ce",
         )
+    slashed(environment, "sarus")
     if names(environment.image):
         why = f"it expands no variables in an image: {environment.image!r}"
         raise refuse(environment, "image", "sarus", why, "write the name itself")
@@ -68,5 +69,5 @@ def attach(environment: Environment, site: Site) -> Attachment:
 
 def edf(environment: Environment, comment: str, *, sources: str | None = None) -> str:
     """The text of its EDF; `sources` as for `emit_edf`."""
-    own = replace(map_texts(environment, _text), image=environment.image.replace("#", "/", 1))
+    own = replace(map_texts(environment, _text), image=slashed(environment, "sarus"))
     return emit_edf(own, comment, flag_separator=",", sources=sources)

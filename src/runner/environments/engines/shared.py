@@ -32,6 +32,19 @@ def fixed_workdir(environment: Environment) -> str | None:
     return None if text is None or has_variables(text) else dialect(text, "workdir")
 
 
+def slashed(environment: Environment, engine: str) -> str:
+    """The image's name for engines that know REGISTRY/IMAGE only. Raises RunnerError for enroot's USER@, a login."""
+    from runner.images.oci.remote.reference import written
+
+    if environment.is_squashfs:
+        return environment.image
+    image = written(environment.image)
+    if image.user:
+        why = f"{environment.image!r} names the user of a login, which only enroot reads there"
+        raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")
+    return image.with_slash
+
+
 def has_variables(text: str) -> bool:
     """Whether a text refers to a variable."""
     return any(isinstance(part, Variable) for part in parts(text))
@@ -210,13 +223,17 @@ def bare_squashfs(environment: Environment) -> bool:
 
 
 def refuse_annotations(environment: Environment, engine: str) -> None:
-    """Raise RunnerError where there are annotations: an engine without the hooks would drop them."""
-    if environment.annotations:
-        first = f"annotations.{next(iter(environment.annotations))}"
+    """Raise RunnerError where annotations ask for something: an engine without the hooks would drop it.
+
+    `com.hooks.cxi.enabled = "false"` asks for nothing.
+    """
+    wanted = [name for name, value in environment.annotations.items() if value != "false"]
+    if wanted:
+        first = f"annotations.{wanted[0]}"
         raise refuse(
             environment,
             first if first in environment.origins else "annotations",
             engine,
-            f"annotations ({', '.join(environment.annotations)}) are read by the hooks of the Container Engine only",
+            f"annotations ({', '.join(wanted)}) are read by the hooks of the Container Engine only",
             "use an EDF without [annotations] for this site",
         )

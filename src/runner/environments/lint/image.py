@@ -4,43 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from runner.environments.engines.shared import bare_squashfs
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
 from runner.environments.rewriting import Set
 from runner.expansion import names
+from runner.images.oci.remote.reference import written
 from runner.images.squashfs_file import is_whole
 
 _NO_IMAGE = {"ce", "host"}  # the Container Engine then enters none; --container-image may name one
-
-
-@dataclass(frozen=True)
-class Reference:
-    """An image in a registry, as EDFs and pyxis write it: `[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]`, or with a slash."""
-
-    registry: str
-    """docker.io where none is named"""
-    separator: str
-    """`#`, `/`, or empty where no registry is named"""
-    repository: str
-    tag: str
-    digest: str
-
-
-def reference(image: str) -> Reference:
-    """The parts of an image's name. Source: enroot 4.1.2, src/docker.sh."""
-    text = re.sub(r"^docker://", "", image)
-    text, _, digest = text.partition("@sha256:")
-    text = text.rpartition("@")[2]
-    registry, separator, path = text.partition("#")
-    if not separator:
-        first, slash, rest = text.partition("/")
-        named = bool(slash) and ("." in first or ":" in first or first == "localhost")
-        registry, separator, path = (first, "/", rest) if named else ("docker.io", "", text)
-    path, colon, tag = path.rpartition(":") if ":" in path.rpartition("/")[2] else (path, "", "")
-    return Reference(registry, separator, path, tag if colon else "", digest)
 
 
 def in_registry(subject: Subject) -> bool:
@@ -93,7 +66,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
     """`#` or `/` after the registry. Source: enroot 4.0.0 takes both; raster@20f75bd hands it to podman."""
     if not in_registry(subject):
         return
-    found, engine = reference(subject.own.image), subject.setting.engine
+    found, engine = written(subject.own.image), subject.setting.engine
     enroot = subject.setting.enroot
     if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
@@ -102,7 +75,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
         severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
         yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
     if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
-        image = subject.own.image.replace("#", "/", 1)
+        image = found.with_slash
         reason = f"{engine} knows no `#` in the name of an image"
         yield subject.say(
             "hash-after-registry", "image", reason, f"image = {image!r}", changes=(Set(("image",), image),)
@@ -113,7 +86,7 @@ def name(subject: Subject) -> Iterator[Finding]:
     """What a registry, or enroot, takes as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
     if not in_registry(subject) or "{" in subject.own.image:
         return
-    image, found = subject.own.image, reference(subject.own.image)
+    image, found = subject.own.image, written(subject.own.image)
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
         reason = "an EDF's image has no scheme, and docker: is taken for a registry"

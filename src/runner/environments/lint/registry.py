@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator, Mapping
 
 from runner.environments.lint.finding import Finding
-from runner.environments.lint.image import in_registry, reference
+from runner.environments.lint.image import in_registry
 from runner.environments.lint.subject import Subject
 from runner.errors import RunnerError
 from runner.images.oci.remote.credentials import HUB_NAMES, TOKEN_HOSTS, enroot_file, find_login, how_to_add
+from runner.images.oci.remote.reference import written
 
 # registries whose images are public as a rule: a login lifts limits, or opens private ones
 _PUBLIC = {"docker.io", "ghcr.io", "quay.io", "public.ecr.aws", "registry.k8s.io", "mcr.microsoft.com"}
@@ -19,7 +20,7 @@ def credentials(subject: Subject) -> Iterator[Finding]:
     """A login for the registry; nvcr.io asks for two, of itself and of the host that hands out its tokens."""
     if not in_registry(subject) or not subject.setting.here:
         return
-    registry = reference(subject.own.image).registry
+    registry = written(subject.own.image).registry
     if registry in HUB_NAMES:
         registry = "docker.io"
     if registry == "localhost" or registry.startswith("localhost:"):
@@ -55,7 +56,7 @@ def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
     # enroot's file counts for nothing here
     environ = {**subject.setting.environ, "ENROOT_CONFIG_PATH": "/dev/null"}
     try:
-        search = find_login(registry, reference(subject.own.image).repository, "", environ)
+        search = find_login(registry, written(subject.own.image).repository, "", environ)
     except RunnerError as error:
         yield subject.say("credentials-missing", "image", f"{error.what}: {error.why}", error.fix)
         return

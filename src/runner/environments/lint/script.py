@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from runner.environments.environment import Environment
 from runner.environments.lint import secrets
 from runner.environments.lint.finding import Finding, finding
-from runner.environments.lint.image import reference
 from runner.environments.lint.image_facts import facts_of
 from runner.environments.lint.script_text import Line, Script, option
 from runner.environments.lint.subject import Setting
+from runner.images.oci.remote.reference import written
 from runner.located_toml import Place
 
 _TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
@@ -103,8 +103,8 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         if image.endswith((".sqsh", ".squashfs")):
             reason = f"{image!r} is taken for an image in a registry, and pulled"
             yield batch.say("relative-squashfs", line, "--container-image", reason, f"an absolute path, or ./{image}")
-        elif reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
-            registry = reference(image).registry
+        elif written(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
+            registry = written(image).registry
             severity = "error" if batch.setting.enroot else "warning"
             reason = f"enroot before 4.0 takes {registry!r} for a name on Docker Hub"
             fix = image.replace(f"{registry}/", f"{registry}#", 1)

@@ -46,6 +46,14 @@ _REFUSED_BY_BOTH = {
     "edf": _CONTAINER,
 }
 CPUS = {"cpus-per-task", "cpus-per-gpu"}
+# of the options that pyxis takes with and without `no-`, the environment has chosen one; srun ends where both are given
+_CHOICES = {
+    "container-entrypoint": "entrypoint = true or false in the EDF",
+    "container-mount-home": 'mounts = ["${HOME}:${HOME}"] in the EDF',
+    "container-remap-root": "leave it out: processes run as you",
+    "container-writable": "writable = true or false in the EDF",
+    "container-readonly": "writable = true or false in the EDF",
+}
 REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
@@ -61,6 +69,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "srun": {
         **_REFUSED_BY_BOTH,
         "chdir": ("tasks run in the code snapshot", "workdir in the EDF"),
+        "container-workdir": ("tasks run in the code snapshot", "workdir in the EDF"),
         "pty": ("a batch script has no terminal", "runner shell"),
         "jobid": ("the step belongs to its own job", "runner shell RUN"),
         "multi-prog": ("every task runs the same command", "-- sh -c '…' with RANK"),
@@ -91,6 +100,12 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         if name in REFUSED[program]:
             why, fix = REFUSED[program][name]
             raise RunnerError(f"cannot pass {word!r} on to {program}", why, fix)
+        choice = name.removeprefix("no-")
+        if program == "sbatch" and choice.startswith("container-"):
+            why = "the batch script itself would start in a container, where it finds no srun"
+            raise RunnerError(f"cannot pass {word!r} on to sbatch", why, f"--srun={word}, or the EDF")
+        if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
+            raise RunnerError(f"cannot pass {word!r} on to srun", "the environment decides it", _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",

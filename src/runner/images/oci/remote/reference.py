@@ -40,6 +40,44 @@ class Reference:
         return f"{self.registry}/{self.repository}{tag}{f'@{self.digest}' if self.digest else ''}"
 
 
+@dataclass(frozen=True)
+class Written:
+    """An image as users name it: `[docker://][USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]`, or with a slash for `#`."""
+
+    user: str
+    registry: str
+    """docker.io where none is named"""
+    separator: str
+    """`#`, `/`, or empty where no registry is named"""
+    repository: str
+    tag: str
+    digest: str
+    """64 hex digits; empty where none is given"""
+    rest: str
+    """the text without scheme and user"""
+
+    @property
+    def with_slash(self) -> str:
+        """The same image as podman, docker, apptainer and Sarus Suite name it, none of which knows `#` or USER@."""
+        return self.rest.replace("#", "/", 1) if self.separator == "#" else self.rest
+
+
+def written(text: str) -> Written:
+    """The parts of an image's name. Source: enroot 4.1.2, src/docker.sh."""
+    rest = text.removeprefix("docker://")
+    user = ""
+    if found := re.match(r"([^@/#]+)@(?!sha256:)", rest):
+        user, rest = found[1], rest[found.end() :]
+    name, _, digest = rest.partition("@sha256:")
+    registry, separator, path = name.partition("#")
+    if not separator:
+        first, slash, below = name.partition("/")
+        named = bool(slash) and ("." in first or ":" in first or first == "localhost")
+        registry, separator, path = (first, "/", below) if named else (DOCKER_HUB, "", name)
+    path, colon, tag = path.rpartition(":") if ":" in path.rpartition("/")[2] else (path, "", "")
+    return Written(user, registry, separator, path, tag if colon else "", digest, rest)
+
+
 def parse_reference(text: str) -> Reference:
     """The parts of a reference whose first component is the registry. Raises RunnerError for one that cannot be.
 
