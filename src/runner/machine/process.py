@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, TextIO
 
 from runner.errors import RunnerError
 
@@ -41,9 +42,9 @@ class Completed:
     stderr: str
 
 
-def which(program: str) -> str | None:
+def which(program: str, env: Mapping[str, str] = os.environ) -> str | None:
     """The absolute path of a program on PATH (with /usr/sbin and /sbin, where daemons live), or None."""
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
+    path = os.pathsep.join((env.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
     return shutil.which(program, path=path)
 
 
@@ -64,6 +65,16 @@ def environment(extra: Mapping[str, str] | None) -> dict[str, str]:
     return {**os.environ, **(extra or {})}
 
 
+def _found(program: str, env: Mapping[str, str]) -> str:
+    """The path to start `program` by: `which` finds more than execvp. Raises RunnerError for a missing program."""
+    if os.sep in program:
+        return program
+    path = which(program, env)
+    if path is None:
+        need((program,))
+    return path or program
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -78,11 +89,12 @@ def run(
 
     Raises RunnerError when it is missing, hangs or (with `check`) fails; the error keeps the program's own words.
     """
-    need((argv[0],)) if os.sep not in argv[0] else None
+    whole = environment(env)
     try:
         done = subprocess.run(
             tuple(argv),
-            env=environment(env),
+            executable=_found(argv[0], whole),
+            env=whole,
             cwd=cwd,
             input=text_input,
             stdin=subprocess.DEVNULL if text_input is None else None,
@@ -97,7 +109,9 @@ def run(
             f"{argv[0]} did not answer", f"no answer within {timeout_seconds:.0f} s", "try again, or look at its server"
         ) from error
     except OSError as error:
-        raise RunnerError(f"cannot start {argv[0]}", str(error), "mend the program or its mode") from error
+        raise RunnerError(
+            f"cannot start {argv[0]}", str(error), "check that the file is a program for this machine, and its mode"
+        ) from error
     completed = Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
     if check and done.returncode != 0:
         raise failed(completed)
@@ -108,11 +122,11 @@ class Started:
     """A program at work in the background, without input; what it prints is kept until `finish` asks for it."""
 
     def __init__(self, argv: Sequence[str]) -> None:
-        need((argv[0],)) if os.sep not in argv[0] else None
         self.argv = tuple(argv)
         try:
             self._child = subprocess.Popen(
                 self.argv,
+                executable=_found(argv[0], os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -120,7 +134,9 @@ class Started:
                 errors="replace",
             )
         except OSError as error:
-            raise RunnerError(f"cannot start {argv[0]}", str(error), "mend the program or its mode") from error
+            raise RunnerError(
+                f"cannot start {argv[0]}", str(error), "check that the file is a program for this machine, and its mode"
+            ) from error
 
     def finish(self) -> Completed:
         """Wait for its end; what it printed."""
@@ -142,34 +158,64 @@ def follow(
     argv: Sequence[str],
     line: Callable[[str], None],
     *,
+    pipe_to: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> int:
     """Run a program and hand over each line of its stdout and stderr as it comes; returns the exit code.
 
-    On an exception (Ctrl-C among them) the program's whole process group is ended before it goes on upwards.
+    With `pipe_to` that program reads the first one's stdout, the messages of both are handed over, and the first exit
+    code that is not 0 counts. On an exception (Ctrl-C among them) their process groups are ended before it goes on.
     """
-    need((argv[0],)) if os.sep not in argv[0] else None
-    child = subprocess.Popen(
-        tuple(argv),
-        env=environment(env),
-        cwd=cwd,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    children: list[subprocess.Popen[bytes]] = []
     try:
-        assert child.stdout is not None
-        for text in child.stdout:
-            line(text.rstrip("\n"))
-        return child.wait()
+        with _start(argv, pipe_to, children, environment(env), cwd) as output:
+            for raw in output:
+                line(raw.rstrip("\n"))
+        codes = [child.wait() for child in children]
+        return next((code for code in codes if code), 0)
     except BaseException:
-        end_group(child.pid)
-        child.wait()
+        for child in children:
+            end_group(child.pid)
+            child.wait()
         raise
+
+
+def _start(
+    argv: Sequence[str],
+    pipe_to: Sequence[str],
+    children: list[subprocess.Popen[bytes]],
+    env: Mapping[str, str],
+    cwd: Path | None,
+) -> TextIO:
+    """Start `argv`, and `pipe_to` behind it, each in a session of its own; what they print, through one pipe."""
+    reading, writing = os.pipe()
+    output = os.fdopen(reading, errors="replace")
+    source: int | IO[bytes] = subprocess.DEVNULL
+    try:
+        programs = [(words, _found(words[0], env)) for words in (argv, pipe_to) if words]
+        for words, executable in programs:
+            passed_on = bool(pipe_to) and words is argv
+            child = subprocess.Popen(
+                tuple(words),
+                executable=executable,
+                env=env,
+                cwd=cwd,
+                stdin=source,
+                stdout=subprocess.PIPE if passed_on else writing,
+                stderr=writing,
+                start_new_session=True,
+            )
+            children.append(child)
+            if not isinstance(source, int):
+                source.close()  # so that the first program sees the death of the second
+            source = child.stdout or source
+    except BaseException:
+        output.close()
+        raise
+    finally:
+        os.close(writing)
+    return output
 
 
 def end_group(pid: int, grace_seconds: float = 5.0) -> None:
@@ -192,8 +238,8 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
 
     128 + N for a program that signal N ended, as shells say it.
     """
-    need((argv[0],)) if os.sep not in argv[0] else None
-    child = subprocess.Popen(tuple(argv), env=environment(env), cwd=cwd)
+    whole = environment(env)
+    child = subprocess.Popen(tuple(argv), executable=_found(argv[0], whole), env=whole, cwd=cwd)
     while True:
         try:
             code = child.wait()
@@ -204,10 +250,12 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
 
 def detached(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
     """Start a program that outlives us, its output appended to `log`; returns its process id."""
+    whole = environment(env)
     with log.open("ab") as output:
         child = subprocess.Popen(
             tuple(argv),
-            env=environment(env),
+            executable=_found(argv[0], whole),
+            env=whole,
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,

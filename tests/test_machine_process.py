@@ -1,0 +1,61 @@
+"""Programs are started as they are found, and what they print never holds them up."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.machine import process
+
+LOUD = "head -c 300000 /dev/zero | tr '\\0' 'x' | fold -w 99"
+
+
+def test_a_program_of_sbin_is_started_where_path_lacks_sbin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`which` finds it there, so must the start, by every way."""
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    if shutil.which("ldconfig") or not process.which("ldconfig"):
+        pytest.skip("ldconfig is not in /usr/sbin alone")
+    assert "ldconfig" in process.run(("ldconfig", "--version")).stdout
+    assert process.follow(("ldconfig", "--version"), lambda line: None) == 0
+    assert process.Started(("ldconfig", "--version")).finish().exit_code == 0
+    assert process.attached(("ldconfig", "--version")) == 0
+
+
+def test_the_path_of_the_programs_own_environment_counts(tmp_path: Path) -> None:
+    (tmp_path / "hello").write_text("#!/bin/sh\necho hello\n")
+    (tmp_path / "hello").chmod(0o755)
+    assert process.run(("hello",), env={"PATH": f"{tmp_path}:/usr/bin:/bin"}).stdout == "hello\n"
+    with pytest.raises(RunnerError, match="missing on this machine: hello"):
+        process.run(("hello",))
+
+
+@pytest.mark.parametrize("words", ["", "cat >/dev/null; "])
+def test_both_ends_of_a_pipe_may_print_a_lot(words: str) -> None:
+    """More than a pipe holds, the reader before the writer has ended."""
+    lines: list[str] = []
+    reader = ("sh", "-c", f"{LOUD} >&2; {words}{LOUD}; cat >/dev/null")
+    writer = ("sh", "-c", f"{LOUD} >&2; {LOUD}; sleep 0.2; {LOUD} >&2")
+    assert process.follow(writer, lines.append, pipe_to=reader) == 0
+    assert sum(map(len, lines)) == 4 * 300_000
+
+
+@pytest.mark.parametrize(("first", "second", "code"), [("exit 3", "exit 0", 3), ("exit 0", "exit 4", 4)])
+def test_the_first_failure_of_a_pipe_counts(first: str, second: str, code: int) -> None:
+    assert process.follow(("sh", "-c", first), lambda line: None, pipe_to=("sh", "-c", second)) == code
+
+
+def test_a_pipe_whose_second_program_is_missing_starts_neither(tmp_path: Path) -> None:
+    with pytest.raises(RunnerError, match="missing on this machine: no-such-program"):
+        process.follow(("touch", str(tmp_path / "x")), lambda line: None, pipe_to=("no-such-program",))
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_exception_ends_both_programs_of_a_pipe() -> None:
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.follow(("sh", "-c", "echo x >&2; sleep 60"), interrupt, pipe_to=("sleep", "60"))
