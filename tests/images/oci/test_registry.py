@@ -6,6 +6,8 @@ import base64
 import hashlib
 import http.client
 import json
+import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -414,6 +416,65 @@ def test_a_registry_elsewhere_is_asked_in_plain_http_only_when_allowed(made: Mad
         assert {seen.headers.get("proxy-authorization") for seen in plain} == {login}
 
 
+def test_a_login_goes_over_plain_http_only_by_a_second_word(made: Made, environ: dict[str, str]) -> None:
+    """Basic, and a token server's: --allow-http reads without encryption, and still keeps the password."""
+    host = "http://registry.example:5000"
+    login = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    challenges = ['Basic realm="lab"', f'Bearer realm="{host}/token",service="lab"']
+
+    def proxy(request: Request) -> None:
+        if request.path.startswith(f"{host}/token"):
+            return request.answer(200, b'{"token": "for-nobody"}')
+        if not request.path.startswith(host):
+            return request.answer(502, b"")
+        request.path = request.path.removeprefix(host)
+        if request.path != "/v2/" and request.headers.get("Authorization") not in (login, "Bearer for-a-user"):
+            return request.answer(401, b"", WWW_Authenticate=challenges[0])
+        return made.serve(request)
+
+    with Hostile(proxy) as server:
+        environ |= {"HTTP_PROXY": server.address, "HTTPS_PROXY": server.address}
+        add_login(environ, "registry.example:5000")
+        for _ in challenges:
+            challenges.reverse()
+            with pytest.raises(RunnerError, match="does not let us read") as caught:
+                image_of("registry.example:5000/team/app:1", environ, allow_http=1)
+            assert "without encryption" in caught.value.why and "--allow-http --allow-http" in caught.value.fix
+            assert login not in {seen.headers.get("authorization") for seen in server.requests}
+        assert len(image_of("registry.example:5000/team/app:1", environ, allow_http=2)[1]) == 2
+
+
+class BothWays(Hostile):
+    """A server that speaks TLS and plain http on one port."""
+
+    def __init__(self, behave: Callable[[Request], None], certificate: str) -> None:
+        super().__init__(behave)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        listening = self._server.socket
+
+        def get_request() -> tuple[socket.socket, Any]:
+            connection, peer = listening.accept()
+            hello = connection.recv(1, socket.MSG_PEEK) == b"\x16"
+            return (context.wrap_socket(connection, server_side=True) if hello else connection), peer
+
+        self._server.get_request = get_request  # type: ignore[method-assign]
+
+
+def test_a_bad_certificate_is_never_answered_by_plain_http(
+    made: Made, environ: dict[str, str], certificate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever stands between us and the registry can show a certificate of their own."""
+    monkeypatch.setattr("runner.images.oci.remote.repository.is_loopback", lambda host: False)
+    monkeypatch.setattr("runner.images.oci.remote.web.is_loopback", lambda host: False)
+    with BothWays(made.serve, certificate) as server:
+        add_login(environ, server.address)
+        for allowed in (1, 2):
+            with pytest.raises(RunnerError, match="cannot be verified"):
+                image_of(f"{server.address}/team/app:1", environ, allow_http=allowed)
+        assert server.requests == []
+
+
 # what else users meet
 
 
@@ -555,7 +616,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_companys_own_ca(made: Made, environ: dict[str, str], certificate: str, variable: str) -> None:
     """Refused by default, with the variable that helps; taken where it is named; and the layers come over TLS."""
     with Hostile(made.serve, certificate=certificate) as server:
-        with pytest.raises(RunnerError, match="cannot prove who it is") as caught:
+        with pytest.raises(RunnerError, match="cannot be verified") as caught:
             image_of(f"{server.address}/team/app:1", environ)
         assert "SSL_CERT_FILE" in caught.value.fix
         environ[variable] = certificate

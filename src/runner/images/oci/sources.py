@@ -21,8 +21,8 @@ from runner.images.source import Source
 class SourceOptions:
     """What may be chosen about reading."""
 
-    allow_http: bool = False
-    """docker: a registry without TLS that is not on this machine"""
+    allow_http: int = 0
+    """docker: 1: a registry on another machine may be read without TLS; 2: and be sent a login so"""
     connections: int = 8
     """docker: at a time, to the registry"""
     engine_env: Mapping[str, str] = field(default_factory=dict)

@@ -24,14 +24,14 @@ def open_registry_image(
     *,
     architecture: str,
     environ: Mapping[str, str],
-    allow_http: bool = False,
+    allow_http: int = 0,
     connections: int = 8,
     patience: Patience | None = None,
 ) -> Iterator[LayeredImage]:
     """The image `REGISTRY/NAME[:TAG][@DIGEST]`, its layers readable inside `with`; `user` is whose login is taken.
 
-    `connections` requests at once. Plain http is spoken with this machine's own addresses, with others where
-    `allow_http`. Leaving ends every thread and connection. Raises RunnerError.
+    `connections` requests at once. Plain http is spoken with this machine's own addresses; with others if `allow_http`
+    is 1, and they are sent a login so if it is 2. Leaving ends every thread and connection. Raises RunnerError.
     """
     import logging
 

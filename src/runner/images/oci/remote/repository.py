@@ -14,7 +14,7 @@ from runner.images.oci.remote.reference import Reference
 from runner.images.oci.remote.tokens import Tokens, describe, said_in
 from runner.images.oci.remote.tries import Tries, check_passing
 from runner.images.oci.remote.web import Answer, Web
-from runner.images.oci.remote.web_errors import Transient
+from runner.images.oci.remote.web_errors import Transient, Untrusted
 
 ERROR_LIMIT = 1 << 20
 TAGS_LIMIT = 4 << 20
@@ -37,8 +37,8 @@ class Repository:
     def __init__(self, reference: Reference, web: Web, search: Search) -> None:
         self.reference = reference
         self._web = web
-        self._tokens = Tokens(web, reference.registry, reference.repository, search)
         self._base = f"{self._scheme()}://{reference.host}/v2/{reference.repository}/"
+        self._tokens = Tokens(web, reference.registry, reference.repository, search, self._base)
         self._locations: dict[str, str] = {}
         """digest -> where the registry has sent us for it, so that each range does not ask anew"""
 
@@ -93,6 +93,8 @@ class Repository:
             with self._web.get(f"{first}://{host}/v2/") as answer:
                 if answer.status != 400:  # what a server of TLS says to plain http
                     return origin(answer.url)[0]
+        except Untrusted:
+            raise  # whoever answers may read the connection: no plain http instead
         except (Transient, RunnerError):
             pass
         with suppress(Transient), self._web.get(f"{second}://{host}/v2/") as answer:

@@ -25,11 +25,13 @@ LIMIT = 1 << 20
 class Tokens:
     """The header that the registry takes; thread-safe."""
 
-    def __init__(self, web: Web, registry: str, repository: str, search: Search) -> None:
+    def __init__(self, web: Web, registry: str, repository: str, search: Search, base: str) -> None:
         self._web = web
         self._registry = registry
         self._repository = repository
         self._search = search
+        self._base = base  # the address that the header is sent to
+        self._withheld = ""  # the host that was not sent the login
         self._lock = threading.Lock()
         self.header = ""
 
@@ -42,7 +44,7 @@ class Tokens:
             if self.header != refused:
                 return
             schemes = {scheme: fields for text in challenges for scheme, fields in parse_challenges(text)}
-            login = self._search.login
+            login = self._login_for(self._base)
             if "bearer" in schemes:
                 self.header = f"Bearer {self._fetch(schemes['bearer'])}"
             elif "basic" in schemes and login and login.password and not refused:
@@ -54,7 +56,10 @@ class Tokens:
         """The error for a registry that does not let us in."""
         login, name = self._search.login, f"{self._registry}/{self._repository}"
         said = f": {said}" if said else ""
-        if login:
+        if self._withheld:
+            why = f"it wants a login ({status}){said}, and {self._withheld} would get it without encryption"
+            fix = "use a registry with TLS; to send the password in clear text: --allow-http --allow-http"
+        elif login:
             who = f"user {login.user!r}" if login.user else "the identity token"
             why = f"it refuses {who} from {login.place} ({status}){said}"
             fix = f"check the name of the image, its rights, and the password; {self._advice()}"
@@ -63,6 +68,14 @@ class Tokens:
             why = f"it wants a login ({status}){said}, and there is none in\n{places}"
             fix = f"check the image's name (many registries say so where there is no such image); {self._advice()}"
         return RunnerError(f"{self._registry} does not let us read {name}", why, fix)
+
+    def _login_for(self, *urls: str) -> Login | None:
+        """The login, if each of the addresses may have it."""
+        exposed = [url for url in urls if not self._web.takes_login(url)]
+        if self._search.login and exposed:
+            self._withheld = host_of(exposed[0])
+            return None
+        return self._search.login
 
     def _advice(self) -> str:
         return how_to_add(self._registry, self._web.environ, self._search.login.user if self._search.login else "")
@@ -80,7 +93,7 @@ class Tokens:
                 tries.failed(trouble)
 
     def _ask(self, realm: str, challenge: Mapping[str, str]) -> Answer:
-        login = self._search.login
+        login = self._login_for(self._base, realm)
         fields = {"scope": challenge.get("scope") or f"repository:{self._repository}:pull"}
         if challenge.get("service"):
             fields["service"] = challenge["service"]

@@ -99,7 +99,7 @@ class Web:
         self,
         environ: Mapping[str, str],
         *,
-        allow_http: bool = False,
+        allow_http: int = 0,
         connections: int = 8,
         patience: Patience | None = None,
     ) -> None:
@@ -130,7 +130,7 @@ class Web:
                 raise RunnerError(
                     f"{host_of(url)} sends us to {host_of(after)} without encryption",
                     "it redirects from https to plain http",
-                    "check the registry's name; plain http has to be allowed explicitly",
+                    "check the registry's name; to read without encryption: --allow-http",
                 )
             url = after
         raise RunnerError(
@@ -145,6 +145,11 @@ class Web:
 
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         return self._request("POST", url, headers, urlencode(fields).encode())
+
+    def takes_login(self, url: str) -> bool:
+        """Whether a login may be sent there: encrypted, to this machine, or in clear text by the user's own word."""
+        parts = urlsplit(url)
+        return parts.scheme == "https" or is_loopback(parts.hostname or "") or self.allow_http > 1
 
     def close(self) -> None:
         """End every connection, those that another thread is reading from too."""
@@ -189,7 +194,7 @@ class Web:
             raise RunnerError(
                 f"{host_of(url)} would be asked without encryption",
                 "plain http is taken for this machine's own addresses only",
-                "use https, or allow plain http explicitly",
+                "use https; to read without encryption: --allow-http",
             )
 
     def _manager(self, proxy: str, tls: bool) -> PoolManager:

@@ -28,6 +28,10 @@ class Transient(Exception):
         self.status = like.status if like else status
 
 
+class Untrusted(RunnerError):
+    """A server whose certificate cannot be verified: whoever answers may be somebody else."""
+
+
 def words(error: BaseException, stall_seconds: float) -> str:
     """One line about a broken connection, without urllib3's object names."""
     from urllib3 import exceptions
@@ -77,16 +81,16 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
 
 def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
     if "CERTIFICATE_VERIFY_FAILED" in text or "certificate" in text.lower():
-        return RunnerError(
-            f"{host} cannot prove who it is",
+        return Untrusted(
+            f"the certificate of {host} cannot be verified",
             text.partition("CERTIFICATE_VERIFY_FAILED] ")[2].partition(" (_ssl")[0] or text,
             "a company's own CA: export SSL_CERT_FILE=/path/of/ca-bundle.pem (or REQUESTS_CA_BUNDLE); check the clock",
         )
     if first:
         return RunnerError(
-            f"{host} does not speak TLS with us",
+            f"the TLS handshake with {host} failed",
             text,
-            "check the port; a registry without encryption has to be allowed explicitly (plain http)",
+            "check the port; to read from a registry without TLS: --allow-http",
         )
     return None
 
