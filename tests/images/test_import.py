@@ -272,10 +272,11 @@ def test_a_kill_at_any_moment_leaves_the_old_file_or_none(heavy: Bench) -> None:
 
 def test_left_overs_of_another_image_go_too_but_not_those_of_a_live_import(tiny: Bench) -> None:
     tiny.images.mkdir()
-    dead = tiny.images / ".other-0123456789ab.sqsh.99999.partial"
-    dead.write_text("half")
-    live = tiny.images / ".live-0123456789ab.sqsh.99998.partial"
-    live.write_text("being written")
+    dead = tiny.images / ".other-0123456789ab.sqsh.99999abc.import"
+    live = tiny.images / ".live-0123456789ab.sqsh.99998abc.import"
+    for left in (dead, live):
+        left.mkdir()
+        (left / "squashfs").write_text("half")
     strangers = tiny.images / ".notes.partial"
     strangers.write_text("not ours")
     with files.locked(tiny.images / "live-0123456789ab.sqsh"):
@@ -343,7 +344,7 @@ def test_a_full_disk_is_told_and_nothing_is_left(heavy: Bench) -> None:
 def test_ctrl_c_leaves_nothing(heavy: Bench) -> None:
     child = heavy.start("import", "heavy")
     deadline = time.monotonic() + 60
-    while not list(heavy.images.glob(".*.partial")):
+    while not list(heavy.images.glob(".*.import")):
         assert time.monotonic() < deadline and child.poll() is None
         time.sleep(0.01)
     child.send_signal(signal.SIGINT)
@@ -380,7 +381,7 @@ def test_a_file_that_we_did_not_make_is_replaced_only_by_force(tiny: Bench, tmp_
 def test_a_link_name_that_is_a_file_is_left_alone(tiny: Bench) -> None:
     tiny.images.mkdir()
     (tiny.images / "tiny.sqsh").write_text("precious")
-    with pytest.raises(RunnerError, match="cannot put the link"):
+    with pytest.raises(RunnerError, match="cannot make the link"):
         tiny.import_image("tiny")
     assert (tiny.images / "tiny.sqsh").read_text() == "precious"
 

@@ -88,7 +88,7 @@ def visible(where: Path) -> tuple[str, ...]:
 
 def hidden(where: Path) -> tuple[str, ...]:
     """What an import hides from users while it works."""
-    return tuple(path.name for path in where.iterdir() if path.name.endswith(".partial"))
+    return tuple(path.name for path in where.iterdir() if path.name.endswith((".partial", ".import")))
 
 
 def failed(done: subprocess.CompletedProcess[str]) -> bool:

@@ -148,6 +148,49 @@ def test_a_spoilt_index_counts_as_none(harm: str, shop: Shop) -> None:
     assert made.squashfs.path.read_bytes() == shop.anew(*layers)
 
 
+@pytest.mark.parametrize("verify", ["all", "digest"])
+def test_a_damaged_run_is_not_copied(verify: str, shop: Shop) -> None:
+    """With `--verify all` every copied byte is checked: the layer is read again, the others are copied."""
+    first = shop.bring(BASE, MIDDLE, TOP, verify=verify).squashfs.path
+    with first.open("r+b") as stream:
+        stream.seek(5000)  # in the run of the uppermost layer
+        byte = stream.read(1)[0]
+        stream.seek(5000)
+        stream.write(bytes([byte ^ 1]))
+    layers = ([file("new", b"new\n")], BASE, MIDDLE, TOP)
+    made = shop.bring(*layers, verify=verify)
+    whole = made.squashfs.path.read_bytes() == shop.anew(*layers)
+    assert (made.packed.layers_reused, made.packed.layers_damaged, whole) == (
+        (2, 1, True) if verify == "all" else (3, 0, False)
+    )
+
+
+def test_a_damaged_run_is_told(shop: Shop) -> None:
+    first = shop.bring(BASE).squashfs.path
+    data = bytearray(first.read_bytes())
+    data[5000] ^= 1
+    first.write_bytes(data)
+    layout(shop.folder / "told/image", [tar(BASE), tar(TOP)])
+    report = Quiet()
+    project = Project(shop.folder, shop.folder, shop.folder)
+    import_image(f"oci:{shop.folder}/told/image", shop.folder / "images", project, {}, report, ImportOptions())
+    assert any(first.name in line and "is damaged" in line for line in report.lines)
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_damaged_index_is_not_believed(place: float, shop: Shop) -> None:
+    """One bit anywhere: the layer, or all of them, are read again."""
+    first = shop.bring(BASE, MIDDLE, TOP).squashfs.path
+    index = first.with_suffix(".layers")
+    data = bytearray(index.read_bytes())
+    data[int(len(data) * place)] ^= 16
+    index.write_bytes(data)
+    layers = (BASE, MIDDLE, [file("app", b"new\n")])
+    made = shop.bring(*layers)
+    assert made.packed.layers_reused < 2
+    assert made.squashfs.path.read_bytes() == shop.anew(*layers)
+
+
 def test_threads_and_time_decide_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     one, many = (shop.anew(BASE, MIDDLE, TOP, threads=count) for count in (1, 7))
     assert one == many

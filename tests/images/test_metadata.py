@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runner.errors import RunnerError
 from runner.images.importing.metadata import environment, fstab, metadata_files, rc, unsayable
 
 SHELLS = [shell for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix")) if shutil.which(shell[0])]
@@ -101,3 +102,11 @@ def test_volumes_are_sorted_and_escaped() -> None:
         "${ENROOT_ROOTFS}/a\\040c /a\\040c none x-create=dir,bind,rw,nosuid,nodev\n"
         "${ENROOT_ROOTFS}/b /b none x-create=dir,bind,rw,nosuid,nodev\n"
     )
+
+
+@pytest.mark.parametrize("volume", ["/../../x", "/data/../../etc", "/..", "data", "", "/$HOME", "/${X}/y"])
+def test_a_volume_that_leads_out_of_the_image_is_refused(volume: str) -> None:
+    """enroot would mount a folder of the host's, whatever variables it puts in."""
+    with pytest.raises(RunnerError, match="declares the volume"):
+        fstab({"/fine": {}, volume: {}})
+    assert fstab({"/a..b/...": {}})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.source import Source, parse_source
+from runner.images.source import Source, parse_source, registry_of
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,12 @@ def test_other_forms_are_refused_with_the_known_ones(tmp_path: Path, text: str, 
         parse_source(text, tmp_path)
     assert words in str(caught.value)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "registry"),
+    [("docker://nvcr.io#a/b:1", "nvcr.io"), ("docker://ubuntu", "docker.io"), ("podman://localhost/a", "localhost"),
+     ("a/b:1", ""), ("docker://localhost:5000/a@sha256:00", "localhost:5000"), ("oci:/x.y/z", ""), ("docker://", "")],
+)  # fmt: skip
+def test_the_registry_of_a_recorded_source(text: str, registry: str) -> None:
+    assert registry_of(text) == registry

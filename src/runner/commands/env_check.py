@@ -75,7 +75,7 @@ def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: 
             text = path.read_bytes().decode()
             new, done = mended(text, path, findings)
             if new != text:
-                files.write(path.resolve(), new, mode=path.stat().st_mode & 0o777)
+                files.write(path.resolve(), new, keep_mode=True)
                 console.say(f"{path}: mended {', '.join(dict.fromkeys(finding.code for finding in done))}")
                 changed = True
         if not changed:

@@ -136,7 +136,7 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
         from runner.machine import files, secrets
 
         secrets.refuse(text.encode(), args.output)
-        files.write(Path(args.output), text, mode=0o644 if engine in {"ce", "sarus"} else 0o755)
+        files.write(Path(args.output), text, mode=0o666 if engine in {"ce", "sarus"} else 0o777)
         console.answer(args.output)
     else:
         console.answer(text)

@@ -70,7 +70,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
             console.detail(f"kept: {path}") if same else console.warn(f"kept: {path} is there already, and differs")
             continue
         if not args.dry_run:
-            files.write(here / path, content, mode=0o755 if content.startswith(b"#!") else 0o644)
+            files.write(here / path, content, mode=0o777 if content.startswith(b"#!") else 0o666)
         console.answer(str(path))
     console.say("edit what you need, remove the rest: a file that is not here is looked up in runner itself")
     return 0

@@ -59,7 +59,7 @@ def _add_import(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="write this file, and no symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
-    parser.add_argument("--force", action="store_true", help="replace the file, whosoever made it")
+    parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not make it")
     parser.add_argument("--no-cache", action="store_true", help="make the file anew")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--dry-run", action="store_true", help="say what would be read, reused and written")
@@ -73,7 +73,9 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
     parser.add_argument("--verify", default="all", metavar="all|digest", help="what is checked (default: all)")
     parser.add_argument("--connections", type=int, default=8, metavar="N", help="to a registry at a time (default: 8)")
-    parser.add_argument("--allow-http", action="store_true", help="read from a registry that has no TLS")
+    parser.add_argument(
+        "--allow-http", action="count", default=0, help="read from a registry without TLS; twice: send it a login too"
+    )
 
 
 def build_image(args: argparse.Namespace, console: Console) -> int:
@@ -193,6 +195,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     from pathlib import Path
 
     from runner.images.importing.plan import ImportOptions
+    from runner.images.importing.striping import LAYOUT
 
     output = getattr(args, "output", None)
     names = ("compression", "owners", "xattrs", "threads", "verify", "connections", "allow_http")
@@ -201,6 +204,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
         again=args.no_cache or getattr(args, "force", False),
         engine=args.engine,
         architecture=site.architecture,
+        striping=site.image_striping or LAYOUT,
         **{name: getattr(args, name) for name in names if hasattr(args, name)},
     )
 

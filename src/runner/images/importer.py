@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -11,27 +12,32 @@ from pathlib import Path
 from runner import __version__
 from runner.errors import RunnerError
 from runner.images.importing import metadata, striping
-from runner.images.importing.leftovers import clear_leftovers
+from runner.images.importing.layer_index import is_index
+from runner.images.importing.leftovers import LAYERS, SQUASHFS, SUFFIX, clear_leftovers
 from runner.images.importing.locate import Target, opened
 from runner.images.importing.pack import Packed, index_of, pack_image
 from runner.images.importing.plan import ImportOptions, ImportPlan, plan_import, previous_index
 from runner.images.oci.digest import sha256_of
-from runner.images.source import parse_source
+from runner.images.source import parse_source, registry_of
 from runner.images.squashfs_file import (
     Squashfs,
     as_json,
     index_path,
+    is_sidecar,
     is_whole,
+    link_is_ours,
     read_squashfs,
     recorded_labels,
     sidecar,
 )
-from runner.machine import files, probe
+from runner.machine import files, folders, probe
 from runner.machine.report import Report
 from runner.project import Project
 
 # bytes: sha256 takes 0.6 to 2.5 s a gigabyte, and the rest of an incremental import 1 to 2 s a gigabyte
 _QUICK_TO_HASH = 1 << 30
+# mode bits of what is never changed: the umask's, and no other user writes (else no later import trusts its layers)
+_MASK = 0o755
 
 
 @dataclass(frozen=True)
@@ -58,9 +64,15 @@ def import_image(
     """
     options.check()
     with _planned(source, images, project, environ, report, options) as plan:
+        if plan.reuse and is_whole(plan.target):  # no lock: the folder may be one that we cannot write to
+            return _found(plan.reuse, plan, report)
         try:
-            with files.locked(plan.target):
-                return _import_locked(plan, environ, report, options)
+            with files.locked(plan.target) as locked:
+                if not locked:
+                    report.warn(
+                        f"{plan.target.parent} has no file locks: imports of one image at the same time all do the work"
+                    )
+                return _import_locked(plan, report, options, held=plan.target if locked else None)
         except OSError as error:
             raise files.explain(error, f"write {plan.target}") from error
 
@@ -104,39 +116,89 @@ def _planned(
                 f"build or pull it for linux/{wanted}, or name a site with {image.architecture} nodes (--site)",
             )
         plan = plan_import(parsed.name, source, image, images, options, environ)
+        _refuse_foreign(plan, options)
         target.path = plan.target
         yield plan
 
 
-def _import_locked(plan: ImportPlan, environ: Mapping[str, str], report: Report, options: ImportOptions) -> Imported:
-    """The import itself, under the lock of its target."""
-    clear_leftovers(plan.target.parent, report, held=plan.target)
+def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
+    """Raise RunnerError where the import would replace files, or take a link, that belong to something else."""
+    target = plan.target
+    if options.output and not plan.reuse:
+        for path, ours in (
+            (sidecar(target), is_sidecar(sidecar(target), target)),
+            (index_path(target), is_index(index_path(target))),
+        ):
+            if os.path.lexists(path) and not ours:
+                raise RunnerError(
+                    f"{path} already exists, and `runner import` did not write it for {target.name}",
+                    f"`import -o {target.name}` writes {sidecar(target).name} and {index_path(target).name} beside it",
+                    "choose another name for -o, or move that file away",
+                )
+    if plan.link == target or not os.path.lexists(plan.link):
+        return
+    files.refuse_to_replace(plan.link)
+    if not link_is_ours(plan.link):
+        raise RunnerError(
+            f"{plan.link} is a symlink that `runner import` did not make",
+            f"it points to {plan.link.readlink()}",
+            f"import with -o FILE, or move the link away: mv {plan.link} {plan.link}.old",
+        )
+    other = read_squashfs(plan.link.resolve())
+    if other and (whose := _other_image(other, plan)):
+        raise RunnerError(
+            f"{plan.link.name} belongs to another image",
+            f"it points to {other.path.name}, which comes from {whose} ({other.source})",
+            f"import with -o FILE, or give the name to this image: rm {plan.link}",
+        )
+
+
+def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
+    """The recipe or registry that the linked file comes from, where the new one comes from another; else empty."""
+    before, after = (
+        str(labels.get("runner.recipe") or "") for labels in (linked.labels, plan.image.config.get("Labels") or {})
+    )
+    if before or after:
+        return "" if before == after else f"recipe {before!r}" if before else "no recipe"
+    registry = registry_of(linked.source)
+    return registry if registry and registry_of(plan.source) not in ("", registry) else ""
+
+
+def _found(found: Squashfs, plan: ImportPlan, report: Report) -> Imported:
+    """The answer where the same image is there already."""
+    owner = files.owner(plan.target)
+    report.say(f"{plan.target}: the same image was imported before{f' by {owner}' if owner else ''}")
+    return Imported(_with_link(found, plan, report), made=False)
+
+
+def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, held: Path | None) -> Imported:
+    """The import itself, under the lock of its target; `held` is None where locks do not work."""
+    clear_leftovers(plan.target.parent, report, held)
     found = read_squashfs(plan.target)  # another import may have made it while we waited
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
-            report.say(f"{plan.target}: the same image was imported before")
-            return Imported(_with_link(found, plan), made=False)
-        report.warn(f"{plan.target} is damaged (its superblock does not fit its size): it is made anew")
+            return _found(found, plan, report)
+        report.warn(f"{plan.target} is damaged (its superblock does not match its size): importing again")
     elif plan.target.exists() and found is None and not options.again and options.output:
         raise RunnerError(
-            f"{plan.target} is there already", "it is not a file that `runner import` made", "--force replaces it"
+            f"{plan.target} already exists", "`runner import` did not make that file", "--force replaces it"
         )
     squashfs, packed = _make(plan, report, options)
-    return Imported(_with_link(squashfs, plan), made=True, packed=packed)
+    return Imported(_with_link(squashfs, plan, report), made=True, packed=packed)
 
 
 def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squashfs, Packed]:
     image = plan.image
     left_out = metadata.unsayable(image.config)
     if left_out:
-        report.warn(f"variables with a line break cannot stand in /etc/environment: {', '.join(left_out)}")
+        report.warn(f"variables with line breaks cannot be written to /etc/environment: {', '.join(left_out)}")
     with ExitStack() as stack:
         previous = stack.enter_context(previous_index(plan, options))
         if previous:
             report.detail(f"layers that have not changed are copied from {previous.squashfs.name}")
-        unfinished = stack.enter_context(files.partial(plan.target))
-        index = stack.enter_context(files.partial(index_path(plan.target)))
-        for line in striping.stripe(unfinished):
+        hidden = stack.enter_context(folders.beside(plan.target, SUFFIX))
+        unfinished, index = hidden / SQUASHFS, hidden / LAYERS
+        for line in striping.stripe(unfinished, options.striping):
             report.say(line)
         total = image.size_bytes or None
         with unfinished.open("w+b") as file, report.bar(f"packing {image.reference}", total) as advance:
@@ -144,12 +206,18 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
             packed = pack_image(image, file, own, plan.packing, previous, advance)
             with index.open("wb") as target:
                 index_of(packed, file, plan.packing, target)
-        unfinished.chmod(0o644)
         with packed.phase("disk"):
             files.sync(unfinished)
         squashfs = _described(plan, unfinished, packed)
         # before the file itself: a sidecar alone says nothing, a file alone would be taken for somebody else's
         files.write(sidecar(plan.target), as_json(squashfs))
+        files.publish(index, index_path(plan.target), mask=_MASK)
+        files.publish(unfinished, plan.target, mask=_MASK)
+        if previous and packed.layers_damaged:
+            report.warn(
+                f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were not copied but read "
+                "again; what uses that file reads damaged data. Remove it, or import its image with --no-cache"
+            )
     _say_seconds(packed, report)
     return squashfs, packed
 
@@ -183,8 +251,13 @@ def _say_seconds(packed: Packed, report: Report) -> None:
     report.detail(f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}")
 
 
-def _with_link(squashfs: Squashfs, plan: ImportPlan) -> Squashfs:
-    """The file with its stable symlink pointing to it."""
-    if plan.link != plan.target:
-        files.link(plan.link, plan.target.name)
+def _with_link(squashfs: Squashfs, plan: ImportPlan, report: Report) -> Squashfs:
+    """The file with its stable symlink pointing to it; without a link where that is another user's and stays."""
+    name = plan.target.name
+    if plan.link != plan.target and not (plan.link.is_symlink() and str(plan.link.readlink()) == name):
+        try:
+            files.link(plan.link, name)
+        except OSError as error:
+            report.warn(f"{plan.link} does not point to {name}, and cannot be changed: {error.strerror}")
+            return replace(squashfs, link=plan.target)
     return replace(squashfs, link=plan.link)

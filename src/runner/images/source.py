@@ -26,6 +26,14 @@ class Source:
     """docker: USER@ of enroot's form"""
 
     @property
+    def registry(self) -> str:
+        """The registry that the reference names; empty for a path, and where none is named."""
+        if self.scheme in ("oci", "oci-archive", "docker-archive"):
+            return ""
+        first, slash, _ = self.reference.partition("/")
+        return first if slash and (first == "localhost" or re.search("[.:]", first)) else ""
+
+    @property
     def name(self) -> str:
         """The stem of the squashfs file: `nvidia+pytorch+24.06-py3`, as enroot names it; one of our own images by
         its recipe."""
@@ -35,9 +43,7 @@ class Source:
         name, tag = split_reference(self.reference)
         if name.startswith("localhost/runner/"):
             return _file_name(name.removeprefix("localhost/runner/"))
-        parts = name.split("/")
-        if len(parts) > 1 and (parts[0] == "localhost" or re.search("[.:]", parts[0])):
-            parts = parts[1:]
+        parts = (name.removeprefix(f"{self.registry}/") if self.registry else name).split("/")
         if len(parts) > 1 and parts[0] == "library":
             parts = parts[1:]
         return _file_name("+".join([*parts, *((tag,) if tag and tag != "latest" else ())]))
@@ -66,6 +72,16 @@ def parse_source(text: str, start: Path) -> Source:
     if (scheme == "oci") != whole.is_dir():
         raise _bad(text, "oci: names the folder of a layout, oci-archive: and docker-archive: a file")
     return Source(scheme, str(whole), tag)
+
+
+def registry_of(text: str) -> str:
+    """The registry that the source names, as a sidecar keeps its text; empty where it names none, and for paths."""
+    if text.startswith(("oci:", "oci-archive:", "docker-archive:")):
+        return ""
+    try:
+        return parse_source(text, Path("/")).registry
+    except RunnerError:
+        return ""
 
 
 def _registry(text: str, rest: str) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import time
 from collections.abc import Mapping
@@ -84,6 +85,22 @@ def read_squashfs(path: Path) -> Squashfs | None:
         return found if path.stat().st_size == found.size_bytes else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def is_sidecar(path: Path, target: Path) -> bool:
+    """Whether the file at `path` is a sidecar that `import` wrote for `target`, or for a file that is gone."""
+    try:
+        data = json.loads(path.read_text())
+        named = path.with_name(data["path"])
+        ours = {"image_digest", "size_bytes", "content", "settings"} <= data.keys()
+        return ours and not path.is_symlink() and (named.name == target.name or not named.exists())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return False
+
+
+def link_is_ours(link: Path) -> bool:
+    """Whether a symlink NAME.sqsh is one that `import` makes: it points to NAME-<12 hex>.sqsh beside it."""
+    return re.fullmatch(re.escape(link.stem) + r"-[0-9a-f]{12}\.sqsh", str(link.readlink())) is not None
 
 
 def with_sha256(squashfs: Squashfs) -> Squashfs:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +19,11 @@ def explain(error: OSError, what: str) -> RunnerError:
     fixes = {
         errno.ENOSPC: "free some space there, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
         errno.EDQUOT: "the quota is used up: remove files, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
-        errno.EACCES: "choose a folder that you may write to, or mend its mode",
+        errno.EACCES: "choose a folder that you may write to, or ask its owner for access",
+        errno.EPERM: "the folder or the file belongs to another user: choose a folder of your own",
         errno.EROFS: "choose a folder on a writable file system",
     }
-    fix = fixes.get(error.errno or 0, "see the message above; nothing was left half-written")
+    fix = fixes.get(error.errno or 0, "check the path, and the file system that it is on: df -hT FOLDER")
     return RunnerError(f"cannot {what}", os.strerror(error.errno) if error.errno else str(error), fix)
 
 
@@ -35,11 +37,19 @@ def partial(target: Path) -> Iterator[Path]:
     unfinished = target.parent / f".{target.name}.{os.getpid()}.partial"
     try:
         yield unfinished
-        sync(unfinished)
-        unfinished.replace(target)
-        sync(target.parent)
+        publish(unfinished, target)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def publish(unfinished: Path, target: Path, *, mask: int = 0o777) -> None:
+    """Sync a finished file and rename it to `target`, on the same file system; of its mode the bits of `mask` stay."""
+    mode = stat.S_IMODE(unfinished.stat().st_mode)
+    if mode & ~mask:
+        unfinished.chmod(mode & mask)
+    sync(unfinished)
+    unfinished.replace(target)
+    sync(target.parent)
 
 
 def sync(path: Path) -> None:
@@ -70,46 +80,113 @@ def content(path: str) -> bytes:
         os.close(descriptor)
 
 
-def write(target: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """Write a whole file atomically. Raises RunnerError when the disk or the folder refuses."""
+def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: bool = False) -> None:
+    """Write a whole file atomically. Raises RunnerError when the disk or the folder refuses.
+
+    The umask limits `mode`, as it does for open(2); with `keep_mode` the file keeps the mode that it has.
+    """
     data = content.encode() if isinstance(content, str) else content
     try:
         with partial(target) as unfinished:
-            unfinished.write_bytes(data)
-            unfinished.chmod(mode)
+            unfinished.unlink(missing_ok=True)  # of a killed process that had our process id
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with os.fdopen(os.open(unfinished, flags, mode), "wb") as file:
+                file.write(data)
+            if keep_mode:
+                unfinished.chmod(stat.S_IMODE(target.stat().st_mode))
     except OSError as error:
         raise explain(error, f"write {target}") from error
 
 
+def refuse_to_replace(link: Path) -> None:
+    """Raise RunnerError where something other than a symlink has the name of a link."""
+    if link.exists() and not link.is_symlink():
+        raise RunnerError(
+            f"cannot make the link {link}",
+            "a file has that name, and runner does not delete what it did not make",
+            f"move it away: mv {link} {link}.old",
+        )
+
+
+def owner(path: Path) -> str:
+    """The name of the user that the file belongs to; empty for ourselves. Raises OSError."""
+    uid = path.stat().st_uid
+    if uid == os.geteuid():
+        return ""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
+
+
 def link(name: Path, target: str) -> None:
     """Point the symlink `name` at `target` atomically. Raises RunnerError where `name` is a file of the user's."""
-    if name.exists() and not name.is_symlink():
-        raise RunnerError(
-            f"cannot put the link {name} there",
-            "a file that is not our symlink has this name, and we never delete what we did not make",
-            f"move it away: mv {name} {name}.old",
-        )
+    refuse_to_replace(name)
     unfinished = name.parent / f".{name.name}.{os.getpid()}.partial"
     unfinished.unlink(missing_ok=True)
     unfinished.symlink_to(target)
     unfinished.replace(name)
 
 
+# flock on a file system without locks: Lustre without the mount option flock, NFS without lockd; EBADF: NFS, where the
+# lock file is another user's, so that we cannot open it for writing. Source: flock(2), "NFS details"
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
+_LOCK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
+
+
 @contextlib.contextmanager
-def locked(target: Path, *, timeout_seconds: float | None = None) -> Iterator[None]:
+def locked(target: Path, *, timeout_seconds: float | None = None) -> Iterator[bool]:
     """Hold the lock of `target` (the file `.NAME.lock` beside it); waits for another holder.
 
-    The kernel drops the lock with its holder, so no lock is ever stale. Raises RunnerError after the timeout:
-    the work is never done without the lock.
+    Yields False, without a lock, on a file system that has no locks. The kernel drops a lock with its holder, so no
+    lock is ever stale. Raises RunnerError after the timeout.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    lock = target.parent / f".{target.name}.lock"
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    lock = _lock_path(target)
+    descriptor = _open_lock(lock)
     try:
-        _acquire(descriptor, lock, timeout_seconds)
-        yield
+        try:
+            _acquire(descriptor, lock, timeout_seconds)
+            held = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            held = False
+        yield held
     finally:
         os.close(descriptor)
+
+
+def is_locked(target: Path) -> bool:
+    """Whether a process holds the lock of `target`, or that cannot be found out. Does not make a lock file."""
+    try:
+        descriptor = os.open(_lock_path(target), os.O_RDONLY | _LOCK_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _lock_path(target: Path) -> Path:
+    return target.parent / f".{target.name}.lock"
+
+
+def _open_lock(lock: Path) -> int:
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT | _LOCK_FLAGS, 0o666)
+    except PermissionError:
+        with contextlib.suppress(FileNotFoundError):  # another user's lock file: to lock it, reading is enough
+            return os.open(lock, os.O_RDONLY | _LOCK_FLAGS)
+        raise
 
 
 def _acquire(descriptor: int, lock: Path, timeout_seconds: float | None) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -112,6 +113,16 @@ def _linked(source: Path, target: Path) -> bool:
         return True
     except OSError:  # another file system, one without links, or too many of them: a copy does
         return False
+
+
+@contextmanager
+def beside(target: Path, suffix: str) -> Iterator[Path]:
+    """A new folder `.TARGET.RANDOM+suffix` beside `target`, for this user alone; removed at the end with its files."""
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=suffix, dir=target.parent))
+    try:
+        yield folder
+    finally:
+        remove(folder)
 
 
 def move(folder: Path, target: Path) -> None:

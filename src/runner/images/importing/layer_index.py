@@ -3,13 +3,16 @@ is neither read nor packed again.
 
 The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then lines
 of places. The last frame is the table of contents; the last 16 bytes are its length and a mark. Bytes stand as Latin-1.
-An index that does not fit its squashfs (another superblock) or its reader (another form) counts as none.
+An index that does not fit its squashfs (another superblock) or its reader (another form) counts as none. So does one
+that another user could have written: its checksums show damage, not malice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -18,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import zstandard
+from isal import isal_zlib
 
 from runner.images.oci.entry import Entry
 from runner.images.oci.layer import Layer
@@ -25,10 +29,11 @@ from runner.images.squashfs.data import FileData, Place, Run
 from runner.images.squashfs.superblock import SUPERBLOCK_SIZE
 from runner.images.squashfs_file import is_whole
 
-FORM = 3
+FORM = 4
 _TAIL = struct.Struct("<Q8s")
 _MARK = b"rnnrindx"
 _CHUNK = 1024  # entries in a line
+_PIECE = 4 << 20  # bytes that are checked at a time
 _LARGEST_CONTENTS = 64 << 20
 _LARGEST_LINE = 256 << 20  # of one frame, plain: a million entries
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -45,8 +50,10 @@ class LayerRecord:
     offset: int  # of the run, in the squashfs
     length: int
     fragments: str  # as in `Run`, Latin-1
+    check: int  # CRC-32 of the run
     frame: int  # where its frame begins in the index
     frame_length: int
+    frame_check: int = 0  # CRC-32 of the frame
 
     def run(self) -> Run:
         return Run(self.offset, self.length, self.fragments.encode("latin-1"))
@@ -105,10 +112,23 @@ class LayerIndex:
             return record
         return None
 
-    def frame(self, record: LayerRecord) -> bytes:
-        """The bytes of the layer's frame, to be read with LayerFrame or taken over into another index."""
+    def frame(self, record: LayerRecord) -> bytes | None:
+        """The bytes of the layer's frame, for LayerFrame or another index; None where they are damaged."""
         self._index.seek(record.frame)
-        return self._index.read(record.frame_length)
+        data = self._index.read(record.frame_length)
+        return data if isal_zlib.crc32(data) == record.frame_check else None
+
+    def is_intact(self, record: LayerRecord) -> bool:
+        """Whether the layer's run still has the bytes that were packed; reads all of it."""
+        buffer = memoryview(bytearray(min(_PIECE, record.length)))
+        check, position, end = 0, record.offset, record.offset + record.length
+        while position < end:
+            count = os.preadv(self.squashfs.fileno(), [buffer[: end - position]], position)
+            if not count:
+                return False
+            check = isal_zlib.crc32(buffer[:count], check)
+            position += count
+        return check == record.check
 
 
 class LayerFrame:
@@ -142,7 +162,7 @@ def write_index(
     records, position = [], 0
     for record, frame in layers:
         target.write(frame)
-        records.append(replace(record, frame=position, frame_length=len(frame)))
+        records.append(replace(record, frame=position, frame_length=len(frame), frame_check=isal_zlib.crc32(frame)))
         position += len(frame)
     contents = {
         "form": FORM,
@@ -150,7 +170,7 @@ def write_index(
         "superblock": superblock.hex(),
         "layers": [asdict(record) for record in records],
     }
-    packed = zstandard.ZstdCompressor(level=1).compress(json.dumps(contents).encode())
+    packed = zstandard.ZstdCompressor(level=1, write_checksum=True).compress(json.dumps(contents).encode())
     target.write(packed + _TAIL.pack(len(packed), _MARK))
 
 
@@ -163,7 +183,7 @@ def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
     try:
         contents = _contents(index)
         fits = contents["form"] == FORM and contents["superblock"] == image.read(SUPERBLOCK_SIZE).hex()
-        if fits and is_whole(squashfs):
+        if fits and is_whole(squashfs) and _only_ours(index) and _only_ours(image):
             records = [LayerRecord(**record) for record in contents["layers"]]
             return LayerIndex(records, index, image, str(contents["settings"]))
     except (OSError, ValueError, KeyError, TypeError, struct.error, zstandard.ZstdError):
@@ -171,6 +191,20 @@ def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
     index.close()
     image.close()
     return None
+
+
+def is_index(path: Path) -> bool:
+    """Whether the file is an index of ours, of whatever form."""
+    try:
+        return not path.is_symlink() and path.read_bytes()[-len(_MARK) :] == _MARK
+    except OSError:
+        return False
+
+
+def _only_ours(file: BinaryIO) -> bool:
+    """Whether nobody but us and root can have written the file."""
+    status = os.fstat(file.fileno())
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _contents(index: BinaryIO) -> dict[str, Any]:

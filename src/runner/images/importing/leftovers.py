@@ -1,4 +1,4 @@
-"""What killed imports left: recognised by the lock that nobody holds any more, and removed."""
+"""Files that killed imports left behind: found by a lock that is free again, and removed."""
 
 from __future__ import annotations
 
@@ -13,24 +13,32 @@ from runner.machine import files
 from runner.machine.report import Report
 
 LABEL = "runner.import.target"
-_PARTIAL = re.compile(r"\.(?P<target>.+)\.(?P<pid>\d+)\.partial")
-_ENDS = (".sqsh", ".json", ".layers")
+SUFFIX = ".import"
+SQUASHFS, LAYERS = "squashfs", "layers"
+"""what an import writes into its hidden folder `.TARGET.RANDOM.import` beside the target"""
+_HIDDEN = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}\.import")  # see folders.beside
 
 
 def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> None:
-    """Remove unfinished files in an image folder whose makers are gone.
+    """Remove the hidden folders of imports that were killed.
 
-    Only what carries our mark is looked at. The caller may hold the lock of `held`; a left-over of another target
-    counts as such when that one's lock is free.
+    `held`: a target whose lock the caller holds. Where locks do not work, nothing is removed.
     """
-    own = (held.name,) if held else ()
-    for path in sorted(folder.glob(".*.partial")):
-        found = _PARTIAL.fullmatch(path.name)
-        if found and found["target"].endswith((*_ENDS, *own)):
-            owner = folder / found["target"]
-            if is_stale(owner.with_suffix(".sqsh") if owner.suffix in _ENDS else owner, held):
-                report.say(f"removing {path.name}, left by an import that was killed")
-                path.unlink(missing_ok=True)
+    for path in sorted(folder.glob(f".*{SUFFIX}")):
+        found = _HIDDEN.fullmatch(path.name)
+        if found and is_stale(folder / found["target"], held) and _remove(path):
+            report.say(f"removed {path.name}, left by an import that was killed")
+
+
+def _remove(folder: Path) -> bool:
+    """Remove an import's hidden folder; whether that was possible: it may be another user's, or hold other files."""
+    try:
+        for name in (SQUASHFS, LAYERS):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+        return True
+    except OSError:
+        return False
 
 
 def clear_containers(target: Path, store: Store, report: Report) -> None:
@@ -54,13 +62,9 @@ def container_of(target: Path) -> tuple[str, Mapping[str, str]]:
 
 
 def is_stale(owner: Path, held: Path | None) -> bool:
-    """Whether the import that works on `owner` is gone: its lock is ours, free, or lies in a folder that is gone."""
+    """Whether the import that works on `owner` is gone: its lock is ours, free, or in a folder that is gone."""
     if owner == held:
         return True
     if not owner.name or not owner.parent.is_dir():
         return bool(owner.name)
-    try:
-        with files.locked(owner, timeout_seconds=0):
-            return True
-    except (RunnerError, OSError):
-        return False
+    return not files.is_locked(owner)

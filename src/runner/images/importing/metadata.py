@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from runner.errors import RunnerError
+
 RC_LOCAL = "# read by /etc/rc before the image's program is started\n"
 
 
@@ -37,10 +39,17 @@ def unsayable(config: Mapping[str, Any]) -> tuple[str, ...]:
 def fstab(volumes: Mapping[str, Any]) -> str:
     """One line per volume that the image declares; enroot replaces ${ENROOT_ROOTFS} itself.
 
-    Blanks are escaped as in fstab(5).
+    Blanks are escaped as in fstab(5). Raises RunnerError for a path that could lead out of the image.
     """
     rows = []
     for volume in sorted(volumes):
+        # enroot puts variables in; without the leading slash a path continues the name of the root folder
+        if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
+            raise RunnerError(
+                f"the image declares the volume {volume!r}",
+                "enroot would mount it from outside of the image: a volume is an absolute path without '..' and '$'",
+                "remove that VOLUME from the image and build it again",
+            )
         escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)
         rows.append(f"${{ENROOT_ROOTFS}}{escaped} {escaped} none x-create=dir,bind,rw,nosuid,nodev\n")
     return "".join(rows)

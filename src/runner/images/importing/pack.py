@@ -74,6 +74,8 @@ class Packed:
     seconds: dict[str, float] = field(default_factory=dict)
     layers: int = 0
     layers_reused: int = 0
+    layers_damaged: int = 0
+    """of the earlier squashfs, which were read again"""
     entries: int = 0
     index: list[tuple[LayerRecord, bytes]] = field(default_factory=list)
 
@@ -173,7 +175,12 @@ class _Packer:
 
     def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
         """Take a layer over from the previous squashfs; where other files of it show than there, pack it anew."""
-        frame = LayerFrame(previous.frame(record))
+        data = previous.frame(record)
+        if data is None or (self._options.verify_diff_ids and not previous.is_intact(record)):
+            self._packed.layers_damaged += 1
+            self.read(layer, advance)
+            return
+        frame = LayerFrame(data)
         self._flattener.begin_layer()
         needed, leaves = array("I"), list[Leaf]()
         for again in (False, True):
@@ -228,7 +235,7 @@ class _Packer:
         proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
         pieces = run.fragments.decode("latin-1")
         known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
-        self._packed.index.append((LayerRecord(*known, run.offset, run.length, pieces, 0, 0), frame))
+        self._packed.index.append((LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0), frame))
 
     def _offer(self, entry: Entry, *, again: bool = False) -> Leaf | None:
         """The leaf that wants the entry's content, if any."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.images.importing.layer_index import LayerIndex, open_index
 from runner.images.importing.pack import PackOptions
+from runner.images.importing.striping import LAYOUT
 from runner.images.oci.layer import LayeredImage
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
@@ -36,12 +37,14 @@ class ImportOptions:
     xattrs: str = "keep"
     threads: int | None = None
     """that compress (default: as many as this process may use)"""
-    allow_http: bool = False
-    """a registry without TLS that is not on this machine"""
+    allow_http: int = 0
+    """1: a registry on another machine may be read without TLS; 2: and be sent a login so"""
     verify: str = "all"
     """digest: trust the image's configuration about its layers, where their blobs have a digest"""
     connections: int = 8
     """to a registry, at a time"""
+    striping: str = LAYOUT
+    """words of `lfs setstripe`, for a target on Lustre"""
 
     def check(self) -> None:
         """Raise RunnerError for a value that there is not."""

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import BinaryIO
 
+from isal import isal_zlib
+
 from runner.errors import RunnerError
 from runner.images.reader import Reader, view
 from runner.images.squashfs.block import Block
@@ -37,6 +39,7 @@ class Run:
     length: int = 0
     fragments: bytes = b""  # each: start relative to the run (u64), size word (u32)
     first_fragment: int = 0  # the index of its first one in the whole squashfs
+    check: int = 0  # CRC-32 of its bytes, once it has ended
 
 
 class FileData:
@@ -246,6 +249,8 @@ class DataWriter:
         """Have packed blocks written, and note where each lies."""
         assert self._run is not None
         start = self._position - self._run.offset
+        for block in packed:
+            self._run.check = isal_zlib.crc32(block, self._run.check)
         self._disk.write(packed, self._position)
         self._position += sum(map(len, packed))
         for unfinished, word in written:
