@@ -1,7 +1,7 @@
 """Snapshots of the same code are one copy with many names; what no run has any more is found."""
 
 import os
-from dataclasses import replace
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ def project(tmp_path: Path) -> Path:
 
 def planned(project: Path) -> Snapshot:
     taken = snapshot.plan(project)
-    return replace(taken, content=fingerprint.of_snapshot(taken))
+    return fingerprint.summed(taken)
 
 
 def take(project: Path, runs: Path, name: str, *, shared: bool = True) -> Path:
@@ -68,6 +68,25 @@ def test_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path
     with pytest.raises(RunnerError):
         store.take(taken, tmp_path / "runs/a-1", shared=True)
     assert not list((tmp_path / "runs/.code").iterdir())
+
+
+def test_an_untracked_file_that_changes_or_goes_meanwhile_is_left_out_and_named(project: Path, tmp_path: Path) -> None:
+    """A log that somebody writes beside the code stops no launch."""
+    for words in (("init", "-q"), ("add", "."), ("-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")):
+        subprocess.run(("git", *words), cwd=project, check=True)
+    (project / "notes.log").write_text("1\n")
+    (project / "gone.log").write_text("1\n")
+    listed = snapshot.plan(project)
+    (project / "gone.log").unlink()
+    taken = fingerprint.summed(listed)
+    (project / "notes.log").write_text("2\n")
+    run = tmp_path / "runs/a-1"
+    run.mkdir(parents=True)
+    kept = store.take(taken, run, shared=True)
+    assert sorted(path.name for path in (run / "code").iterdir()) == ["jobs", "link"]
+    assert [name for name, _ in kept.left_out] == ["gone.log", "notes.log"]
+    assert kept.content == fingerprint.of_folder(run / "code", kept.files)
+    assert not set(kept.files) & {"gone.log", "notes.log"}
 
 
 def test_a_copy_is_unused_when_its_last_run_is_gone_and_a_launch_had_its_time(project: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runner.errors import RunnerError
 from runner.runs.logs.following import Following
-from runner.runs.logs.merged import merged, read_times, without_times
+from runner.runs.logs.merged import last_lines, merged, read_times, without_times
 from runner.runs.logs.streams import all_streams, check_ranks, parse_ranks
 from runner.runs.run import SUBMITTED, Run
 
@@ -130,3 +130,18 @@ def test_a_run_that_has_not_started_has_no_ranks(run: Run) -> None:
     with pytest.raises(RunnerError) as caught:
         check_ranks(replace(run, nodes=1), (0,))
     assert "not started" in caught.value.what
+
+
+def test_the_last_lines_and_a_single_attempt(run: Run) -> None:
+    """Read from the end of each file, whatever is cut."""
+    for number in (1, 2):
+        (run.folder / f"attempts/{number}").mkdir(parents=True, exist_ok=True)
+    lines = [
+        f"job.sbatch: attempt {n} on nid001\n" + "".join(f"{n}:{k} {'x' * 50}\n" for k in range(3000)) for n in (1, 2)
+    ]
+    run.log.write_text("".join(lines))
+    whole = b"".join(merged(run)).splitlines(keepends=True)
+    for count in (1, 2, 2999, 3001, 4000, 9000):
+        assert last_lines(merged(run, tail=count), count) == b"".join(whole[-count:])
+    assert b"".join(merged(run, attempt=1)).decode() == lines[0]
+    assert last_lines(merged(run, attempt=1, tail=1), 1).startswith(b"1:2999 ")

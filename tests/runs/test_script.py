@@ -290,3 +290,8 @@ def test_cpus_per_gpu_takes_the_place_of_cpus_per_task(program: str) -> None:
     step = text[text.index("srun --nodes") :]
     assert "--cpus-per-gpu=4" in text and "--cpus-per-task" not in step
     assert ("--cpus-per-task" in text) == (program == "srun")
+
+
+def test_run_in_a_word_is_the_run_folder() -> None:
+    text = script(command_job("python", "--out={run}/my out", "{run}"), site=SLURM)
+    assert """--out="$RUNNER_RUN"'/my out' "$RUNNER_RUN\"""" in text

@@ -154,3 +154,8 @@ def open_to_others(folder: Path) -> bool:
         return all(step.stat().st_mode & 0o001 for step in (folder, *folder.parents))
     except OSError:
         return False
+
+
+def discard(file: Path) -> None:
+    """Remove a file of a folder that we are making."""
+    file.unlink(missing_ok=True)

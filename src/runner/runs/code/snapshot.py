@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -50,6 +50,18 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     content: str = ""
     """the sum of all files (fingerprint.py); empty where it was not taken"""
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """name -> kind and sum of each file"""
+
+    def without(self, names: Collection[str], why: str) -> Snapshot:
+        """The snapshot without these files."""
+        if not names:
+            return self
+        sources = []
+        for source in self.sources:
+            kept = [(name, size) for name, size in zip(source.files, source.sizes, strict=True) if name not in names]
+            sources.append(Source(source.root, tuple(name for name, _ in kept), tuple(size for _, size in kept)))
+        return replace(self, sources=tuple(sources), left_out=(*self.left_out, *((name, why) for name in names)))
 
     @property
     def files(self) -> tuple[str, ...]:

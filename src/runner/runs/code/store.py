@@ -19,24 +19,31 @@ _LAUNCH_SECONDS = 3600
 """how long a copy without a link is taken for that of a launch at work"""
 
 
-def take(taken: Snapshot, run_folder: Path, *, shared: bool) -> None:
-    """Lay the files into RUN/code: as links to the copy by content, which is made where it is not there yet."""
+def take(taken: Snapshot, run_folder: Path, *, shared: bool) -> Snapshot:
+    """Lay the files into RUN/code: as links to the copy by content, which is made where it is not there yet.
+
+    Returns what was taken: without untracked files that changed meanwhile.
+    """
     if not shared or not taken.content or not taken.files:
         snapshot.take(taken, run_folder)
-        return
+        return taken
     store = run_folder.parent / STORE / taken.content[:32]
     if not store.is_dir():
         fresh = store.parent / f".{store.name}.{os.getpid()}.partial"
         snapshot.copy(taken, fresh)
-        if fingerprint.of_folder(fresh, taken.files) != taken.content:
+        try:
+            taken = fingerprint.unchanged(taken, fresh)
+        except RunnerError:
             folders.remove(fresh)
-            raise RunnerError("the code was changed while it was copied", "its sum is another one now", "launch again")
+            raise
+        store = run_folder.parent / STORE / taken.content[:32]
         if store.is_dir():  # another launch of the same code was faster
             folders.remove(fresh)
         else:
             folders.move(fresh, store)
     folders.copy(taken.files, store, run_folder / "code", link=True)
     snapshot.write_diff(taken, run_folder)
+    return taken
 
 
 def unused(runs: Path) -> tuple[Path, ...]:

@@ -7,8 +7,11 @@ file was (payload/log_times.sh): bytes that were there at a second came before t
 from __future__ import annotations
 
 import heapq
+import sys
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.runs.logs.streams import Stream, all_streams
@@ -16,11 +19,25 @@ from runner.runs.run import Run
 
 TIMES = "log-times"
 _PIECE_BYTES = 1 << 20
+_TAIL_BYTES = 1 << 16
 
 
-def merged(run: Run, ranks: Sequence[int] = ()) -> Iterator[bytes]:
-    """What the run has printed, attempt by attempt, in pieces of whole lines."""
-    streams = all_streams(run, ranks)
+def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
+    """The last lines of what the pieces hold."""
+    kept: deque[bytes] = deque(maxlen=count)
+    for piece in pieces:
+        kept.extend(piece.splitlines(keepends=True)[-count:])
+    return b"".join(kept)
+
+
+def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail: int | None = None) -> Iterator[bytes]:
+    """What the run has printed, attempt by attempt, in pieces of whole lines.
+
+    With `tail` each file is read from its own last lines on: the last ones of all are among them.
+    """
+    streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
+    if tail is not None:
+        streams = [replace(each, begin=_begin(each, tail)) for each in streams]
     alone = len({(each.rank, each.node) for each in streams}) == 1
     for number in sorted({each.attempt for each in streams}):
         mine = [each for each in streams if each.attempt == number]
@@ -78,6 +95,27 @@ def _timed(
         # what came after the last look came later than all that was seen
         second = samples[index][1] if index < len(samples) else samples[-1][1] + 1 if samples else _last_change(stream)
         yield second, stream.order, stream, data
+
+
+def _begin(stream: Stream, lines: int) -> int:
+    """The byte at which the last lines of a stream begin."""
+    try:
+        at = min(stream.path.stat().st_size, stream.end or sys.maxsize)
+    except OSError:
+        return stream.begin
+    left = lines + 1  # the end of the line before them
+    while at > stream.begin:
+        count = min(_TAIL_BYTES, at - stream.begin)
+        data = _read(stream.path, at - count, count)
+        found = data.count(b"\n")
+        if found < left:
+            at, left = at - count, left - found
+            continue
+        cut = len(data)
+        for _ in range(left):
+            cut = data.rfind(b"\n", 0, cut)
+        return at - count + cut + 1
+    return stream.begin
 
 
 def _last_change(stream: Stream) -> int:

@@ -49,6 +49,10 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     )
 
 
+RUN = "{run}"
+"""in a word of the user's: the run folder"""
+
+
 def _restarts(job: Job, site: Site) -> str:
     """The words of the line that tells payload/restart.sh the policy; empty without one."""
     if job.restart is None:
@@ -129,7 +133,7 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
         words = ()
     task = f'/bin/sh "$RUNNER_RUN/payload/task.sh" "$RUNNER_ATTEMPT" {job.launcher} {kind}'
     script = [] if job.script is None else ['"$RUNNER_RUN"/code/' + quoting.literal(job.script, "the script's path")]
-    user = [quoting.literal(quoting.past_srun(word)) for word in (*words, *job.arguments)]
+    user = [_word(quoting.past_srun(word)) for word in (*words, *job.arguments)]
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(
             f"the command is {sum(map(len, user))} bytes long",
@@ -137,6 +141,13 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
             "write arguments to a file, and pass the file's name",
         )
     return [*step, *joined(prefix), task, *joined([*script, *user])]
+
+
+def _word(word: str) -> str:
+    """A word of the user's, quoted; `{run}` in it is the run folder, which only the script knows."""
+    if RUN not in word:
+        return quoting.literal(word)
+    return '"$RUNNER_RUN"'.join(quoting.literal(part) if part else "" for part in word.split(RUN))
 
 
 def joined(words: Sequence[str], width: int = 100) -> list[str]:

@@ -18,6 +18,7 @@ from runner.runs.asking.dependencies import Waits
 from runner.runs.checking import bad_nodes, preflight, room
 from runner.runs.checking.preflight import LaunchImage
 from runner.runs.code import fingerprint, store
+from runner.runs.code.snapshot import Snapshot
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import LATER_JOBS, SUBMITTED, WAITS, Run, save
 from runner.runs.schedulers import local, slurm
@@ -31,7 +32,7 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
     plan = checked(plan, runs, report)
     waits = dependencies.open_ones(plan.waits)
-    run = made(plan, runs, command_line, tags)
+    run = made(plan, runs, command_line, report, tags)
     submitted = False
     try:
         with sessions.uninterrupted():
@@ -55,12 +56,18 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     for note in room.check(runs):
         report.warn(note)
     secrets.check()
-    content = fingerprint.of_snapshot(plan.snapshot)
-    return replace(plan, image=_with_sha256(plan.image, report), snapshot=replace(plan.snapshot, content=content))
+    taken = fingerprint.summed(plan.snapshot)
+    _tell_left_out(plan.snapshot, taken, report)
+    return replace(plan, image=_with_sha256(plan.image, report), snapshot=taken)
+
+
+def _tell_left_out(before: Snapshot, taken: Snapshot, report: Report) -> None:
+    for name, why in taken.left_out[len(before.left_out) :]:
+        report.warn(f"not in the code snapshot: {name} ({why})")
 
 
 def made(
-    plan: RunPlan, runs: Path, command_line: Sequence[str], tags: Sequence[str] = (), *,
+    plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = (), *,
     sweep: str = "", parameters: Mapping[str, str] | None = None,
 ) -> Run:  # fmt: skip
     """A run that is ready to start, its folder written whole. On any failure the folder is removed."""
@@ -89,7 +96,7 @@ def made(
             after=tuple(run.name for run in plan.waits.runs),
         )
         save(run)
-        write(plan, run)
+        write(plan, run, report)
         return run
     except BaseException:
         folders.remove(folder)
@@ -114,11 +121,13 @@ def slurm_version() -> dict[str, str]:
     return {"version": words[-1]} if words else {}
 
 
-def write(plan: RunPlan, run: Run) -> None:
+def write(plan: RunPlan, run: Run, report: Report) -> None:
     """Everything in the run folder that the job needs, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
-    store.take(plan.snapshot, run.folder, shared=plan.engine != "host")
+    taken = store.take(plan.snapshot, run.folder, shared=plan.engine != "host")
+    _tell_left_out(plan.snapshot, taken, report)
+    plan = replace(plan, snapshot=taken)
     fingerprint.check_diff(run.folder)
     write_record(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 

@@ -29,7 +29,7 @@ def submit(
     try:
         for number, values in enumerate(sweep.combinations):
             one = with_values(plan, values)
-            run = submission.made(one, runs, command_line, tags, sweep=folder.name, parameters=values)
+            run = submission.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
             made.append(run)
             files.link(folder / str(number), f"../{run.name}")
         write_record(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
