@@ -69,7 +69,7 @@ def judged(folder: Path, node: int, found: dict[str, Any], **promised: str) -> s
             patch.setenv(f"RUNNER_EXPECT_{name}", value)
         try:
             return str(preflight.judge_across(folder, node, 3, {0: found}))
-        except (preflight.Unfit, preflight.Unsure, preflight.Wrong) as fault:
+        except (preflight.Unfit, preflight.Busy, preflight.Unsure, preflight.Wrong) as fault:
             return f"{type(fault).__name__}: {fault}"
 
 
@@ -104,7 +104,7 @@ def test_the_name_of_the_plugin_is_not_enough() -> None:
 
 def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) -> None:
     slow = {"across": 10.0, "pairs": {"0-1": 9.0, "2-0": 11.0}}
-    assert judged(tmp_path, 0, slow, ACROSS="50").startswith("Unfit: all-reduce across 3 nodes: 10.0 GB/s")
+    assert judged(tmp_path, 0, slow, ACROSS="50").startswith("Busy: all-reduce across 3 nodes: 10.0 GB/s")
     fast_with_one = {"across": 10.0, "pairs": {"0-1": 9.0, "1-2": 90.0}}
     assert judged(tmp_path, 1, fast_with_one, ACROSS="50").startswith("Unsure: ")
 
@@ -117,7 +117,7 @@ def test_a_node_that_did_not_get_as_far_is_named(tmp_path: Path) -> None:
     assert judged(tmp_path, 0, {"fault": "RuntimeError: x"}).endswith("across 3 nodes failed: RuntimeError: x")
 
 
-HEALTHY = {"name": "NVIDIA GH200 120GB", "memory.total": "97871", "memory.used": "1",
+HEALTHY = {"name": "NVIDIA GH200 120GB", "memory.total": "97871", "memory.used": "1", "index": "0", "uuid": "GPU-0",
            "ecc.errors.uncorrected.volatile.total": "0", "remapped_rows.failure": "No", "retired_pages.pending": "N/A",
            "clocks_throttle_reasons.hw_thermal_slowdown": "Not Active",
            "clocks_throttle_reasons.hw_power_brake_slowdown": "Not Active"}  # fmt: skip
@@ -141,12 +141,47 @@ def test_what_nvidia_smi_says_of_four_gpus(sick: dict[str, str], said: str) -> N
 
     if not said:
         assert preflight.check_gpus(query, 4) == ["4 x NVIDIA GH200 120GB"]
-        with pytest.raises(preflight.Unfit, match="4 GPUs are visible, 8 were asked for"):
+        with pytest.raises(preflight.Busy, match="4 GPUs are visible, the job requests 8"):
             preflight.check_gpus(query, 8)
         return
-    with pytest.raises(preflight.Unfit) as caught:
+    with pytest.raises(preflight.Busy if "in use" in said else preflight.Unfit) as caught:
         preflight.check_gpus(query, 4)
     assert said in str(caught.value)
+
+
+def shared(environ: dict[str, str], **sick: str) -> str:
+    """What is reported of a node with four visible GPUs, of which GPU 1 is in use and this job has one."""
+
+    def query(*fields: str) -> list[list[str]]:
+        rows = [{**HEALTHY, "index": str(n), "uuid": f"GPU-{n}a"} for n in range(4)]
+        rows[1] |= {"memory.used": "70000", **sick}
+        return [[row[field] for field in fields] for row in rows]
+
+    try:
+        return "; ".join(preflight.check_gpus(query, 1, environ))
+    except (preflight.Unfit, preflight.Busy) as fault:
+        return f"{type(fault).__name__}: {fault}"
+
+
+def test_another_jobs_gpu_on_a_shared_node_is_not_judged() -> None:
+    """Without ConstrainDevices all GPUs of the node are visible; Slurm's variables name this job's."""
+    for mine in ({"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "GPU-3"}, {"SLURM_JOB_GPUS": "3"}):
+        assert shared(mine, **{"remapped_rows.failure": "Yes"}) == "1 x NVIDIA GH200 120GB"
+    assert "Busy: GPU 1 has 70000 of 97871 MiB in use" in shared({"CUDA_VISIBLE_DEVICES": "1"})
+    sick = shared({"SLURM_JOB_GPUS": "1"}, **{"memory.used": "1", "remapped_rows.failure": "Yes"})
+    assert sick.startswith("Unfit: GPU 1 has a row of memory")
+    assert shared({}).endswith("of which 1 belong to this job: not checked")
+
+
+def test_only_a_broken_node_goes_to_the_list_that_all_runs_share(tmp_path: Path) -> None:
+    """A node that is busy leaves another mark: the next attempt avoids it, other runs do not."""
+    for number, (fault, mark) in enumerate(((preflight.Unfit, "bad-node-0"), (preflight.Busy, "busy-node-0"))):
+        attempt = tmp_path / str(number)
+        attempt.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(preflight, "checked", lambda *_, fault=fault: (_ for _ in ()).throw(fault("a reason")))
+            assert preflight.main([str(attempt), "0"]) == preflight.UNFIT
+        assert [path.name for path in attempt.glob("*-node-*")] == [mark]
 
 
 def test_a_field_that_the_driver_does_not_know_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +201,34 @@ def test_a_field_that_the_driver_does_not_know_is_passed_over(tmp_path: Path, mo
 def test_memory_and_clock(tmp_path: Path) -> None:
     text = "MemTotal:       900000000 kB\nMemAvailable:   {} kB\nHugePages_Total:       0\n"
     assert preflight.check_memory(text.format(800000000)) == "762 of 858 GiB of memory free"
-    with pytest.raises(preflight.Unfit, match="another job's processes"):
+    with pytest.raises(preflight.Busy, match="another job's processes"):
         preflight.check_memory(text.format(80000000))
+    # this job has 64 GiB of a shared node
+    assert preflight.check_memory(text.format(80000000), 64 << 30) == "76 of 858 GiB of memory free"
+    with pytest.raises(preflight.Busy):
+        preflight.check_memory(text.format(6000000), 64 << 30)
     preflight.check_clock(tmp_path / "now", time.time())
     with pytest.raises(preflight.Unfit, match=r"\+3600 s"):
         preflight.check_clock(tmp_path / "ahead", time.time() + 3600)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "file", "environ", "limit"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0", "system.slice/slurmstepd.scope/job_5", {}, 1000),
+        ("4:memory:/slurm/uid_0/job_5/step_0\n0::/", "memory/slurm/uid_0/job_5", {}, 1000),
+        ("0::/", "", {"SLURM_MEM_PER_NODE": "2048"}, 2048 << 20),
+        ("0::/", "", {"SLURM_MEM_PER_NODE": "0"}, None),
+    ],
+)
+def test_the_memory_that_is_this_jobs(
+    tmp_path: Path, cgroup: str, file: str, environ: dict[str, str], limit: int | None
+) -> None:
+    """Both versions of cgroups; else what was requested."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(cgroup + "\n")
+    if file:
+        folder = tmp_path / "sys/fs/cgroup" / file
+        folder.mkdir(parents=True)
+        (folder / ("memory.limit_in_bytes" if file.startswith("memory") else "memory.max")).write_text("1000\n")
+    assert preflight.memory_limit(environ, tmp_path) == limit

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runner.machine.secrets import looks_secret
 from runner.runs.job import Restart
 from tests.runs.scripts import run_locally, shell_job, write_run
 
@@ -97,6 +99,56 @@ def test_a_failure_brings_code_cause_last_words_and_what_to_do(server: Server, t
     assert "ended by script_failure, exit code 7" in text and text.rstrip().endswith("runner why a-1")
     assert 'say "no"\\ \t é  end\n' in text
     assert "token (secret)" in text and "correct-horse" not in text
+
+
+def secrets_file(folder: Path, text: str) -> str:
+    path = folder / "secrets"
+    path.write_text(text)
+    path.chmod(0o600)
+    return str(path)
+
+
+def test_a_secret_that_is_also_exported_is_masked(server: Server, tmp_path: Path) -> None:
+    """The exported value wins, and no message shows it. Names that look secret count without a file."""
+    secrets = secrets_file(tmp_path, f"HF_TOKEN=correct-horse-battery\nRUNNER_WEBHOOK={server.url}\n")
+    exported = {"HF_TOKEN": "exported-horse-battery", "OPENAI_API_KEY": "only-exported-key", "WANDB_API_KEY": "w" * 40}
+    words = 'echo "a $HF_TOKEN b $OPENAI_API_KEY c $WANDB_API_KEY d $RUNNER_WEBHOOK $MAX_TOKENS"; exit 7'
+    run(tmp_path / "a-1", words, "", 7, "failure\n", RUNNER_SECRETS=secrets, MAX_TOKENS="123456789", **exported)
+    (text,) = server.texts()
+    assert "a (secret) b (secret) c (secret) d" in text and "123456789" in text
+    for value in (*exported.values(), "very-secret-path"):
+        assert value not in text
+
+
+def test_a_restart_without_a_scheduler_still_masks(server: Server, tmp_path: Path) -> None:
+    """The second attempt inherits what the first has exported."""
+    secrets = secrets_file(tmp_path, f"PLAIN=correct-horse-battery\nRUNNER_WEBHOOK={server.url}\n")
+    words = "echo token $PLAIN; exit 7"
+    run(tmp_path / "a-1", words, "", 7, "failure\n", Restart(script_failure=1), RUNNER_SECRETS=secrets)
+    (text,) = server.texts()
+    assert "attempt 2" in text and "token (secret)" in text and "correct-horse" not in text
+
+
+def test_a_secret_is_masked_before_a_line_is_cut(server: Server, tmp_path: Path) -> None:
+    """Half of it would not be found; and the longer of two secrets goes first."""
+    secrets = secrets_file(tmp_path, f"ONE=correct-horse\nTWO=correct-horse-battery\nRUNNER_WEBHOOK={server.url}\n")
+    words = "printf '%0290d%s\\n' 0 $TWO; echo two $TWO one $ONE; exit 7"
+    run(tmp_path / "a-1", words, "", 7, "failure\n", RUNNER_SECRETS=secrets)
+    (text,) = server.texts()
+    assert "correct" not in text and "battery" not in text and "two (secret) one (secret)" in text
+
+
+NAMES = """HF_TOKEN wandb_api_key AWS_SECRET_ACCESS_KEY DB_PASSWORD GIT_CREDENTIALS AUTH KEYS
+MAX_TOKENS SORT_KEY TOKENIZER SSH_AUTH_SOCK PLACE""".split()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_secret_looks_the_same_on_the_node_and_in_the_tool(tmp_path: Path, name: str) -> None:
+    """payload/secrets.sh and machine/secrets.py judge names alike."""
+    folder = write_run(tmp_path / "a-1", shell_job("true"))
+    program = f"compgen() {{ :; }}; . payload/secrets.sh; {name}=some-long-value; looks_secret {name}"
+    done = subprocess.run(("bash", "-c", program), cwd=folder)
+    assert (done.returncode == 0) == looks_secret(name, "some-long-value")
 
 
 def test_a_restart_is_told_and_the_failure_only_when_none_follows(server: Server, tmp_path: Path) -> None:

@@ -102,6 +102,28 @@ def test_where_requeue_is_forbidden_the_file_is_submitted_again(lab: SlurmLab, t
     assert "SLURM_RESTART_COUNT" not in (run / "job.log").read_text()
 
 
+def test_a_job_that_another_job_has_submitted_restarts_itself(lab: SlurmLab, tmp_path: Path) -> None:
+    """By hand, from a task of an array that was requeued before: sbatch hands the outer job's variables on."""
+    text = (
+        'echo "from step 0, restart ${SLURM_RESTART_COUNT:-0}, array ${SLURM_ARRAY_JOB_ID:-none}"; [ -d ../attempts/2 ]'
+    )
+    run = written(tmp_path / "x-1", text, script_failure=1)
+    outer = tmp_path / "outer.sh"
+    outer.write_text(f"""#!/bin/bash
+#SBATCH --array=1-1 --output={tmp_path}/outer.log --open-mode=append
+echo started
+cd {run} && SLURM_RESTART_COUNT=3 SLURM_TRES_PER_TASK=cpu=7 srun --overlap --ntasks=1 sbatch job.sbatch
+""")
+    lab.run(("sbatch", "--parsable", str(outer)), cwd=tmp_path)
+    until((run / "attempts/2/exit_code").exists, 120)
+    assert causes(run) == ["script_failure", "done"]
+    assert (tmp_path / "outer.log").read_text().count("started") == 1
+    log = (run / "job.log").read_text()
+    assert "restart 0, array none" in log and "restart 1, array none" in log
+    ids = (run / "job_ids").read_text().split()
+    assert [f"job {each}" in (run / "attempts/1/started").read_text() for each in ids] == [True]
+
+
 def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
     """Each link waits for the one before; those that are left when it is done are cancelled."""
     run = written(tmp_path, time_limit=9, site=replace(SLURM, restart_by="chain"))

@@ -17,12 +17,24 @@
 . payload/nodes.sh
 # shellcheck source=/dev/null
 . payload/watch.sh
-# an outer run's words would be taken for this one's
-unset RUNNER_TASK RUNNER_TASKS
-
 say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 
-# What Slurm's commands are to be told: the last task of an array bears the number of the whole array.
+# sbatch hands the variables of the submitting shell on to the job, and Slurm sets only those that apply to the job. Where
+# the submitting shell belongs to another job, the rest are that job's: unset them.
+forget_outer_job() {
+    unset RUNNER_TASK RUNNER_TASKS RUNNER_ATTEMPT RUNNER_SAVE_AND_EXIT
+    # a task of a sweep runs `bash job.sbatch`; a script that Slurm itself starts has another name, and no array
+    [ "${0##*/}" = job.sbatch ] || unset "${!SLURM_ARRAY_@}"
+    if [ -n "${SLURM_STEPID:-}" ]; then # a batch script is not a step; srun would take the binding of that step
+        unset "${!SLURM_STEP@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}" "${!SLURM_SRUN@}" SLURM_DISTRIBUTION
+    fi
+    # from Slurm 23.11 on srun refuses two variables that differ
+    [[ ! ${SLURM_TRES_PER_TASK:-} =~ cpu[:=]([0-9]+) || ${BASH_REMATCH[1]} = "${SLURM_CPUS_PER_TASK:-}" ]] ||
+        unset SLURM_TRES_PER_TASK
+}
+forget_outer_job
+
+# The id for Slurm's commands: the last task of an array has the number of the whole array.
 RUNNER_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 
@@ -30,31 +42,34 @@ RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 export RUNNER_AFTER=
 [ ! -s after ] || read -r RUNNER_AFTER <after
 
-# Make the first attempts/N that is not there: a requeue and a second submission of the same file are both new attempts.
-#   next_attempt GPUS [again]: of all nodes; `again` where this job was submitted to go on with what an earlier one left
+# Make attempts/N, above all that exist: a requeue and a second submission of the same file are both new attempts.
+#   next_attempt GPUS [again]: GPUs of all nodes; `again` where this job was submitted to continue an earlier one
 next_attempt() {
-    local number=$((${SLURM_RESTART_COUNT:-0} + 1))
-    alone 1000000000
+    local number waited=0
+    # shellcheck disable=SC2154 # alone.sh
+    only_one_attempt "$any_number"
     may_start "${2:-}"
-    mkdir -p attempts || exit 1
-    until mkdir "attempts/$number" 2>/dev/null; do
-        if [ ! -d "attempts/$number" ]; then
+    number=$(($(newest_attempt) + 1))
+    until make_attempt "$number" "$1"; do
+        if [ -d "attempts/$number" ]; then
+            number=$((number + 1))
+            continue
+        fi
+        # without [restart] nobody waits for this attempt but the person who started it
+        # shellcheck disable=SC2154 # restart.sh
+        if [ "${#limit[@]}" = 0 ] || ((waited >= ${RUNNER_ROOM_SECONDS:-300})); then
             say "cannot make $RUNNER_RUN/attempts/$number: is the disk full, or the quota used up?"
             exit 1
         fi
-        number=$((number + 1))
+        ((waited)) || say "cannot make $RUNNER_RUN/attempts/$number: waiting for room on the disk, ${RUNNER_ROOM_SECONDS:-300} s at most"
+        waited=$((waited + 5))
+        read -r -t 5 _ <> <(:) # a pause without a process
     done
-    alone "$number" # of two that start at the same moment, the first
+    only_one_attempt "$number" # of two that start at the same moment, the first
+    record_job
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     trap 'code=$?; ended "$code"' EXIT
-    {
-        printf 'started %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)"
-        printf 'job %s\n' "${SLURM_JOB_ID:-local-$$}"
-        printf 'nodes %s\n' "${SLURM_JOB_NODELIST:-$(uname -n)}"
-        printf 'gpus %s\n' "$1"
-        printf 'checkpoint %s\n' "$(newest_checkpoint)"
-    } >"$RUNNER_ATTEMPT/started"
     # shellcheck disable=SC2034 # restart.sh reads from there on
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
@@ -62,6 +77,26 @@ next_attempt() {
     # shellcheck disable=SC2034 # notify.sh reads from there on
     metrics_bytes=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0)
     notify start "started on ${SLURM_JOB_NODELIST:-$(uname -n)}" & # the job does not wait for it
+}
+
+# make_attempt NUMBER GPUS: attempts/NUMBER with its record, or nothing where that exists or the disk is full.
+make_attempt() {
+    local folder=attempts/$1
+    mkdir -p attempts 2>/dev/null
+    mkdir "$folder" 2>/dev/null || return
+    {
+        mkdir "$folder/finished" &&
+            printf 'started %s\njob %s\nnodes %s\ngpus %s\ncheckpoint %s\nstep %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
+                "${SLURM_JOB_ID:-local-$$}" "${SLURM_JOB_NODELIST:-$(uname -n)}" "$2" \
+                "$(newest_checkpoint)" "$(newest_step)" >"$folder/started"
+    } 2>/dev/null && return
+    rm -rf "$folder"
+    return 1
+}
+
+# Add this job to job_ids: `sbatch job.sbatch` by hand makes a job that nobody else writes down.
+record_job() {
+    [ -z "$RUNNER_JOB" ] || grep -q -x "$RUNNER_JOB" job_ids 2>/dev/null || printf '%s\n' "$RUNNER_JOB" >>job_ids
 }
 
 # Where runs keep what the next ones can use again: beside the runs, unless the user has said where. A path with `:` or
@@ -77,12 +112,21 @@ shared_cache() {
     mkdir -p "$RUNNER_CACHE"
 }
 
+# write_line FILE TEXT: whole or not at all, where the disk is full.
+write_line() {
+    local partial=${1%/*}/.${1##*/}.partial
+    { printf '%s\n' "$2" >"$partial" && mv "$partial" "$1"; } 2>/dev/null && return
+    rm -f "$partial"
+    say "cannot write $1: is the disk full, or the quota used up?"
+    return 1
+}
+
 # Leave the exit code behind, so that it is known when no scheduler remembers the job.
 ended() {
     say "attempt ${RUNNER_ATTEMPT##*/} ended with exit code $1$(gpu_account)"
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
-    printf '%s\n' "$1" >"$RUNNER_ATTEMPT/.exit_code.partial" &&
-        mv "$RUNNER_ATTEMPT/.exit_code.partial" "$RUNNER_ATTEMPT/exit_code"
+    write_line "$RUNNER_ATTEMPT/exit_code" "$1"
+    rm -f "$RUNNER_ATTEMPT"/stacks/*.pipe
     notify_end "$1" # when all is written down: a message may take seconds
 }
 
@@ -135,17 +179,17 @@ inside() {
     printf "export %s='%s'\n" "$1" "${2//\'/$quote}"
 }
 
-# Save and leave: the flag first, since launchers and NCCL eat signals; then the signal, to every process that waits
+# Save and exit: the flag first, since launchers and NCCL eat signals; then the signal, to every process that waits
 # for it (see payload/signals.sh).
 leave() {
     signalled=yes
-    say "$1 ($2): asking the job to save and leave"
+    say "$1 ($2): asking the job to save and exit"
     : >"$RUNNER_SAVE_AND_EXIT"
-    # Slurm kills what is not gone soon: what follows is settled now
+    # Slurm kills what does not end soon: decide now what follows
     if [ "$1" = TERM ]; then
         # shellcheck disable=SC2034 # restart.sh asks
         ending=yes
-        go_on 0
+        finish_attempt 0
     fi
     if [ -n "$RUNNER_JOB" ]; then
         # URG is harmless to all but payload/task.sh, which passes it on as USR2. Refused when Slurm itself ends the job.
@@ -153,6 +197,26 @@ leave() {
     else
         tell "$1" $$
     fi
+}
+
+# run_step SECONDS COMMAND WORD…: run the step, and return its code. pyxis names a step's container pyxis_JOB.STEP:
+# one that a killed step has left on a node makes the same step of the requeued job fail. pyxis removes it then, and the
+# next step has another name. Source: pyxis 0.24.0 with enroot 4.1.2 ("File already exists").
+run_step() {
+    local code seconds=$1
+    shift
+    "$@" &
+    wait_for $! "$seconds"
+    code=$?
+    if [ "$code" != 0 ] && [ -z "$ending" ] && [ -n "${SLURM_JOB_ID:-}" ] && [ ! -e "$RUNNER_SAVE_AND_EXIT" ] &&
+        grep -a -q "File already exists: .*/pyxis_$SLURM_JOB_ID\." < <(log_of_attempt); then
+        say "a container of an earlier step was left on a node: starting the step once more"
+        rm -f "$RUNNER_ATTEMPT/first_failure" "$RUNNER_ATTEMPT"/preflight-node-* "$RUNNER_ATTEMPT"/setup-node-*
+        "$@" &
+        wait_for $! "$seconds"
+        code=$?
+    fi
+    return "$code"
 }
 
 # wait_for STEP SECONDS: wait for the step; a trapped signal ends only the `wait`. Without progress for SECONDS it is ended

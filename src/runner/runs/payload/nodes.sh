@@ -1,41 +1,66 @@
 # shellcheck shell=bash
 # Functions of job.sbatch, on the host: nodes that are not to be used again.
 
-# The list of a cluster's nodes that were found unfit or were lost: NODE SECONDS REASON, a line each, for all runs here.
+# The list of a cluster's nodes that are broken or were lost: NODE SECONDS REASON, a line each, for all runs here.
 bad_nodes=${RUNNER_CACHE:-${RUNNER_RUN%/*}/.cache}/bad-nodes/${SLURM_CLUSTER_NAME:-cluster}
 
-# Add those of this attempt: by the mark that a preflight has left, or by Slurm's words about a node.
+# note_bad_nodes CAUSE: add those of this attempt, which the preflight has found broken or Slurm reports as lost.
 note_bad_nodes() {
-    local nodes mark name
+    local mark name
     [ -n "${SLURM_JOB_ID:-}" ] || return 0
-    mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST" 2>/dev/null)
     mkdir -p "${bad_nodes%/*}" 2>/dev/null || return 0
     for mark in "$RUNNER_ATTEMPT"/bad-node-*; do
-        [ -e "$mark" ] || continue
-        name=${nodes[${mark##*-}]:-}
+        name=$(marked_node "$mark")
         [ -z "$name" ] || printf '%s %s %s\n' "$name" "$(date +%s)" "$(head -n 1 "$mark")" >>"$bad_nodes"
     done
-    slurms_words | sed -n 's/.*Node failure on \([^ ,]*\).*/\1/p; s/.*DUE TO NODE \([^ ]*\) FAILURE.*/\1/p' |
-        while read -r name; do
-            printf '%s %s %s\n' "$name" "$(date +%s)" "Slurm lost it" >>"$bad_nodes"
+    [ "$1" = node_failure ] || return 0
+    lost_nodes | while read -r name; do
+        printf '%s %s %s\n' "$name" "$(date +%s)" "Slurm lost it" >>"$bad_nodes"
+    done
+}
+
+# The node of this job that a mark `…-node-K` of the preflight is about.
+marked_node() {
+    local nodes
+    [ -e "$1" ] || return 0
+    mapfile -t nodes < <(hostnames "$SLURM_JOB_NODELIST")
+    printf '%s' "${nodes[${1##*-}]:-}"
+}
+
+# The nodes of this job that Slurm reports as lost.
+lost_nodes() {
+    local names node
+    names=" $(hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ') "
+    messages_of_this_attempt |
+        sed -n 's/.*Node failure on \([^ ]*\)$/\1/p; s/.*DUE TO NODE \([^ ]*\) FAILURE.*/\1/p' | sort -u |
+        while read -r node; do
+            for node in $(hostnames "$node"); do
+                [[ $names != *" $node "* ]] || printf '%s\n' "$node"
+            done
         done
 }
 
-# Those of the last day, as sbatch --exclude takes them. A name that the cluster no longer has would be refused.
+# Those of the last day, and those that had no room for this attempt, as sbatch --exclude takes them. A name that the
+# cluster no longer has would be refused.
 excluded_nodes() {
-    local name seconds known found=
-    [ -s "$bad_nodes" ] || return 0
+    local name seconds mark known found=
     known=" $(sinfo --noheader --Node --format=%N 2>/dev/null | tr '\n' ' ')"
     while read -r name seconds _; do
         [[ $known == *" $name "* && ",$found," != *",$name,"* ]] || continue
         (($(date +%s) - ${seconds:-0} > 86400)) || found=${found:+$found,}$name
-    done <"$bad_nodes"
+    done < <(
+        cat "$bad_nodes" 2>/dev/null
+        for mark in "$RUNNER_ATTEMPT"/busy-node-*; do
+            name=$(marked_node "$mark")
+            [ -z "$name" ] || printf '%s %s\n' "$name" "$(date +%s)"
+        done
+    )
     printf '%s' "$found"
 }
 
 exclude_from_chain() {
     local id
     while read -r id; do
-        [ "$id" = "$SLURM_JOB_ID" ] || scontrol update "JobId=$id" "ExcNodeList=$1" 2>/dev/null
+        [ "$id" = "$RUNNER_JOB" ] || scontrol update "JobId=$id" "ExcNodeList=$1" 2>/dev/null
     done <job_ids
 }

@@ -9,19 +9,16 @@ notify() {
     text="${RUNNER_RUN##*/}: $2 (attempt ${RUNNER_ATTEMPT##*/}, job ${RUNNER_JOB:-local}, ${SLURM_CLUSTER_NAME:-$(uname -n)})"
     case $event in failure) text+=$'\n'$(last_words) ;; esac
     printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$event" >>"$RUNNER_ATTEMPT/notified"
-    post "$text" >/dev/null 2>&1 || say "the webhook has not taken the message about $event"
+    post "$(masked "$text")" >/dev/null 2>&1 || say "the webhook has not taken the message about $event"
     return 0
 }
 
 # What somebody who reads the message wants to know: the end of the log, and the cause where runner is here.
 last_words() {
-    local words name
-    words=$(tail -c 20000 "$RUNNER_RUN/job.log" 2>/dev/null | tail -n 12 | cut -c 1-300)
-    # shellcheck disable=SC2154 # secrets.sh
-    for name in "${secret_names[@]+"${secret_names[@]}"}"; do
-        [ -z "${!name}" ] || words=${words//"${!name}"/(secret)}
-    done
-    printf '%s\n' "$words"
+    local words
+    words=$(tail -c 40000 "$RUNNER_RUN/job.log" 2>/dev/null | tr -d '\0')
+    # masked before anything is cut: half a secret would not be found
+    masked "$words" | tail -c 20000 | tail -n 12 | cut -c 1-300
     if command -v runner >/dev/null; then timeout 20 runner why "$RUNNER_RUN" 2>/dev/null | head -n 20; fi
     printf 'runner why %s\n' "${RUNNER_RUN##*/}"
 }
@@ -83,6 +80,6 @@ notify_end() {
     case $1:${cause:-done} in
     0:done) notify end "done" ;;
     *:cancelled) notify end "cancelled" ;;
-    *) [ -n "${goes_on:-}" ] || notify failure "ended by ${cause:-script_failure}, exit code $1" ;;
+    *) [ -n "${follows:-}" ] || notify failure "ended by ${cause:-script_failure}, exit code $1" ;;
     esac
 }

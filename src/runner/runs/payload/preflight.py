@@ -4,8 +4,10 @@
 
 Python 3.10 and nothing else is needed; with torch the GPUs are computed with, and NCCL (without GPUs: gloo) is measured
 within the node and across all nodes. What a node must reach comes from the site, by RUNNER_EXPECT_* variables.
-Results lie in ATTEMPT/preflight/; a node that is not fit leaves ATTEMPT/bad-node-NODE with the reason. The exit code is
-76 where nodes or the network are to blame (the batch script may try other nodes), 1 where no other nodes would help.
+Results are in ATTEMPT/preflight/. A node with a fault of its own (hardware, clock) leaves ATTEMPT/bad-node-NODE with
+the reason: later launches avoid it too. One that cannot take this job leaves ATTEMPT/busy-node-NODE: only the next
+attempt avoids it. The exit code is 76 where nodes or the network are to blame (the batch script may try other nodes),
+1 where no other nodes would help.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,11 @@ _SLOW = 0.7  # of the median of a node's GPUs
 
 
 class Unfit(Exception):
-    """This node cannot do the job."""
+    """This node is broken."""
+
+
+class Busy(Exception):
+    """This node cannot do the job now, and nothing shows that its hardware is the reason."""
 
 
 class Unsure(Exception):
@@ -49,6 +56,10 @@ def main(argv: list[str]) -> int:
         (attempt / f"bad-node-{node}").write_text(f"{fault}\n")
         say(node, f"this node is not fit: {fault}")
         return UNFIT
+    except Busy as fault:
+        (attempt / f"busy-node-{node}").write_text(f"{fault}\n")
+        say(node, f"this node is not fit: {fault}")
+        return UNFIT
     except Unsure as fault:
         say(node, str(fault))
         return UNFIT
@@ -64,10 +75,10 @@ def say(node: int, text: str) -> None:
 
 
 def checked(folder: Path, node: int) -> list[str]:
-    """What was found, a phrase each. Raises Unfit, Unsure or Wrong."""
+    """What was found, a phrase each. Raises Unfit, Busy, Unsure or Wrong."""
     gpus = int(os.environ.get("RUNNER_GPUS_PER_NODE") or 0)
     check_clock(folder / f"clock-{node}", time.time())
-    found = [check_memory(Path("/proc/meminfo").read_text())]
+    found = [check_memory(Path("/proc/meminfo").read_text(), memory_limit(os.environ))]
     if gpus:
         found += check_gpus(nvidia_smi, gpus)
     if has_torch():
@@ -83,13 +94,46 @@ def check_clock(mark: Path, now: float) -> None:
         raise Unfit(f"its clock is {away:+.0f} s from that of the run folder's file system")
 
 
-def check_memory(meminfo: str) -> str:
-    """Return how much memory is free. Raises Unfit where somebody else has most of it."""
+def check_memory(meminfo: str, limit: int | None = None) -> str:
+    """Return how much memory is free. `limit`: bytes that are this job's, on a node that it may share.
+
+    Raises Busy where less than a tenth of what the job may use is free.
+    """
     kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.splitlines() if line.endswith(" kB")}
     total, free = kibibytes["MemTotal"], kibibytes["MemAvailable"]
-    if free < 0.1 * total:
-        raise Unfit(f"only {free >> 20} of {total >> 20} GiB of memory are free: another job's processes?")
+    ours = min(total, total if limit is None else limit >> 10)
+    if free < 0.1 * ours:
+        raise Busy(f"only {free >> 20} of {total >> 20} GiB of memory are free: another job's processes?")
     return f"{free >> 20} of {total >> 20} GiB of memory free"
+
+
+def memory_limit(environ: Mapping[str, str], root: Path = Path("/")) -> int | None:
+    """Bytes of the node's memory that are this job's: by its cgroup, else by its request; None where neither tells."""
+    limits = []
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, place = line.split(":", 2)
+        top, name = ("sys/fs/cgroup", "memory.max") if not controllers else (
+            "sys/fs/cgroup/memory", "memory.limit_in_bytes")  # fmt: skip
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = root / top / place.lstrip("/")
+        for above in (folder, *folder.parents):
+            if not above.is_relative_to(root / top):
+                break
+            try:
+                text = (above / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():
+                limits.append(int(text))
+    requested = environ.get("SLURM_MEM_PER_NODE", "")
+    if requested.isdigit() and int(requested):  # MiB; 0: all of the node
+        limits.append(int(requested) << 20)
+    return min(limits, default=None)
 
 
 def nvidia_smi(*fields: str) -> list[list[str]] | None:
@@ -108,16 +152,23 @@ def nvidia_smi(*fields: str) -> list[list[str]] | None:
     return [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
 
 
-def check_gpus(query: Any, wanted: int) -> list[str]:
-    """Return what the driver says of the GPUs. Raises Unfit for one that is missing, in use, or known to be broken."""
-    shown = query("name", "memory.total", "memory.used")
+def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return what the driver reports about this job's GPUs.
+
+    Raises Busy where one is missing or in use, Unfit where one is known to be broken.
+    """
+    shown = query("name", "memory.total", "memory.used", "index", "uuid")
     if shown is None:
         return ["no nvidia-smi in this image"]
     if len(shown) < wanted:
-        raise Unfit(f"{len(shown)} GPUs are visible, {wanted} were asked for")
-    for index, (_, total, used) in enumerate(shown):
+        raise Busy(f"{len(shown)} GPUs are visible, the job requests {wanted}")
+    ours = own_gpus([(row[3], row[4]) for row in shown], wanted, environ)
+    if ours is None:
+        return [f"{len(shown)} x {shown[0][0]}, of which {wanted} belong to this job: not checked"]
+    for index in ours:
+        _, total, used, *_ = shown[index]
         if total.isdigit() and used.isdigit() and int(used) > (1 - _FREE) * int(total):
-            raise Unfit(f"GPU {index} has {used} of {total} MiB in use: another job's process?")
+            raise Busy(f"GPU {index} has {used} of {total} MiB in use: another job's process?")
     for field, what in (
         ("ecc.errors.uncorrected.volatile.total", "uncorrected memory errors"),
         ("remapped_rows.failure", "a row of memory that could not be remapped"),
@@ -126,9 +177,29 @@ def check_gpus(query: Any, wanted: int) -> list[str]:
         ("clocks_throttle_reasons.hw_power_brake_slowdown", "a clock that is lowered by the power brake"),
     ):
         for index, row in enumerate(query(field) or []):
-            if row[0] not in ("0", "No", "Not Active", "[N/A]", "N/A", "[Not Supported]", ""):
+            if index in ours and row[0] not in ("0", "No", "Not Active", "[N/A]", "N/A", "[Not Supported]", ""):
                 raise Unfit(f"GPU {index} has {what} ({row[0]})")
-    return [f"{len(shown)} x {shown[0][0]}"]
+    return [f"{len(ours)} x {shown[ours[0]][0]}"]
+
+
+def own_gpus(shown: list[tuple[str, str]], wanted: int, environ: Mapping[str, str]) -> list[int] | None:
+    """The places of this job's GPUs among those shown (index, uuid); None where nothing tells them from other jobs'.
+
+    Slurm gives each job its own, but hides the others only with ConstrainDevices. CUDA_VISIBLE_DEVICES counts what is
+    visible, SLURM_JOB_GPUS the node's GPUs; where a container shows this job's alone, neither number need match.
+    """
+    if len(shown) == wanted:
+        return list(range(wanted))
+    for name in ("CUDA_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
+        words = [word.strip() for word in environ.get(name, "").split(",") if word.strip()]
+        found = [
+            place
+            for place, (index, uuid) in enumerate(shown)
+            if any(word == index or (word.startswith("GPU-") and uuid.startswith(word)) for word in words)
+        ]
+        if len(found) == wanted:
+            return found
+    return None
 
 
 def has_torch() -> bool:
@@ -138,7 +209,7 @@ def has_torch() -> bool:
 
 
 def measured(folder: Path, node: int, processes: int, device: str) -> list[str]:
-    """What torch measures in a process per GPU. Raises Unfit, Unsure or Wrong."""
+    """What torch measures in a process per GPU. Raises Unfit, Busy, Unsure or Wrong."""
     deadline = time.monotonic() + float(os.environ.get("RUNNER_PREFLIGHT_SECONDS") or _SECONDS)
     results = spawned(folder, node, processes, device, "all", deadline)
     missing = [rank for rank, result in results.items() if "within" not in result]
@@ -147,9 +218,11 @@ def measured(folder: Path, node: int, processes: int, device: str) -> list[str]:
     for rank, result in results.items():
         if "unfit" in result:
             raise Unfit(f"process {rank}: {result['unfit']}")
+        if "busy" in result:
+            raise Busy(f"process {rank}: {result['busy']}")
     if missing:
         fault = results[missing[0]].get("fault", "no end in time")
-        raise Unfit(f"processes {missing} did not end the all-reduce within the node ({fault})")
+        raise Busy(f"processes {missing} did not end the all-reduce within the node ({fault})")
     judge_speed([result["gemm"] for result in results.values()], device)
     first = results[0]
     found = [f"{first['gemm']:.2f} TFLOP/s"]
@@ -171,14 +244,14 @@ def judge_speed(speeds: list[float], device: str) -> None:
 
 
 def expect(value: float, name: str, what: str) -> None:
-    """Raise Unfit where the site has promised more GB/s."""
+    """Raise Busy where the site has promised more GB/s."""
     wanted = float(os.environ.get(f"RUNNER_EXPECT_{name}") or 0)
     if value < wanted:
-        raise Unfit(f"{what}: {value:.1f} GB/s, the site promises {wanted:.0f}")
+        raise Busy(f"{what}: {value:.1f} GB/s, the site promises {wanted:.0f}")
 
 
 def judge_across(folder: Path, node: int, nodes: int, results: dict[int, dict[str, Any]]) -> str:
-    """What the nodes measured together. Raises Unfit where this one is to blame, Unsure, or Wrong where all are."""
+    """What the nodes measured together. Raises Unfit or Busy where this one is to blame, Unsure, or Wrong where all."""
     first = results[0]
     network, promised = first.get("network", ""), os.environ.get("RUNNER_EXPECT_NETWORK") or ""
     if promised and network and not kept(promised, network):
@@ -196,7 +269,7 @@ def judge_across(folder: Path, node: int, nodes: int, results: dict[int, dict[st
         pairs = first.get("pairs") or {}
         mine = max(pairs.values(), default=first["across"])
         fault = f"all-reduce across {nodes} nodes: {first['across']:.1f} GB/s, the site promises {wanted:.0f}"
-        raise Unfit(f"{fault}; with its neighbours {mine:.1f}") if pairs and mine < wanted else Unsure(fault)
+        raise Busy(f"{fault}; with its neighbours {mine:.1f}") if pairs and mine < wanted else Unsure(fault)
     return f"{first['across']:.1f} GB/s across {nodes} nodes" + (f" by {network}" if network else "")
 
 

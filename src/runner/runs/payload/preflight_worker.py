@@ -35,7 +35,7 @@ class Worker:
             self.tell(skipped="torch here knows no GPUs: they are not measured")
             raise SystemExit(0)
         if device == "cuda" and torch.cuda.device_count() <= rank:
-            self.tell(unfit=f"CUDA shows {torch.cuda.device_count()} GPUs")
+            self.tell(busy=f"CUDA shows {torch.cuda.device_count()} GPUs")
             raise SystemExit(1)
         if device == "cuda":
             torch.cuda.set_device(rank)
@@ -50,13 +50,13 @@ class Worker:
         unfinished.replace(path)
 
     def memory(self) -> None:
-        """Say `unfit` where somebody else holds memory of this GPU."""
+        """Report `busy` where another process holds memory of this GPU."""
         import torch
 
         if self.kind == "cuda":
             free, total = torch.cuda.mem_get_info(self.rank)
             if free < 0.9 * total:
-                self.tell(unfit=f"only {free >> 30} of {total >> 30} GiB of GPU memory are free")
+                self.tell(busy=f"only {free >> 30} of {total >> 30} GiB of GPU memory are free")
 
     def product(self) -> None:
         """A product whose result is known, and its speed."""

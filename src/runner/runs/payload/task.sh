@@ -137,7 +137,7 @@ elif [ "$runner_launcher" = accelerate ]; then
 fi
 if [ -f "$runner_attempt/task_prolog.sh" ]; then
     # shellcheck source=/dev/null
-    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "mend it"
+    . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "fix task_prolog in the job file"
 fi
 
 # --- what a hang leaves behind: asked for by payload/watch.sh with WINCH, which is harmless to everybody else
@@ -155,13 +155,23 @@ stacks() {
     done
 }
 if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
-    # NCCL's flight recorder: its last collectives, written when it times out or when a hang is looked into
-    export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
-    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-$TORCH_NCCL_TRACE_BUFFER_SIZE}" # its name since torch 2.9
+    # NCCL's flight recorder: its last collectives, written when it times out or when a hang is looked into. torch warns
+    # of the variable's old name since 2.9, and knows no other before
+    if [ -z "${TORCH_FR_BUFFER_SIZE:-}${TORCH_NCCL_TRACE_BUFFER_SIZE:-}" ]; then
+        case $("$runner_python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) in
+        '') ;;
+        1.* | 2.[0-8] | 2.[0-8].* | 2.[0-8][!0-9]*) export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 ;;
+        *) export TORCH_FR_BUFFER_SIZE=2000 ;;
+        esac
+    fi
     export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
     mkdir -p "$runner_attempt/stacks"
     export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$runner_attempt/stacks/nccl-rank-}"
-    export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/tmp/runner-$MASTER_PORT-}"
+    # in the run's own folder, not in /tmp, where another user may have taken the name; some file systems make no pipes
+    if mkfifo "$runner_attempt/stacks/task-$runner_rank.pipe" 2>/dev/null; then
+        rm -f "$runner_attempt/stacks/task-$runner_rank.pipe"
+        export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$runner_attempt/stacks/nccl-rank-}"
+    fi
 fi
 
 runner_note=
@@ -197,6 +207,8 @@ if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt
     runner_code=0
 elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
     failed "$runner_code"
+elif [ "$runner_code" = 0 ]; then
+    : >"$runner_attempt/finished/$runner_rank"
 fi
 # a program may be quicker than the note of what it found here; but when the task is over, nothing is written any more
 runner_left=10

@@ -62,7 +62,7 @@ hung() {
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         scancel --signal=WINCH "$RUNNER_JOB" 2>/dev/null || scancel --signal=28 "$RUNNER_JOB"
     else
-        below WINCH "$1"
+        signal_descendants WINCH "$1"
     fi
     for ((waited = 0; waited < ${RUNNER_STACK_SECONDS:-20}; waited++)); do
         read -r -t 1 -u 8 _
@@ -72,7 +72,7 @@ hung() {
 }
 
 # A signal to all that STEP has started, from a shell of its own: `tell` looks from itself downwards.
-below() { bash -c '. payload/signals.sh; tell "$@"' tell "$1" "$2"; }
+signal_descendants() { bash -c '. payload/signals.sh; tell "$@"' tell "$1" "$2"; }
 
 # TERM, and KILL for what does not go; at last without the step, whose end ends the job.
 end_step() {
@@ -83,12 +83,12 @@ end_step() {
             case $step in *.batch | *.extern) ;; *) scancel "$step" ;; esac
         done
     else
-        below TERM "$1"
+        signal_descendants TERM "$1"
     fi
     for step in 1 2 3 4 5 6 7 8 9 10; do
         read -r -t 1 -u 8 _
         kill -0 "$1" 2>/dev/null || return
     done
-    [ -n "${SLURM_JOB_ID:-}" ] || below KILL "$1"
+    [ -n "${SLURM_JOB_ID:-}" ] || signal_descendants KILL "$1"
     kill -KILL "$1" 2>/dev/null
 }

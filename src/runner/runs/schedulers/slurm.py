@@ -6,6 +6,7 @@ between versions.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -119,12 +120,23 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
             r"it takes `%` and `\` in a path for patterns of its own",
             "choose a folder without them: RUNNER_RUNS=FOLDER",
         )
-    return ("sbatch", "--parsable", *flags, script)
+    return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
 
 
 def test_only(script: str = "job.sbatch") -> tuple[str, ...]:
     """The sbatch command, to be run in the run folder, that submits nothing and tells when the job would start."""
-    return ("sbatch", "--test-only", script)
+    return (*_outside_of_jobs(os.environ), "sbatch", "--test-only", script)
+
+
+def _outside_of_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The words that start a command without the variables of the job that this runs in; none outside of a job.
+
+    sbatch would hand them on to the new job, whose scripts would take an outer job's array or restarts for its own.
+    """
+    if "SLURM_JOB_ID" not in environ:
+        return ()
+    names = sorted(name for name in environ if name.startswith("SLURM_") and name != "SLURM_CONF")
+    return ("env", *(f"--unset={name}" for name in names))
 
 
 def parse_test_only(stderr: str) -> str:
