@@ -138,8 +138,8 @@ def test_a_secret_is_masked_before_a_line_is_cut(server: Server, tmp_path: Path)
     assert "correct" not in text and "battery" not in text and "two (secret) one (secret)" in text
 
 
-NAMES = """HF_TOKEN wandb_api_key AWS_SECRET_ACCESS_KEY DB_PASSWORD GIT_CREDENTIALS AUTH KEYS
-MAX_TOKENS SORT_KEY TOKENIZER SSH_AUTH_SOCK PLACE""".split()
+NAMES = ("HF_TOKEN", "wandb_api_key", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "GIT_CREDENTIALS", "AUTH", "KEYS",
+         "MAX_TOKENS", "SORT_KEY", "TOKENIZER", "SSH_AUTH_SOCK", "PLACE")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)

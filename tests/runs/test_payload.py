@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from runner.environments.attachment import Attachment
+from runner.runs import lock
+from runner.runs.checking.preflight import LaunchImage
 from runner.runs.job import Job, Resources
 from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
 
@@ -412,3 +414,37 @@ def test_term_spares_what_holds_the_container_up(tmp_path: Path) -> None:
     for shell in ("bash", "dash"):
         done = subprocess.run((shell, "-c", text, shell, str(tmp_path)), capture_output=True, text=True, timeout=20)
         assert done.stdout == "squashfuse 0\nbwrap 0\nother 143\n", done.stderr
+
+
+def test_an_image_that_was_replaced_after_the_launch_is_noted(tmp_path: Path) -> None:
+    """The lock has what tells it for an image that runner did not make; one that is as it was is not mentioned."""
+    image = tmp_path / "my image.sqsh"
+    image.write_text("one")
+    run = write_run(tmp_path / "run", shell_job("true"))
+    (run / "lock.toml").write_text(lock.lock_text({"run": {}, "image": lock._image(LaunchImage(str(image)))}))
+    assert "replaced" not in run_locally(run).stderr
+    (tmp_path / "new").write_text("two")
+    (tmp_path / "new").rename(image)
+    assert f"the image {image} was replaced after the launch" in run_locally(run).stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [("2.4.0a0+3bcc3cddb5.nv24.7", "TORCH_NCCL_TRACE_BUFFER_SIZE"), ("2.8.0", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+     ("2.9.0", "TORCH_FR_BUFFER_SIZE"), ("2.13.0+cpu", "TORCH_FR_BUFFER_SIZE"), ("3.0", "TORCH_FR_BUFFER_SIZE")],
+)  # fmt: skip
+def test_the_flight_recorder_has_the_name_that_this_torch_knows(tmp_path: Path, version: str, name: str) -> None:
+    """Both would make torch 2.9 and newer warn in each log."""
+    environ = programs(tmp_path / "bin", {"python": f"#!/bin/sh\ncase $1 in -c) echo {version} ;; esac\n"})
+    run = write_run(tmp_path / "run", shell_job("env | grep -E '^TORCH_(NCCL_TRACE|FR)'", hang_seconds=60))
+    assert run_locally(run, extra_environ=environ).stdout == f"{name}=2000\n"
+    given = run_locally(run, extra_environ={**environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
+    assert given.stdout == "TORCH_NCCL_TRACE_BUFFER_SIZE=7\n"
+
+
+def test_nccls_pipes_are_in_the_attempts_folder_and_go_with_it(tmp_path: Path) -> None:
+    """A name in /tmp may be another user's; torch does not remove its pipes."""
+    text = 'echo "$TORCH_NCCL_DEBUG_INFO_PIPE_FILE"; mkfifo "${TORCH_NCCL_DEBUG_INFO_PIPE_FILE}0.pipe"'
+    run = write_run(tmp_path / "run", shell_job(text, hang_seconds=60))
+    assert run_locally(run).stdout == f"{run}/attempts/1/stacks/nccl-rank-\n"
+    assert list((run / "attempts/1/stacks").iterdir()) == []

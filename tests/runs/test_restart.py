@@ -100,7 +100,7 @@ def test_a_crash_loop_stops(tmp_path: Path) -> None:
     """Attempts that leave nothing new are counted, whatever else is allowed."""
     run, code, _ = restarted(tmp_path, "exit 3", script_failure=50)
     assert (code, causes(run)) == (3, ["script_failure"] * 3)
-    assert "3 attempts in a row ended without a new checkpoint" in (run / "stopped").read_text()
+    assert "3 attempts in a row have ended without a new checkpoint" in (run / "stopped").read_text()
 
 
 def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:

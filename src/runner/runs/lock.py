@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from runner import __version__
@@ -106,7 +107,7 @@ def read(text: str) -> dict[str, dict[str, Any]]:
 def _image(image: LaunchImage) -> dict[str, Value]:
     squashfs = image.squashfs
     if squashfs is None:
-        return {"reference": image.reference}
+        return {"reference": image.reference, **_file(image.reference)}
     return {
         "reference": image.reference,
         "link": str(image.stable),
@@ -117,6 +118,17 @@ def _image(image: LaunchImage) -> dict[str, Value]:
         "size_bytes": squashfs.size_bytes,
         "architecture": squashfs.architecture,
     }
+
+
+def _file(reference: str) -> dict[str, Value]:
+    """What tells whether an image file that runner did not make is still the same one; the batch script compares it."""
+    try:
+        found = Path(reference).stat() if reference.startswith("/") else None
+    except OSError:
+        return {}
+    if found is None:
+        return {}
+    return {"size_bytes": found.st_size, "modified": int(found.st_mtime), "inode": found.st_ino}
 
 
 def recipe(image: LaunchImage) -> dict[str, Value]:

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host: the attempt's folder, the rendezvous, what tasks are told, the way out.
+# Functions of job.sbatch, on the host: the attempt's folder, the rendezvous, the variables of the tasks, the end.
 
 # shellcheck source=/dev/null
 . payload/signals.sh
@@ -55,7 +55,7 @@ next_attempt() {
             number=$((number + 1))
             continue
         fi
-        # without [restart] nobody waits for this attempt but the person who started it
+        # without [restart] the person who started it sees the error and can act
         # shellcheck disable=SC2154 # restart.sh
         if [ "${#limit[@]}" = 0 ] || ((waited >= ${RUNNER_ROOM_SECONDS:-300})); then
             say "cannot make $RUNNER_RUN/attempts/$number: is the disk full, or the quota used up?"
@@ -73,6 +73,7 @@ next_attempt() {
     # shellcheck disable=SC2034 # restart.sh reads from there on
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
+    compare_image
     read_secrets
     # shellcheck disable=SC2034 # notify.sh reads from there on
     metrics_bytes=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0)
@@ -94,9 +95,25 @@ make_attempt() {
     return 1
 }
 
-# Add this job to job_ids: `sbatch job.sbatch` by hand makes a job that nobody else writes down.
+# Add this job to job_ids: `sbatch job.sbatch` by hand makes a job that no launch has recorded.
 record_job() {
     [ -z "$RUNNER_JOB" ] || grep -q -x "$RUNNER_JOB" job_ids 2>/dev/null || printf '%s\n' "$RUNNER_JOB" >>job_ids
+}
+
+# Note an image file that was replaced since the launch: lock.toml has its size, time and inode where runner did not make it.
+compare_image() {
+    local key value path='' size='' modified='' inode='' now
+    while read -r key _ value; do
+        case $key in
+        reference) path=${value#\"} path=${path%\"} ;;
+        size_bytes) size=$value ;;
+        modified) modified=$value ;;
+        inode) inode=$value ;;
+        esac
+    done < <(sed -n '/^\[image\]$/,/^$/p' lock.toml 2>/dev/null)
+    [ -n "$inode" ] && now=$(stat -L -c '%s %Y %i' "$path" 2>/dev/null) || return 0
+    [ "$now" = "$size $modified $inode" ] ||
+        say "the image $path was replaced after the launch (size, time, inode: $size $modified $inode, now $now)"
 }
 
 # Where runs keep what the next ones can use again: beside the runs, unless the user has said where. A path with `:` or
@@ -161,7 +178,7 @@ rendezvous() {
 }
 
 # A port that follows from the job id, so that two jobs on a node differ; outside the range from which the kernel takes
-# ports for outgoing connections, and that nobody uses now.
+# ports for outgoing connections, and not in use now.
 free_port() {
     local low=32768 high=60999 port tried
     { read -r low high </proc/sys/net/ipv4/ip_local_port_range; } 2>/dev/null

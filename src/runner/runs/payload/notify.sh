@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Messages of job.sbatch to the webhook RUNNER_WEBHOOK, which is a secret (payload/secrets.sh): it stands in no command line.
+# Messages of job.sbatch to the webhook RUNNER_WEBHOOK, which is a secret (payload/secrets.sh): no command line has it.
 # The file `notify` of the run folder says at which events: start, first_step, requeue, failure, end.
 
 # notify EVENT WORDS: at most 10 seconds, and whatever comes of it, the job goes on.

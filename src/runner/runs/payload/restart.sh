@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Functions of job.sbatch, on the host: why an attempt has ended, and whether another one follows. All that they know
-# lies in plain files of the run folder:
+# is in plain files of the run folder:
 #   attempts/N/cause  done, cancelled, requeued (by a person), time_limit, preemption, node_failure, hang, script_failure
 #   attempts/N/started  its time is the start; `checkpoint S` and `step S` are the newest at that time; `gpus G` in all
 #   attempts/N/finished/RANK  this task has ended with 0; removed when the cause is known
 #   attempts/N/replaced  another attempt has begun: Slurm has requeued the job, and this one has not noticed
-#   stop              whoever makes it wants no further attempt
+#   stop              made by a person: no further attempt
 #   stopped           why no attempt follows
 #   job_ids           the jobs of this run, a line each
 declare -A limit=() # cause -> restarts that [restart] allows; and by=, without_checkpoint=, gpu_hours=
@@ -150,7 +150,7 @@ refusal() {
     if ((count > allowed)); then
         printf '%s %s; %s allows %s' "$(ordinal "$count")" "$1" "$policy" "${allowed/#0/none}"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
-        printf '%s attempts in a row ended without a new checkpoint (crash loop)' "$idle"
+        printf '%s attempts in a row have ended without a new checkpoint (crash loop)' "$idle"
     elif [ "${limit[gpu_hours]:-0}" != 0 ] && (($(gpu_seconds) >= limit[gpu_hours] * 3600)); then
         printf 'the %s GPU hours of [restart] are used up' "${limit[gpu_hours]}"
     fi

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # read_secrets: the user's tokens, from a file that only the user can read, become variables of the step. Their values stand
-# in no script, command line or record of a run. A variable that is already exported wins. `NAME=!COMMAND` asks a keyring or the like.
+# in no script, command line or record of a run. A variable that is already exported wins. `NAME=!COMMAND` asks a keyring.
 secret_names=() # all variables whose values no message may hold
 read_names=()   # those that the next job reads from the file again
 read_secrets() {

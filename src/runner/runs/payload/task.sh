@@ -156,7 +156,7 @@ stacks() {
 }
 if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     # NCCL's flight recorder: its last collectives, written when it times out or when a hang is looked into. torch warns
-    # of the variable's old name since 2.9, and knows no other before
+    # of the variable's old name since 2.9; older ones know that name alone
     if [ -z "${TORCH_FR_BUFFER_SIZE:-}${TORCH_NCCL_TRACE_BUFFER_SIZE:-}" ]; then
         case $("$runner_python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) in
         '') ;;
@@ -167,7 +167,7 @@ if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
     mkdir -p "$runner_attempt/stacks"
     export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$runner_attempt/stacks/nccl-rank-}"
-    # in the run's own folder, not in /tmp, where another user may have taken the name; some file systems make no pipes
+    # in the run's own folder, not in /tmp, where another user may have taken the name; not every file system has pipes
     if mkfifo "$runner_attempt/stacks/task-$runner_rank.pipe" 2>/dev/null; then
         rm -f "$runner_attempt/stacks/task-$runner_rank.pipe"
         export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$runner_attempt/stacks/nccl-rank-}"

@@ -34,7 +34,7 @@ watch_over() {
     done
 }
 
-# Seconds of a clock that nobody sets.
+# Seconds since the node's start: that clock is never set.
 moment() {
     local seconds
     read -r seconds _ </proc/uptime
@@ -52,7 +52,7 @@ progress() {
 }
 
 # The stacks of every rank, then the end. The flag is for ranks that look for it, the signal for payload/task.sh, which
-# has stacks written by whoever can.
+# passes it on.
 hung() {
     local waited
     say "$2: gathering the stacks of all ranks in $RUNNER_ATTEMPT/stacks"
