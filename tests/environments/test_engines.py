@@ -1,5 +1,7 @@
 """An engine says all of an environment in its own words, or raises with the field, the engine and the way out."""
 
+import subprocess
+
 import pytest
 
 from runner.environments.engines import ENGINES, attach, choose, with_site
@@ -193,6 +195,39 @@ def test_an_annotation_that_switches_a_hook_off_asks_for_nothing(tmp_path, engin
     with pytest.raises(RunnerError) as caught:
         attach(environment_of(tmp_path, head + 'com.hooks.cxi.enabled = "false"\na.b = "1"\n'), SITE, engine)
     assert "annotations (a.b)" in caught.value.why
+
+
+DEBIAN_PROFILE = """\
+if [ "$(id -u)" -eq 0 ]; then
+  PATH="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+else
+  PATH="/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
+fi
+export PATH
+"""
+
+
+@pytest.mark.uses("unsquashfs")
+@pytest.mark.parametrize(
+    ("profile", "path", "lost"),
+    [
+        (DEBIAN_PROFILE, "/opt/venv/bin:/usr/local/bin:/usr/bin:/bin", True),
+        (DEBIAN_PROFILE, "/usr/local/bin:/usr/bin:/bin", False),
+        ('PATH="/mine:$PATH"\n', "/opt/venv/bin:/usr/bin", False),
+        ("# Ubuntu's says nothing of PATH\n", "/opt/venv/bin:/usr/bin", False),
+    ],
+)
+def test_a_path_that_the_login_shell_of_the_container_engine_drops_is_told(tmp_path, profile, path, lost):
+    etc = tmp_path / "root/etc"
+    etc.mkdir(parents=True)
+    (etc / "profile").write_text(profile)
+    (etc / "environment").write_text(f'LANG="C"\nPATH="{path}"\n')
+    image = tmp_path / "a.sqsh"
+    subprocess.run(("mksquashfs", tmp_path / "root", image, "-quiet"), check=True, capture_output=True)
+    notes = attach(environment_of(tmp_path, f'image = "{image}"\n'), SITE, "ce").notes
+    assert any("PATH of the image is lost" in note and path in note for note in notes) is lost
+    kept = environment_of(tmp_path, f'image = "{image}"\n[env]\nPATH = "/mine:${{PATH}}"\n')
+    assert not attach(kept, SITE, "ce").notes
 
 
 def test_every_engine_writes_the_emitted_edf_as_a_record(tmp_path):

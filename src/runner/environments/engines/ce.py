@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.shared import bare_squashfs, map_texts, refuse
@@ -60,5 +61,31 @@ def _check_escapes(environment: Environment) -> None:
 def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF and the flag that names it by path, so that EDF_PATH does not matter."""
     check_edf(environment)
+    image = Path(environment.image)
+    lost = "" if environment.env.get("PATH") or not image.is_absolute() else lost_path(image)
+    notes = (f"PATH of the image is lost in the engine's login shell: set PATH = {lost!r} in [env]",) if lost else ()
     flags = (f"--environment=${{RUNNER_RUN}}/{FILE}",)
-    return Attachment(files={FILE: emit_edf(environment, COMMENT)}, flags=flags)
+    return Attachment(files={FILE: emit_edf(environment, COMMENT)}, flags=flags, notes=notes)
+
+
+def lost_path(image: Path) -> str:
+    """The image's PATH where the engine's login shell would drop some of its folders; empty where it keeps them all.
+
+    Debian's /etc/profile sets PATH anew, Ubuntu's does not.
+    """
+    profile, variables = _content(image, "etc/profile"), _content(image, "etc/environment")
+    set_anew = re.findall(r"^\s*PATH=[\"']?([^\"'\s$]*)[\"']?\s*$", profile, re.MULTILINE)
+    own = re.findall(r"^PATH=[\"']?([^\"'\s]*)", variables, re.MULTILINE)
+    if not set_anew or not own:
+        return ""
+    kept = {folder for path in set_anew for folder in path.split(":")}
+    return str(own[-1]) if set(own[-1].split(":")) - kept else ""
+
+
+def _content(image: Path, name: str) -> str:
+    """A file of a squashfs image; empty where it cannot be read here."""
+    from runner.machine import process  # slow to import
+
+    if not image.is_file() or process.which("unsquashfs") is None:
+        return ""
+    return process.run(("unsquashfs", "-cat", str(image), name), check=False).stdout

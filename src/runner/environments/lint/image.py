@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from runner.environments.engines.ce import lost_path
 from runner.environments.engines.shared import bare_squashfs
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
@@ -62,6 +63,16 @@ def architecture(subject: Subject) -> Iterator[Finding]:
         yield subject.say("image-architecture", "image", reason, f"runner build --platform linux/{nodes}")
 
 
+def login_shell(subject: Subject) -> Iterator[Finding]:
+    """The Container Engine starts the image by a login shell."""
+    path = subject.image_path
+    if subject.setting.engine != "ce" or path is None or subject.environment.env.get("PATH"):
+        return
+    if lost := lost_path(path):
+        reason = "the engine's login shell runs /etc/profile, which sets PATH without the image's folders"
+        yield subject.say("path-lost", "env.PATH", reason, f"PATH = {lost!r} in [env]")
+
+
 def separator(subject: Subject) -> Iterator[Finding]:
     """`#` or `/` after the registry. Source: enroot 4.0.0 takes both; raster@20f75bd hands it to podman."""
     if not in_registry(subject):
@@ -101,4 +112,4 @@ def name(subject: Subject) -> Iterator[Finding]:
         yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
 
 
-RULES = (empty, relative_squashfs, file, architecture, separator, name)
+RULES = (empty, relative_squashfs, file, architecture, login_shell, separator, name)
