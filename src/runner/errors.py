@@ -34,9 +34,24 @@ def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> Runner
 
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    advice = f"did you mean {close[0]!r}?" if close else fix
+    near = close and _edits(name, close[0]) <= max(1, len(name) // 3)
+    advice = f"did you mean {close[0]!r}?" if near else fix
     return RunnerError(
         f"there is no {kind} {name!r}",
         f"known: {', '.join(names)}" if names else f"no {kind} is known here",
         advice or f"give one of the known names, or a path to a {kind} of your own",
     )
+
+
+def _edits(one: str, other: str) -> int:
+    """How many letters must be added, removed, replaced or swapped with the next to make one word of the other."""
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        earlier, before, row = before, row, [i]
+        for j, b in enumerate(other, 1):
+            least = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+                least = min(least, earlier[j - 2] + 1)
+            row.append(least)
+    return row[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
@@ -109,6 +109,19 @@ def test_a_missing_image_gives_the_two_commands(project: Project, tmp_path: Path
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
     assert caught.value.fix.startswith("runner build cpu\nrunner import cpu\n")
     assert "--build" in caught.value.fix
+
+
+def test_a_command_without_dashes_is_told_what_to_write(project: Project) -> None:
+    with pytest.raises(RunnerError, match="there is no job 'true'") as caught:
+        plan(project, request(job="true"))
+    assert "-- true" in caught.value.fix
+
+
+def test_nothing_far_off_is_suggested() -> None:
+    for name, known in (("sft-0001", "true-0001"), ("mpirun", "srun"), ("./nope.py", "noxfile.py")):
+        assert "did you mean" not in unknown("x", name, [known]).fix
+    for name, known in (("stf", "sft"), ("lanch", "launch"), ("ngc-sd", "ngc-ds")):
+        assert known in unknown("x", name, [known]).fix
 
 
 def test_a_missing_image_that_another_site_has_is_named(project: Project, tmp_path: Path) -> None:

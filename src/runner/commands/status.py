@@ -62,6 +62,11 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         console.answer_json([each.record() for each in found])
     elif found:
         console.table(*table(found))
+        newest = found[-1].run.name
+        if found[-1].active:
+            console.say(f"output: runner logs -f {newest}")
+        elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):
+            console.say(f"reason: runner why {newest}")
     return 0
 
 
@@ -96,16 +101,31 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
         ("JOB ID", [each.job_id or each.run.job_id for each in found]),
         ("ATTEMPT", [str(each.attempt or "") for each in found]),
         ("STATE", [each.state for each in found]),
+        ("AGE", [_age(each.run.created) for each in found]),
         ("EXIT", ["" if each.exit_code is None else str(each.exit_code) for each in found]),
         *parameter_columns([each.run for each in found]),
         *_training(found),
         *_gpu_hours(found),
         ("ELAPSED", [each.elapsed for each in found]),
-        ("LEFT", [each.time_left for each in found]),
+        ("LEFT", [each.time_left if each.state != "PENDING" else "" for each in found]),
         ("NODES", [each.nodes for each in found]),
         ("REASON", [each.reason for each in found]),
     ]
     return tuple(name for name, _ in columns), list(zip(*(cells for _, cells in columns), strict=True))
+
+
+def _age(created: str) -> str:
+    """How long ago it was launched: `45s`, `12m`, `7h`, `3d`; empty where the record does not say."""
+    from datetime import datetime
+
+    try:
+        seconds = int(datetime.now().timestamp() - datetime.fromisoformat(created).timestamp())
+    except ValueError:
+        return ""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{max(seconds, 0)}s"
 
 
 def parameter_columns(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

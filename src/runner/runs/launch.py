@@ -161,7 +161,7 @@ def find_program(request: Request, project: Project) -> tuple[JobFile | None, Pr
             )
         return None, program_of_command(request.words, project)
     if request.job is not None:
-        path = project.find("jobs", request.job)
+        path = _job_path(request.job, project)
         job_file = load_job_file(path)
         if request.script is None and job_file.script is None:
             return job_file, program_of_command(job_file.command, project)
@@ -176,6 +176,15 @@ def find_program(request: Request, project: Project) -> tuple[JobFile | None, Pr
     beside = script.with_suffix(".toml")
     defaults = load_job_file(beside) if named and beside.is_file() else None
     return defaults, program_of_script(script, project)
+
+
+def _job_path(name: str, project: Project) -> Path:
+    try:
+        return project.find("jobs", name)
+    except RunnerError as error:
+        if not name.startswith(".") and process.which(name) is not None and "did you mean" not in error.fix:
+            error.fix = f"{name} is a command: runner launch … -- {name}"
+        raise
 
 
 def _has_script(name: str, project: Project) -> bool:

@@ -6,6 +6,7 @@ it runs inside its allocation.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -96,7 +97,7 @@ def prepared(
     site, why = find_site(request.site, environ)
     if request.without_scheduler:
         site = replace(site, scheduler="local")
-    run = _run(request.where, site.runs(environ, project))
+    run = _run(request.where, site.runs(environ, project), project)
     if run is not None:
         yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
         return
@@ -124,11 +125,16 @@ def prepared(
         folders.remove(folder)
 
 
-def _run(word: str | None, runs: Path) -> Run | None:
+def _run(word: str | None, runs: Path, project: Project) -> Run | None:
     """The run that a word means; None where it means an environment."""
     if word is None:
         return None
-    named = word == "last" or word.isdigit() or word.startswith("local-")
+    named = (
+        word == "last"
+        or bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4,}", word))
+        or word.isdigit()
+        or word.startswith("local-")
+    )
     if named or (runs / word / RECORD).is_file() or ("/" in word and (Path(word).expanduser() / RECORD).is_file()):
         return history.find_run(word, runs)
     return None

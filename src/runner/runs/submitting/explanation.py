@@ -24,8 +24,15 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text}"
     yield "values, and where each comes from:"
-    yield from _columns(tuple(_values(plan)))
+    yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in _values(plan)))
     yield from _code(plan)
+
+
+def _short(source: str, project: Project) -> str:
+    """The source with paths relative to the project, and `shipped:` for the files that come with runner."""
+    if project.root is not None:
+        source = source.replace(f"{project.root}/", "")
+    return source.replace(f"{project.shipped}/", "shipped:")
 
 
 def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
@@ -38,7 +45,7 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         **asdict(job.resources),
         "save_seconds": job.save_seconds,
         "hang_seconds": job.hang_seconds,
-        **(asdict(job.restart) if job.restart else {}),
+        **({f"restart.{key}": value for key, value in asdict(job.restart).items()} if job.restart else {}),
         "chain": job.chain or None,
     }
     for name, value in chosen.items():
