@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import socket
 import tomllib
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.engine import choose_engine, docker_refusal
+from runner.images.engine import choose_engine, docker_environment, docker_refusal
 from runner.images.podman_setup import needed_settings, podman_environment, read_configuration
 from tests.images.bench import TINY, Bench
 from tests.lab.ordinary_user import ordinary_user
@@ -40,6 +42,26 @@ def test_docker_is_taken_where_podman_is_not(docker_socket: str, monkeypatch: py
     monkeypatch.setattr("runner.machine.process.which", lambda program: None)
     engine = choose_engine(None, {"DOCKER_HOST": docker_socket})
     assert (engine.name, engine.why) == ("docker", "podman: it is not on PATH; docker's daemon answers")
+
+
+@pytest.mark.parametrize("chosen", ["currentContext", "DOCKER_CONTEXT"])
+def test_dockers_current_context_names_its_socket(tmp_path: Path, chosen: str) -> None:
+    """As `docker context use colima` leaves it; DOCKER_HOST wins, as with docker's own command."""
+    name, host = "colima", f"unix://{tmp_path}/colima.sock"
+    folder = tmp_path / ".docker/contexts/meta" / hashlib.sha256(name.encode()).hexdigest()
+    folder.mkdir(parents=True)
+    meta = {"Name": name, "Metadata": {}, "Endpoints": {"docker": {"Host": host, "SkipTLSVerify": False}}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    environ = {"HOME": str(tmp_path)}
+    if chosen == "DOCKER_CONTEXT":
+        environ["DOCKER_CONTEXT"] = name
+    else:
+        (tmp_path / ".docker/config.json").write_text(json.dumps({"currentContext": name}))
+    assert docker_environment(environ) == {"DOCKER_HOST": host}
+    assert f"there is no socket {tmp_path}/colima.sock" in docker_refusal(environ)
+    assert docker_environment({**environ, "DOCKER_HOST": "unix:///x"}) == {}
+    assert docker_environment({**environ, "DOCKER_CONTEXT": "default"}) == {}
+    assert docker_environment({**environ, "DOCKER_CONTEXT": "gone"}) == {}
 
 
 def test_a_socket_that_refuses_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:

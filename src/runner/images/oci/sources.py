@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.images.engine import docker_environment
 from runner.images.image import Image
 from runner.images.oci import archive, layout
 from runner.images.oci.containers_storage import NotRebuildable, open_stored
@@ -61,7 +62,9 @@ def open_image(
         ) as image:
             yield image
     elif source.scheme in ("podman", "dockerd"):
-        store = PodmanStore(options.engine_env) if source.scheme == "podman" else connect_docker(environ)
+        store = PodmanStore(options.engine_env) if source.scheme == "podman" else connect_docker(
+            {**environ, **docker_environment(environ)}
+        )  # fmt: skip
         found = find(store, source.reference, source.scheme.removesuffix("d"))
         with open_found(found, store, architecture=architecture, reference=reference, options=options) as image:
             yield image
