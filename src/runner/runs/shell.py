@@ -129,12 +129,9 @@ def _run(word: str | None, runs: Path, project: Project) -> Run | None:
     """The run that a word means; None where it means an environment."""
     if word is None:
         return None
-    named = (
-        word == "last"
-        or bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4,}", word))
-        or word.isdigit()
-        or word.startswith("local-")
-    )
+    named = word == "last" or word.isdigit() or word.startswith("local-")
+    # an environment may be called NAME-2026
+    named = named or (bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4}", word)) and word not in project.names("edf"))
     if named or (runs / word / RECORD).is_file() or ("/" in word and (Path(word).expanduser() / RECORD).is_file()):
         return history.find_run(word, runs)
     return None
