@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -107,6 +107,17 @@ def _environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _failed_job_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that is run in this process and fails raises SystemExit: `os._exit` would end pytest, without a report."""
+    from training import errors
+
+    def leave(code: int) -> NoReturn:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(errors, "leave", leave)
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,17 @@ def test_the_answer_alone_goes_to_stdout(
     assert capsys.readouterr().out == first.out, "the same seed gives the same text"
 
 
+def test_a_script_that_fails_in_this_process_ends_its_test_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: None
+) -> None:
+    import generate
+
+    with pytest.raises(SystemExit) as caught:
+        generate.main([f"--checkpoint={tmp_path}"])
+    assert caught.value.code == 1
+    assert "because:" in capsys.readouterr().err
+
+
 def test_shards_answer_as_the_model_that_was_saved_beside_them(
     whole: Attempt, capsys: pytest.CaptureFixture[str], alone: None
 ) -> None:
