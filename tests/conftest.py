@@ -110,6 +110,7 @@ def golden(update_golden: bool) -> Callable[[str, str], None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden/ from what the code gives now")
+    parser.addoption("--quick", action="store_true", help="leave out what needs Slurm, podman, torch or much time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,7 +128,17 @@ LONGEST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def is_quick(item: pytest.Item) -> bool:
+    """Whether the test belongs to the quick tier: no Slurm, no container engine, no training stack."""
+    if any(item.get_closest_marker(marker) for marker in (*parts.MAY_BE_SKIPPED, "uses", "engine")):
+        return False
+    return not parts.BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ()))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
+        items[:] = filter(is_quick, items)
     ranks = {f"tests/{name}.py": rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.nodeid.partition("::")[0], len(ranks)))
 
