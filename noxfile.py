@@ -2,10 +2,11 @@
 
 ./nox -s demo          the main job end to end: image, squashfs, environment, training, sample
 ./nox -s tests         the test suite on real parts (real Slurm, podman, registry, squashfs)
+./nox -s quick         the tests that need neither Slurm nor podman nor torch, in under a minute
 ./nox -s 'pins(ngc-24.06)'   the tests of the jobs on the versions of that image, without a GPU; also ngc-25.06
 ./nox -s build-image   runner build [-- RECIPE …]
 ./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
-./nox -s lint          ruff, mypy --strict, shellcheck
+./nox -s lint          ruff, mypy --strict, bash -n and shellcheck on every shell script
 ./nox -s bench         figures, measured side by side
 ./nox -s faults        what runs survive, counted on private clusters: 20 times each fault, an hour
 """
@@ -13,8 +14,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import nox
 from nox.command import CommandFailed
@@ -109,6 +112,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def quick(session: nox.Session) -> None:
+    """The tests that need neither Slurm nor podman nor torch, in under a minute; words after -- go to pytest."""
+    session.install("-q", "-e", ".", *TEST_TOOLS)
+    session.run("python", "-m", "pytest", "--quick", "-q", *(session.posargs or ("-n", "auto")))
+
+
+@nox.session
 @nox.parametrize(
     ("python", "base", "torch", "numpy"),
     [
@@ -138,11 +148,36 @@ def install_training_stack(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """ruff, mypy --strict, shellcheck on every shell file."""
+    """ruff, mypy --strict, bash -n and shellcheck on every shell script."""
+    debian_packages(session, ("git", "shellcheck"))
     session.install("-q", "-e", ".", *TEST_TOOLS)
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    golden, own = shell_scripts()
+    for script in (*golden, *own):
+        session.run("bash", "-n", script, external=True, silent=True, log=False)
+    session.run("shellcheck", *own, external=True)
+    # SC2016: a user's `$` in single quotes is meant as text. SC1091: the payload is checked by itself
+    session.run("shellcheck", "--exclude=SC2016,SC1091", *golden, external=True)
+
+
+def shell_scripts() -> tuple[list[str], list[str]]:
+    """(rendered golden scripts, all others): tracked files that end in .sh or .sbatch, or begin with a shell's #!."""
+    listed = subprocess.run(("git", "ls-files", "-z"), capture_output=True, text=True, check=True).stdout.split("\0")
+    found = [name for name in listed if Path(name).is_file() and _is_shell(Path(name))]
+    return [name for name in found if name.startswith("tests/golden/")], [
+        name for name in found if not name.startswith("tests/golden/")
+    ]
+
+
+def _is_shell(path: Path) -> bool:
+    if path.suffix == ".j2":  # a template; what it renders is among the golden files
+        return False
+    if path.suffix in {".sh", ".sbatch"}:
+        return True
+    with path.open("rb") as file:
+        return re.match(rb"#!.*\b(ba|da)?sh\b", file.readline(100)) is not None
 
 
 @nox.session

@@ -119,17 +119,29 @@ def pytest_configure(config: pytest.Config) -> None:
     parts.listen()
 
 
-# files that take longest, begun first: else the last of them keeps one core busy long after the others are done
+# Files that take longest begin first, or the last of them keeps one core busy after the others are done. The quick tier
+# leaves them out.
 LONGEST = (
     *("jobs/test_sft", "runs/test_training_requeued", "faults/test_faults", "jobs/test_clm", "images/test_pins"),
     *("jobs/test_convert", "end_to_end/test_chain", "jobs/test_metrics", "images/test_import", "jobs/test_generate"),
     *("end_to_end/test_training", "environments/test_equivalence", "jobs/test_world_size", "jobs/test_memory_on_paper"),
     *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),
+    *("runs/test_script_words", "runs/test_payload", "test_packaging", "runs/test_restart_slurm", "runs/test_restart"),
+    *("runs/test_notify", "images/oci/test_tar_fuzz", "images/squashfs/test_data", "test_lab_account"),
+    *("images/oci/test_transfer", "images/test_incremental"),
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """The quick tier does not import what takes long or needs Slurm: importing torch alone takes ten seconds."""
+    if not config.getoption("--quick"):
+        return None
+    name = collection_path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+    return True if name in LONGEST or name in ("end_to_end", "faults", "jobs", "test_lab_slurm") else None
+
+
 def is_quick(item: pytest.Item) -> bool:
-    """Whether the test belongs to the quick tier: no Slurm, no container engine, no training stack."""
+    """Whether the test needs neither Slurm nor a container engine nor another program of the lab."""
     if any(item.get_closest_marker(marker) for marker in (*parts.MAY_BE_SKIPPED, "uses", "engine")):
         return False
     return not parts.BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ()))

@@ -132,6 +132,7 @@ def test_the_emitted_script_of_podman_takes_a_command(project, podman, busybox_i
     assert done.stdout == 'it\'s "EDF" $HOME|unset|/srv|a b|/data\n', done.stderr
 
 
+@pytest.mark.uses("shellcheck")
 @pytest.mark.parametrize("engine", ["pyxis", "enroot", "podman", "apptainer", "host"])
 def test_emitted_scripts_are_clean_bash(project, engine):
     if engine == "host":

@@ -117,6 +117,7 @@ def test_a_failing_step_is_named_with_its_last_lines_and_the_kept_log(bench: Ben
     assert subprocess.run(("podman", "image", "exists", "localhost/runner/bad"), env=bench.environ).returncode == 1
 
 
+@pytest.mark.uses("shellcheck")
 def test_a_dry_run_prints_a_script_that_builds_the_same(bench: Bench) -> None:
     bench.write("dry", fresh("dry"))
     shown = bench.runner("build", "dry", "--dry-run")

@@ -64,6 +64,7 @@ def alps(bench: Bench, slurm: SlurmLab, storage: Path, monkeypatch: pytest.Monke
     return bench
 
 
+@pytest.mark.uses("shellcheck")
 def test_the_script_is_bash_and_quotes_what_it_is_given() -> None:
     text = script(JOB)
     subprocess.run(("bash", "-n"), input=text, text=True, check=True)

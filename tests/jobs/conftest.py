@@ -111,7 +111,7 @@ def _environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _failed_job_fails_its_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script that is run in this process and fails raises SystemExit; `os._exit` would end pytest without a report."""
+    """A script that is run in this process and fails raises SystemExit: `os._exit` would end pytest unreported."""
     from training import errors
 
     def leave(code: int) -> NoReturn:
