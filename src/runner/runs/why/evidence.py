@@ -17,6 +17,8 @@ from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
 OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which give their reason and a fix
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
+_BARE = re.compile(r"^([A-Za-z_][\w.]{0,120}(?:Error|Exception)): ")  # an exception without its traceback
+_BARE_WORDS = ("Error: ", "Exception: ")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # an exception's message may take some lines
 _NEAR_LINES = 80  # how far around a line without a time one is looked for
@@ -78,7 +80,7 @@ class Reading:
 @cache
 def _words() -> tuple[bytes, ...]:
     words = {word for cause in of_kind(*IN_LOGS) for word in cause.find}
-    return tuple(sorted(word.encode() for word in {*words, HEADER, SUMMARY}))
+    return tuple(sorted(word.encode() for word in {*words, *_BARE_WORDS, HEADER, SUMMARY}))
 
 
 def read_log(source: Source) -> Reading:
@@ -89,7 +91,7 @@ def read_log(source: Source) -> Reading:
     blocks = _tracebacks(source.path, kept)
     found, explained = [], set()
     for line in kept:
-        cause = cause_of(line.text)
+        cause = cause_of(line.text) or _bare_exception(line, blocks)
         if cause is None:
             continue
         if cause.code == OWN_MESSAGE:
@@ -128,6 +130,18 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
     )
 
 
+def _bare_exception(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> Cause | None:
+    """The cause of an exception whose traceback is not in the log, or is cut."""
+    found = _BARE.match(without_prefix(line.text)[1])
+    if found is None or any(0 <= line.number - header.number <= block.last for header, block, _ in blocks):
+        return None
+    return _by_class(found[1])
+
+
+def _by_class(exception: str) -> Cause | None:
+    return by_word(EXCEPTION, exception.rsplit(".", 1)[-1]) or by_word(EXCEPTION, "*")
+
+
 def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> list[Evidence]:
     """The evidence of an error of runner itself: `what` stands in the line before `because:`, the fix after `try:`."""
     before = window(because.path, because.offset - 2048, min(because.offset, 2048))
@@ -143,8 +157,7 @@ def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> l
 
 def _unknown(header: Line, block: Traceback, source: Source, result: Scan) -> Evidence:
     """The evidence of a traceback that only the class of its exception explains."""
-    name = block.exception.rsplit(".", 1)[-1]
-    cause = by_word(EXCEPTION, name) or by_word(EXCEPTION, "*")
+    cause = _by_class(block.exception)
     assert cause is not None  # the table has a row for all
     text = f"{block.prefix}{block.exception}: {block.message}" if block.message else f"{block.prefix}{block.exception}"
     line = replace(header, number=header.number + block.last, text=text)

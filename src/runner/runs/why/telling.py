@@ -21,6 +21,7 @@ _WEIGHTS = (
     (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
 )
 UNKNOWN = Cause("unknown", "", "", "", "")
+_TORCHRUN = re.compile(r"^\S{1,400} FAILED$|^ +raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: ")
 _MOST = 8
 _LAST = 5
 _TAIL_BYTES = 16 << 10
@@ -36,7 +37,7 @@ def lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
         for line in found.lines():
             shape = re.sub(r"\d+", "0", line.text.strip())[:200]
             weight = sum(value for pattern, value in _WEIGHTS if pattern.search(line.text))
-            silent = line.text.startswith(_OWN) or cause_of(line.text) is not None
+            silent = line.text.startswith(_OWN) or _TORCHRUN.search(line.text) or cause_of(line.text)
             if weight > 0 and shape not in seen and not silent and not found.survived(line):
                 seen.add(shape)
                 weighed.append((weight, -line.offset, line, source))

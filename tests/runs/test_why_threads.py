@@ -1,0 +1,64 @@
+"""Failures from public threads: `why` gives the cause of all those that its patterns were written for.
+
+threads/seen.toml holds the lines that people pasted. The table of what `why` gives for each:
+
+    python -m tests.runs.test_why_threads [seen|aside]
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from runner.runs.why.cause import EXCEPTION, SUMMARY, SYMPTOM
+from runner.runs.why.explain import explain_logs
+
+FOLDER = Path(__file__).parent / "why" / "threads"
+
+
+def failures(name: str) -> list[dict[str, str]]:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text())["failure"]
+
+
+def given(failure: dict[str, str], folder: Path) -> tuple[str, str]:
+    """The cause that `why` gives, and how good it is: right, wrong, generic (the class of an exception, a symptom) or
+    none."""
+    log = folder / "job.log"
+    log.write_text(failure["log"].lstrip("\n"))
+    cause = explain_logs([log]).cause
+    code = cause.code if cause else "-"
+    if code == failure["cause"]:
+        return code, "right"
+    if cause is None:
+        return code, "none"
+    return code, "generic" if cause.kind in (EXCEPTION, SYMPTOM, SUMMARY) else "wrong"
+
+
+def link(failure: dict[str, str]) -> str:
+    return failure["link"].removeprefix("https://github.com/")
+
+
+@pytest.mark.parametrize("failure", failures("seen"), ids=link)
+def test_a_failure_that_the_patterns_were_written_for_gives_its_cause(failure: dict[str, str], tmp_path: Path) -> None:
+    assert given(failure, tmp_path) == (failure["cause"], "right")
+
+
+def main(names: list[str]) -> None:
+    """Print what `why` gives for each failure, and the counts."""
+    for name in names:
+        counts: Counter[str] = Counter()
+        with tempfile.TemporaryDirectory() as folder:
+            for failure in failures(name):
+                code, how = given(failure, Path(folder))
+                counts[how] += 1
+                print(f"{how:8} {failure['cause']:26} {code:26} {failure['link']}")
+        print(f"{name}: {counts.total()}: " + ", ".join(f"{how} {count}" for how, count in counts.most_common()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or ["seen"])
