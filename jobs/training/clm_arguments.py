@@ -14,7 +14,7 @@ from typing import Any
 from training import clm_contradictions as contradictions
 from training import clm_model as model
 from training import course_arguments
-from training.batch.batches import Batch
+from training.batch import Batch
 from training.course_arguments import PYTHON_DOCS, TINY_MODEL
 from training.processes import Processes
 from training.run import RunFolder

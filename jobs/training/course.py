@@ -13,12 +13,22 @@ from typing import Any
 
 from training import checkpoints as saving
 from training import deepspeed as deepspeed_config
-from training import files, loss_picture, metrics, publishing, records, resume, same_model, trackers, universal
+from training import (
+    files,
+    loss_picture,
+    metrics,
+    probe,
+    publishing,
+    records,
+    resume,
+    same_model,
+    trackers,
+    universal,
+)
 from training import models as loading
 from training import save_and_exit as stopping
 from training import settings as settings_module
-from training.batch import probe
-from training.batch.batches import Batch
+from training.batch import Batch
 from training.choices import report
 from training.choices.choices import Choice
 from training.errors import JobError

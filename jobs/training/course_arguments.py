@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from training import deepspeed as deepspeed_config
+from training import micro_batch
 from training import run as run_folder
-from training.batch import batches, micro_batch
-from training.batch.batches import Batch
+from training.batch import Batch, plan
 from training.errors import JobError
 from training.processes import Processes
 from training.run import RunFolder
@@ -45,8 +45,8 @@ class OurArguments:
     micro_batch: str | None = field(
         default=None,
         metadata={
-            "help": "Sequences of one process in one forward pass: a number, or `auto`: the largest that fits, found "
-            "by trying before the training starts, and remembered."
+            "help": "Sequences of one process in one forward pass: a number, or `auto`: the largest "
+            "that fits, found by trying before the training starts."
         },
     )
     vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
@@ -118,16 +118,16 @@ def fit_machine(settings: Settings, run: RunFolder) -> None:
 
 def plan_batch(settings: Settings, peers: Processes, length: int | None) -> Batch:
     """Return the batch of a step; where the global one is given, the accumulation follows from it."""
-    micro_batch.settle(settings, _run(settings), peers, length)
-    wanted = settings["global_batch_size"]
-    if wanted is not None and settings.given("gradient_accumulation_steps"):
+    if settings["global_batch_size"] is not None and settings.given("gradient_accumulation_steps"):
         raise JobError(
             "--global_batch_size and --gradient_accumulation_steps are both given",
-            "the one follows from the other",
-            "leave one out",
+            "the second follows from the first",
+            "drop one",
         )
+    micro_batch.settle(settings, _run(settings), peers, length)
+    wanted = settings["global_batch_size"]
     micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
-    batch = batches.plan(micro, accumulation, peers.world_size, length, wanted)
+    batch = plan(micro, accumulation, peers.world_size, length, wanted)
     if wanted is not None:
         settings.derive("gradient_accumulation_steps", batch.accumulation, "from global_batch_size")
     return batch

@@ -13,7 +13,7 @@ from training import known_keys
 from training.errors import JobError, near_miss
 
 if TYPE_CHECKING:
-    from training.batch.batches import Batch
+    from training.batch import Batch
     from training.run import RunFolder
     from training.settings import Settings
 

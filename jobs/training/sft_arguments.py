@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from training import course_arguments
-from training.batch.batches import Batch
+from training.batch import Batch
 from training.course_arguments import PYTHON_DOCS, TINY_MODEL
 from training.errors import JobError
 from training.processes import Processes

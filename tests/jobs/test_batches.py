@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.batch import batches
+from training import batch as batches
 from training.errors import JobError
 
 
@@ -38,5 +38,5 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_its_neighbours(glob
 
 @pytest.mark.parametrize(("micro", "accumulation"), [(0, 1), (-2, 1), (1, 0)])
 def test_parts_below_one_are_refused(micro: int, accumulation: int) -> None:
-    with pytest.raises(JobError, match="at least 1"):
+    with pytest.raises(JobError, match="1 or more"):
         batches.plan(micro, accumulation, 2, 16, None)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.jobs.conftest import SMALL, Launcher, prebuilt
+from training import batch as batches
 from training import deepspeed as deepspeed_config
 from training import deepspeed_contradictions as contradictions
 from training import known_keys
-from training.batch import batches
 from training.errors import JobError
 from training.run import RunFolder
 from training.settings import Settings

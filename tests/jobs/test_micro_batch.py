@@ -5,7 +5,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,45 +13,58 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.jobs.conftest import JOBS, SMALL, Attempt, Launcher, free_port
-from training.batch import micro_batch, probe, tries
-from training.batch.search import Search, divisors, doubling
+from training import micro_batch, probe
 from training.errors import JobError
 from training.processes import Processes
 from training.run import RunFolder
 from training.settings import Settings
 
 
-def search(number: int, limit: int, false_alarms: frozenset[int] = frozenset()) -> tuple[int, list[tuple[int, ...]]]:
-    """The answer and the rounds taken, where `limit` is the largest that fits.
-
-    `false_alarms` fail unless they come first: a process that has taken several tries is not like a fresh one.
-    """
-    state, rounds = Search(divisors(number)), []
-    while round_ := state.next_round():
-        fitted = 0
-        while fitted < len(round_) and round_[fitted] <= limit and (fitted == 0 or round_[fitted] not in false_alarms):
-            fitted += 1
-        rounds.append(round_)
-        state = state.after(round_, fitted)
-    return state.fits, rounds
+def search(number: int, memory: Callable[[int], int], limit: int, short: int | None = None) -> tuple[int, list[int]]:
+    """The answer and the sizes tried; from `short` on a try runs out of memory."""
+    tried, found = [], probe.Outcome()
+    while sizes := [one for one in range(found.fits + 1, found.fails or number + 1) if number % one == 0]:
+        one, outcome = probe.Search(sizes, Path("/dev/null")), probe.Outcome()
+        one.write = lambda outcome: None  # type: ignore[method-assign]
+        while True:
+            tried.append(one.size)
+            if short is not None and one.size >= short:
+                outcome = probe.Outcome(max(one.used, default=0), one.size)
+                break
+            if one.done(memory(one.size), limit):
+                outcome = probe.Outcome(one.size)
+                break
+        found = probe.Outcome(max(found.fits, outcome.fits), outcome.fails or found.fails)
+        if outcome.fails is None or found.fits == 0:
+            break
+    return found.fits, tried
 
 
 @given(
-    number=some.integers(1, 400),
-    limit=some.integers(0, 500),
-    false_alarms=some.frozensets(some.integers(1, 400), max_size=5),
+    number=some.integers(1, 400), weights=some.integers(0, 50), each=some.integers(1, 9), limit=some.integers(80, 3000)
 )
-def test_the_search_finds_what_trying_all_finds(number: int, limit: int, false_alarms: frozenset[int]) -> None:
-    found, rounds = search(number, limit, false_alarms)
-    assert found == max((one for one in divisors(number) if one <= limit), default=0)
-    assert len(rounds) <= 3 + len(false_alarms) + len(divisors(number)).bit_length()
+def test_the_search_finds_the_largest_that_fits_and_never_tries_one_that_does_not(
+    number: int, weights: int, each: int, limit: int
+) -> None:
+    """Memory grows evenly with the size; the first two sizes are tried to see by how much."""
+    found, tried = search(number, lambda size: weights + each * size, limit)
+    divisors = [one for one in range(1, number + 1) if number % one == 0]
+    fitting = [one for one in divisors if weights + each * one <= limit]
+    assert found == max(fitting[-1], divisors[:2][-1])
+    assert set(tried) <= {*fitting, *divisors[:2]}
 
 
-def test_one_process_is_enough_where_all_fit_and_two_where_doubling_meets_the_end() -> None:
-    assert search(32, 100) == (32, [(1, 2, 4, 8, 16, 32)])
-    assert search(32, 8) == (8, [(1, 2, 4, 8, 16, 32), (16, 32)])
-    assert search(24, 9) == (8, [(1, 2, 4, 8, 24), (24,), (12,)])
-    assert doubling((2, 3, 4, 6, 12), 1) == (3, 6, 12)
+@given(number=some.integers(1, 400), short=some.integers(2, 500))
+def test_a_size_that_runs_out_all_the_same_is_an_answer_too(number: int, short: int) -> None:
+    found, _ = search(number, lambda size: 10, 1000, short)
+    assert found == max(one for one in range(1, number + 1) if number % one == 0 and one < short)
+
+
+def test_sizes_are_doubled_and_then_what_lies_between_is_tried() -> None:
+    assert search(32, lambda size: size, 100) == (32, [1, 2, 4, 8, 16, 32])
+    assert search(24, lambda size: size, 13) == (12, [1, 2, 4, 8, 12])
+    assert search(32, lambda size: 0, 100, 16) == (8, [1, 2, 4, 8, 16])
+    assert search(24, lambda size: 0, 100, 12) == (8, [1, 2, 4, 8, 12])
 
 
 def settings(**values: object) -> Settings:
@@ -76,11 +89,10 @@ def test_a_number_is_the_size_per_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "length", "expected"),
     [
-        ({"micro_batch": "many"}, 128, "'many' is no number"),
-        ({"micro_batch": "0"}, 128, "'0' is no number"),
+        ({"micro_batch": "many"}, 128, "'many' is not a number"),
+        ({"micro_batch": "0"}, 128, "'0' is not a number"),
         ({"micro_batch": "4", "per_device_train_batch_size": 4}, 128, "are both given"),
-        ({"micro_batch": "auto", "global_batch_size": 8}, None, "does not know how long"),
-        ({"micro_batch": "auto", "global_batch_size": 8, "gradient_accumulation_steps": 2}, 128, "is given beside"),
+        ({"micro_batch": "auto", "global_batch_size": 8}, None, "needs a maximum sequence length"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -89,13 +101,6 @@ def test_what_cannot_be_meant_is_refused(
     with pytest.raises(JobError) as caught:
         micro_batch.settle(settings(**values), run_folder(tmp_path), ALONE, length)
     assert expected in caught.value.what
-
-
-def test_a_file_that_says_the_number_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text('{"train_micro_batch_size_per_gpu": 4}')
-    with pytest.raises(JobError, match="says train_micro_batch_size_per_gpu = 4"):
-        micro_batch.settle(settings(micro_batch="auto", deepspeed=str(path)), run_folder(tmp_path), ALONE, 128)
 
 
 def test_a_row_is_drawn_out_to_the_full_length() -> None:
@@ -110,36 +115,54 @@ def test_a_row_is_drawn_out_to_the_full_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "expected"),
+    ("error", "expected"),
     [
-        ([tries.Ended(3, "all"), tries.Ended(3, "all")], (3, -1)),
-        ([tries.Ended(2, "stopped"), tries.Ended(2, "memory")], (2, 1)),
-        ([tries.Ended(1, "stopped"), tries.Ended(2, "memory")], (2, 1)),  # rank 0 fell before it had noted the second
-        ([tries.Ended(1, "memory"), tries.Ended(2, "memory")], (1, 0)),
+        (MemoryError(), True),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            True,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("NCCL timeout, tearing the process down"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
     ],
 )
-def test_ranks_agree_on_what_fitted(tmp_path: Path, ends: Sequence[tries.Ended], expected: tuple[int, int]) -> None:
-    assert tries.agreed(ends, tmp_path / "log") == expected
+def test_only_a_failed_allocation_is_out_of_memory(error: BaseException, expected: bool) -> None:
+    assert probe.is_out_of_memory(error) is expected
 
 
-def test_another_error_of_a_try_is_told_in_its_own_words(tmp_path: Path) -> None:
-    text = "sft: no column 'txt'\n  because: the data has text\n  try:     --dataset_text_field text\n"
-    with pytest.raises(JobError) as caught:
-        tries.agreed([tries.Ended(0, "error", text), tries.Ended(0, "stopped")], tmp_path / "log")
-    assert (caught.value.what, caught.value.fix) == ("no column 'txt'", "--dataset_text_field text")
+@pytest.mark.training
+@pytest.mark.parametrize(("ending", "code"), [("os.abort()", -6), ("os.kill(os.getpid(), 9)", -9), ("sys.exit(3)", 3)])
+def test_a_try_that_dies_is_an_error_and_no_answer_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, code: int
+) -> None:
+    """A library that aborts, say after a timeout of NCCL, says nothing about memory."""
+    child = tmp_path / "child.py"
+    child.write_text(f"import os, sys\nprint('NCCL timeout, tearing the process down', flush=True)\n{ending}\n")
+    monkeypatch.setattr(sys, "argv", [str(child)])
+    chosen = settings(micro_batch="auto", global_batch_size=8)
+    with pytest.raises(JobError, match=f"failed on rank 0 with exit code {code}") as caught:
+        micro_batch.settle(chosen, run_folder(tmp_path), ALONE, 128)
+    assert "NCCL timeout" in caught.value.why
+    assert not (tmp_path / "micro_batch.json").exists() and not list((tmp_path / "cache").glob("**/*.json"))
 
 
-def test_an_answer_counts_for_its_own_question_only_and_the_runs_own_comes_first(tmp_path: Path) -> None:
-    run, cache = tmp_path / "run.json", tmp_path / "cache.json"
-    key = {"length": 512, "device": {"name": "cpu"}}
-    assert micro_batch.remembered((run, cache), key) is None
-    cache.write_text(json.dumps({"micro_batch": 8, "for": key}))
-    assert micro_batch.remembered((run, cache), key) == 8
-    run.write_text(json.dumps({"micro_batch": 4, "for": key}))
-    assert micro_batch.remembered((run, cache), key) == 4
-    assert micro_batch.remembered((run, cache), {**key, "length": 1024}) is None
-    run.write_text("{")
-    assert micro_batch.remembered((run, cache), key) == 8
+def test_another_error_of_a_try_is_shown_in_its_own_words(tmp_path: Path) -> None:
+    note = tmp_path / "error.txt"
+    note.write_text("sft: no column 'txt'\n  because: the data has text\n  try:     --dataset_text_field text\n")
+    error = micro_batch._error(1, 1, tmp_path / "log", note)
+    assert (error.what, error.fix) == ("no column 'txt'", "--dataset_text_field text")
+
+
+def test_an_answer_counts_for_its_own_question_only(tmp_path: Path) -> None:
+    kept, question = tmp_path / "micro_batch.json", {"length": 512, "words": ["--bf16"]}
+    assert micro_batch.remembered(kept, question) == 0
+    kept.write_text(json.dumps({"micro_batch": 8, "for": question}))
+    assert micro_batch.remembered(kept, question) == 8
+    assert micro_batch.remembered(kept, {**question, "length": 1024}) == 0
+    kept.write_text("{")
+    assert micro_batch.remembered(kept, question) == 0
 
 
 # 50 MB per sequence: the logits of 512 tokens over 8192 words, three times in fp32; in pieces they would be fewer.
@@ -173,6 +196,21 @@ def start_alone(launcher: Launcher, run: Path, limit: int | None, *words: str) -
 
 @pytest.mark.slow
 @pytest.mark.training
+def test_under_torchrun_the_search_leaves_the_rendezvous_of_the_training_alone(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch")
+    words = [word for word in SMALL if not word.startswith("--per_device")]
+    words += ["--micro_batch=auto", "--global_batch_size=8", "--max_steps=1", "--save_strategy=no", "--deepspeed=zero2"]
+    first = launcher.sft(tmp_path / "run", *words)
+    assert first.code == 0, first.output
+    assert "micro batch: 4; the whole step in one pass" in first.output
+    again = launcher.sft(tmp_path / "run", *words, attempt=2)
+    assert "micro batch: 4, as found before" in again.output
+
+
+@pytest.mark.slow
+@pytest.mark.training
 def test_under_a_limit_auto_finds_what_trying_all_finds_and_trains_the_same(launcher: Launcher, tmp_path: Path) -> None:
     """The limit lies between what 4 and what 8 sequences need: 4 is found, 8 alone runs out, the loss is that of 4."""
     pytest.importorskip("torch")
@@ -187,36 +225,35 @@ def test_under_a_limit_auto_finds_what_trying_all_finds_and_trains_the_same(laun
     assert not list((found.run / "attempts" / "1" / "probe").rglob("*.safetensors"))
     too_many, _ = start_alone(launcher, tmp_path / "too-many", limit, "--micro_batch=8")
     assert too_many.code != 0
-    assert probe.is_out_of_memory(too_many.output)
+    assert probe.is_out_of_memory(RuntimeError(too_many.output))
 
 
 CHILD = """
-import json, os, sys, time
+import os, sys
 from pathlib import Path
-order = Path(os.environ["RUNNER_PROBE"])
-for size in json.loads(order.read_text())["candidates"]:
-    if size > 2:
-        if os.environ["RANK"] == "1":
-            sys.exit(86)  # out of memory
-        time.sleep(300)  # as in a collective that the other rank never joins
-    with order.with_suffix(".fitted").open("a") as file:
-        file.write(json.dumps({"micro_batch": size, "peak_bytes": 1}) + "\\n")
+sys.path.insert(0, sys.argv[1])
+import torch, torch.distributed
+from training import probe
+torch.distributed.init_process_group("gloo")
+search = probe.Search([1, 2, 4, 8], Path(os.environ["RUNNER_PROBE"]).with_suffix(".outcome"))
+with search.leaving_together():
+    while True:
+        if search.size > 2 and os.environ["RANK"] == "1":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        torch.distributed.all_reduce(torch.zeros(1))  # the other rank waits here for ever
+        if search.done(1, 100):
+            break
 """
 PARENT = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from training import processes, run as run_folder
-from training.batch import tries
-from training.batch.search import Search, divisors
+from training import micro_batch, processes, run
 sys.argv[0] = sys.argv[1]
-talk, search, number = tries.Peers(processes.from_environment(os.environ), os.environ), Search(divisors(8)), 0
-run = run_folder.from_environment(os.environ, "sft")
-while round_ := search.next_round():
-    fitted, rank = tries.take(number, round_, 2, (), run, talk, None)
-    search, number = search.after(round_, fitted), number + 1
-talk.gather("end", True)
-print(search.fits, search.fails, rank)
+peers, folder = processes.from_environment(os.environ), run.from_environment(os.environ, "sft")
+with micro_batch.talking(peers) as from_first:
+    assert from_first("known", lambda: 7 if peers.first else 8) == 7
+    print(micro_batch._search(sys.argv[2:], folder, peers, 8, from_first))
 """
 
 
@@ -232,5 +269,5 @@ def test_memory_that_runs_out_on_one_rank_is_the_answer_of_all_and_nobody_hangs(
         environment = {**Launcher(tmp_path / "cache").environment(tmp_path / "run"), **own}
         command = (sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "child.py"), str(JOBS))
         parents.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    answers = [parent.communicate(timeout=120)[0].strip() for parent in parents]
-    assert answers == ["2 4 1", "2 4 1"]
+    answers = [parent.communicate(timeout=120)[0].splitlines()[-1] for parent in parents]
+    assert answers == ["Outcome(fits=2, fails=4, rank=1)"] * 2

@@ -36,9 +36,7 @@ def plan(micro: int, accumulation: int, world_size: int, length: int | None, glo
     """Return the batch; a global batch gives the accumulation. Raises JobError where it does not divide."""
     for name, value in (("micro batch", micro), ("accumulation", accumulation), ("world size", world_size)):
         if value < 1:
-            raise JobError(
-                f"the {name} is {value}", "it counts things, so it is at least 1", f"give a {name} of 1 or more"
-            )
+            raise JobError(f"the {name} is {value}", "it must be 1 or more", f"give a {name} of 1 or more")
     if global_batch is None:
         return Batch(micro, accumulation, world_size, length)
     per_pass = micro * world_size
@@ -46,7 +44,7 @@ def plan(micro: int, accumulation: int, world_size: int, length: int | None, glo
         near = sorted({max(per_pass, global_batch // per_pass * per_pass), (global_batch // per_pass + 1) * per_pass})
         raise JobError(
             f"a global batch of {global_batch} sequences cannot be split evenly",
-            f"{micro} per process x {world_size} processes = {per_pass} per pass; {global_batch} is no multiple",
+            f"{micro} per process x {world_size} processes = {per_pass} per pass; {global_batch} is not a multiple",
             f"--global_batch_size {' or '.join(map(str, near))}, or another --per_device_train_batch_size",
         )
     batch = Batch(micro, global_batch // per_pass, world_size, length)

@@ -1,1 +1,0 @@
-"""How many sequences a step takes."""
