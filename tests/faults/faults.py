@@ -58,7 +58,7 @@ FAULTS: Mapping[str, Fault] = {
     "rank_killed": Fault(by_hand.rank_killed, cause="script_failure"),
     "rank_hung": Fault(by_hand.rank_hung, "ended with the stacks of all ranks", cause="hang"),
     "oom": Fault(by_hand.oom, "simulated: SIGKILL, and slurmd's message as recorded", cause="script_failure"),
-    "disk_full": Fault(by_hand.disk_full, "for 10 s; ends where no attempt can be made", cause="*", by_hand=True),
+    "disk_full": Fault(by_hand.disk_full, "for 10 s; a restart waits for room", cause="*", by_hand=True),
     "unreadable": Fault(
         by_hand.unreadable,
         "the run folder, for 30 s: a stopped FUSE mount; not noticed",

@@ -204,7 +204,9 @@ def test_a_cause_that_cannot_be_written_still_decides(job_7: dict[str, str], tmp
     assert started(run, environ) == 3
     assert requeued.read_text() == "7\n"
     assert not (run / "attempts/1/cause").exists() and "cannot write" in (run / "job.log").read_text()
-    # Slurm starts it again while the disk is still full
+    # Slurm starts it again while the disk is still full; its message about the requeue is no person's
+    with (run / "job.log").open("a") as log:
+        log.write(PREEMPTED.format(what="JOB 7", node="nid001").replace("PREEMPTION", "JOB REQUEUE") + "\n")
     assert started(run, {**environ, "RESTARTS": "1", "SLURM_RESTART_COUNT": "1"}) == 3
     log = (run / "job.log").read_text()
     assert (run / "attempts/2/started").exists() and "bad array subscript" not in log

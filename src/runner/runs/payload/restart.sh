@@ -204,6 +204,8 @@ cause_of_killed() {
     nodes=$(sed -n 's/^nodes //p' "attempts/$1/started" 2>/dev/null)
     text=$(tail -c 100000 job.log 2>/dev/null | tr -d '\0')
     cause=$(cause_in "$(messages_of_slurm "${text##*"attempt $1 on "}" "$job" "$nodes")")
+    # its batch script has requeued the job after a failure, and the disk was too full to write that down
+    if [ "$cause" = requeued ] && [ -e "attempts/$1/first_failure" ]; then cause=script_failure; fi
     if [ -n "$cause" ]; then
         echo "$cause"
         return
