@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.runs.run import Run
+from runner.runs.run import Run, exit_code
 from runner.runs.state import status
 from runner.runs.why import cause as causes
 from runner.runs.why import run_logs, telling
@@ -70,7 +70,7 @@ def explain_run(run: Run) -> Answer:
 
 def _at_its_end(now: status.RunStatus) -> status.RunStatus:
     """The status of a run whose batch script asks as its last act: its newest attempt has an exit code already."""
-    code = status.exit_code(now.run) if now.state in ("RUNNING", "COMPLETING") else None
+    code = exit_code(now.run) if now.state in ("RUNNING", "COMPLETING") else None
     return now if code is None else replace(now, state="FAILED" if code else "COMPLETED", exit_code=code, live=())
 
 
