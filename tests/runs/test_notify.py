@@ -15,9 +15,6 @@ import pytest
 
 from runner.machine.secrets import looks_secret
 from runner.runs.job import Restart
-from runner.runs.run import Run
-from runner.runs.state.status import RunStatus
-from runner.runs.why import explain
 from tests.runs.scripts import run_locally, shell_job, write_run
 
 EVENTS = "start first_step requeue failure end\n"
@@ -203,15 +200,3 @@ def test_a_webhook_that_is_gone_or_hangs_does_not_harm_the_job(server: Server, t
     started = time.monotonic()
     run(tmp_path / "a-2", "true", server.url, 0, "end\n")
     assert time.monotonic() - started < 25
-
-
-def test_the_failure_message_does_not_say_that_the_run_is_running(tmp_path: Path) -> None:
-    """`runner why` is the batch script's last act: the scheduler still says RUNNING, the attempt has its exit code."""
-    attempt = tmp_path / "attempts/1"
-    attempt.mkdir(parents=True)
-    run = Run("a-1", tmp_path, "a", "generic-slurm", "slurm", "2026", state="submitted", job_ids=("7",))
-    assert explain._at_its_end(RunStatus(run, "RUNNING")).state == "RUNNING"
-    (attempt / "exit_code").write_text("137\n")
-    now = explain._at_its_end(RunStatus(run, "RUNNING", live=("7",)))
-    assert (now.state, now.exit_code, now.active) == ("FAILED", 137, False)
-    assert explain._at_its_end(RunStatus(run, "PENDING")).state == "PENDING"  # requeued

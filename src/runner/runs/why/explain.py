@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.runs.run import Run, exit_code
+from runner.runs.run import Run
 from runner.runs.state import status
 from runner.runs.why import cause as causes
 from runner.runs.why import run_logs, telling
@@ -44,7 +44,7 @@ def explain_logs(paths: Sequence[Path]) -> Answer:
 
 def explain_run(run: Run) -> Answer:
     """Why a run failed, waits or is slow."""
-    now = _at_its_end(status.ask([run])[0])
+    now = status.ask([run])[0]
     answer = Answer(run.name, _state_text(now))
     if now.state in _WAITING:
         return _filled(_waiting(answer, now), run)
@@ -66,12 +66,6 @@ def explain_run(run: Run) -> Answer:
     if answer.cause is None:
         answer = replace(answer, hint=f"`runner logs {run.name}` prints the whole output")
     return _filled(answer, run)
-
-
-def _at_its_end(now: status.RunStatus) -> status.RunStatus:
-    """The status of a run whose batch script asks as its last act: its newest attempt has an exit code already."""
-    code = exit_code(now.run) if now.state in ("RUNNING", "COMPLETING") else None
-    return now if code is None else replace(now, state="FAILED" if code else "COMPLETED", exit_code=code, live=())
 
 
 def _with_lines(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
