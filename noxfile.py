@@ -198,7 +198,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- history`, `-- runs`."""
+    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- runs`."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")
@@ -207,10 +207,6 @@ def bench(session: nox.Session) -> None:
     if session.posargs[:1] == ["train"]:
         install_training_stack(session)
         session.run("python", "-m", "bench.training", *session.posargs[1:])
-        return
-    if session.posargs[:1] == ["history"]:
-        session.install("-q", "-e", ".")
-        session.run("python", "bench/history.py", *session.posargs[1:])
         return
     if session.posargs[:1] == ["runs"]:
         debian_packages(session, CONTAINERS + LAB)

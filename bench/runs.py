@@ -3,6 +3,7 @@
 status    1,000 submitted jobs on CLOUD nodes: questions to the scheduler, seconds of `runner status`
 start     from slurmd's start of the batch script to the first line of the user's, with and without runner
 launch    from Enter to the job id in a small repository, beside a plain sbatch
+history   10,000 runs, copies of a real one: seconds of `runner history --json`
 nodes     2 and 2,000 nodes: size of the script, seconds of its rendering, the word of `sbatch --test-only`
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import statistics
@@ -21,8 +23,8 @@ from collections.abc import Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
 
-from bench.importing.measure import machine
 from tests.end_to_end.conftest import Runner, clean_environ, environment, write
+from tests.figures import machine
 from tests.lab.images import make_busybox_squashfs
 from tests.lab.slurm import SlurmLab
 
@@ -36,6 +38,7 @@ CLOUD = (
     "PartitionName=cloud Nodes=cloud[0001-2000] State=UP",
 )
 STEP = "#!/bin/bash\n#SBATCH --output=job.log\nsrun --environment={edf} sh -c {command}\n"
+KEPT = ("run.json", "lock.toml", "environment.toml", "attempts/1/exit_code")
 QUESTIONS = ("squeue", "sacct", "scontrol", "sinfo")
 
 
@@ -162,7 +165,34 @@ def nodes(folder: Path, times: int, scale: float) -> list[str]:
     return lines
 
 
-PARTS = {"status": status, "start": start, "launch": launch, "nodes": nodes}
+def history(folder: Path, times: int, scale: float) -> list[str]:
+    """Runs made of one real launch, each third one with another exit code."""
+    count, runs = int(10_000 * scale), folder / "runs"
+    (folder / "plain.toml").write_text("")
+    environ = {**os.environ, "RUNNER_RUNS": str(runs), "RUNNER_SITE": "local"}
+
+    def runner(*words: str) -> str:
+        argv = (sys.executable, "-m", "runner", *words)
+        return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, env=environ, cwd=folder).stdout
+
+    name = runner("launch", "--engine", "host", "--env", "./plain.toml", "--wait", "--", "true").strip()
+    stem = name.rpartition("-")[0]
+    texts = {file: (runs / name / file).read_text() for file in KEPT}
+    for number in range(2, count + 1):
+        copy = runs / f"{stem}-{number:04}"
+        write(copy, {file: text.replace(name, copy.name) for file, text in texts.items()})
+        if number % 3 == 0:
+            (copy / "attempts/1/exit_code").write_text("1\n")
+    lines = ["| question | runs found | median ms | max |", "| --- | --- | --- | --- |"]
+    for words in (("history", "--json"), ("history", "--json", "--state", "failed")):
+        found = len(json.loads(runner(*words)))
+        seconds = [timed(lambda words=words: runner(*words)) for _ in range(min(times, 5))]
+        cells = (f"{found:,}", f"{statistics.median(seconds) * 1e3:,.0f}", f"{max(seconds) * 1e3:,.0f}")
+        lines.append(f"| `runner {' '.join(words)}` | {' | '.join(cells)} |")
+    return lines
+
+
+PARTS = {"status": status, "start": start, "launch": launch, "nodes": nodes, "history": history}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 
 from bench.importing import check, floor, layout, reading, sizes, table
 from bench.importing.content import Content
-from bench.importing.measure import Cost, machine, measured
+from bench.importing.measure import Cost, measured
 from bench.importing.ways import WAYS, Setting
+from tests.figures import machine
 
 PARTS = ("check", "floor", "ways", "scaling", "reading", "memory")
 

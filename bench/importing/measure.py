@@ -98,22 +98,6 @@ def resident(pid: int) -> tuple[int, int]:
     return int(fields.get("RssAnon", 0)) * 1024, int(fields.get("RssShmem", 0)) * 1024
 
 
-def machine(folder: Path) -> dict[str, str]:
-    """Processor, cores, kernel, memory and disk that figures were measured on."""
-    text = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in text if line.startswith("model name")), os.uname().machine)
-    device = folder.stat().st_dev
-    mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    disk = [words for words in mounts if words[2] == f"{os.major(device)}:{os.minor(device)}"]
-    return {
-        "processor": model,
-        "cores": str(len(os.sched_getaffinity(0))),
-        "kernel": os.uname().release,
-        "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
-        "disk": f"{disk[0][disk[0].index('-') + 1]} on {disk[0][disk[0].index('-') + 2]}" if disk else "unknown",
-    }
-
-
 def drop_caches() -> str:
     """Drop the page cache, dentries and inodes; how it was done."""
     os.sync()

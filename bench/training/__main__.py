@@ -6,7 +6,6 @@ CPU, one thread, process CPU time: the figures to read are ratios. Results: tabl
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
@@ -14,9 +13,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from bench.importing.measure import machine
+from tests.figures import machine
 
-PARTS = ("first_step", "sft", "resume", "kills")
+PARTS = {
+    "first_step": "bench.training.first_step",
+    "resume": "bench.training.resume",
+    "kills": "tests.jobs.kills",
+}
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -39,24 +42,19 @@ def main(argv: list[str]) -> None:
     results: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for name in () if options.print else options.parts.split(","):
         part = _part(name)
-        if part is None:
-            print(f"part {name}: not here", file=sys.stderr)
-            continue
         folder = work / name
         folder.mkdir(exist_ok=True)
         results[name] = {"machine": machine(work), "quick": options.quick, "found": part.measure(folder, options.quick)}
         file.write_text(json.dumps(results, indent=1))
     for name in PARTS:
-        part = _part(name)
-        if name in results and part is not None:
-            print("\n".join(_told(name, results[name], part)))
+        if name in results:
+            print("\n".join(_told(name, results[name], _part(name))))
 
 
 def _part(name: str) -> Any:
     if name not in PARTS:
-        raise SystemExit(f"no part {name!r}: some of {', '.join(PARTS)}")
-    known = importlib.util.find_spec(f"bench.training.{name}")
-    return import_module(f"bench.training.{name}") if known else None
+        raise SystemExit(f"unknown part {name!r}; parts: {', '.join(PARTS)}")
+    return import_module(PARTS[name])
 
 
 def _told(name: str, result: dict[str, Any], part: Any) -> list[str]:

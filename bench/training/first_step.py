@@ -91,9 +91,11 @@ def show(figure: Figure) -> None:
 
 
 def run_clm(home: Path, text: Path, model: Path, state: str) -> Figure:
-    """The way of run_clm: see run_clm_way.py."""
-    script = Path(__file__).with_name("run_clm_way.py")
-    words = (str(script), str(text), str(model), str(LENGTH), f"--output_dir={home / 'out'}", *ARGUMENTS)
+    """What run_clm does: see run_clm.py."""
+    words = (
+        *(str(Path(__file__).with_name("run_clm.py")), f"--train_file={text}", f"--model_name_or_path={model}"),
+        *(f"--block_size={LENGTH}", f"--output_dir={home / 'out'}", *ARGUMENTS),
+    )
     return start("run_clm", state, words, home, {"HF_HOME": str(home / "hf")})
 
 
@@ -120,7 +122,7 @@ def start(way: str, state: str, words: Sequence[str], home: Path, variables: Map
         process = subprocess.Popen((sys.executable, *words), env=environment, stdout=output, stderr=subprocess.STDOUT)
         seen: tuple[float, float] | None = None
         while process.poll() is None:
-            if seen is None and ("first step at" in log.read_text() or reported(metrics)):
+            if seen is None and ("first step" in log.read_text() or reported(metrics)):
                 seen = time.monotonic() - began, cpu_seconds(process.pid)
             if time.monotonic() - began > SECONDS:
                 process.kill()

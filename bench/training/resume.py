@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.training.attempts import SMALL, Start, losses
-from bench.training.table import table
+from tests.figures import table
+from tests.jobs.attempts import SMALL, Start, losses
 
 SAVED_AT = 8
 # 2048 tokens a step: with few of them bf16 alone moves a loss by 1e-3

@@ -17,11 +17,10 @@ from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
-from bench.importing.measure import machine
-
 from tests.faults.case import interrupted
 from tests.faults.faults import FAULTS, strike
 from tests.faults.report import table
+from tests.figures import machine
 from tests.lab import parts
 
 ROOT = Path(__file__).resolve().parents[2]

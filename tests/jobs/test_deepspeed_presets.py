@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import SMALL, Launcher, prebuilt
+from tests.jobs.conftest import JOBS, SMALL, Launcher, prebuilt
 from training import batch as batches
 from training import deepspeed as deepspeed_config
 from training import deepspeed_contradictions as contradictions
@@ -198,13 +198,14 @@ def test_what_changes_nothing_is_said() -> None:
     ]
 
 
+HEAVIER = ("zero3-offload", "alps-zero3")
+OTHERS = tuple(sorted({path.stem for path in (JOBS / "deepspeed").glob("*.json")} - set(HEAVIER)))
 TWO_STEPS = (*SMALL, "--max_steps=2", "--save_strategy=no")
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", ["zero3-offload", "alps-zero3"])
-def test_the_heavier_presets_take_two_steps_of_two_processes(name: str, launcher: Launcher, tmp_path: Path) -> None:
-    """`python -m bench.training.presets` takes all nine, with one process and with two."""
+@pytest.mark.parametrize("name", [*HEAVIER, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def test_a_preset_takes_two_steps_of_two_processes(name: str, launcher: Launcher, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     if "offload" in name and not prebuilt("cpu_adam"):
         pytest.skip("DeepSpeed would compile its Adam for CPUs first: minutes on both cores; images have it built")

@@ -8,11 +8,11 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 pytestmark = [pytest.mark.training, pytest.mark.slow]
 
-from bench.training import kills  # noqa: E402
+from tests.jobs import kills  # noqa: E402
 
 
 def test_killed_at_a_step_and_while_saving_it_goes_on_bitwise(tmp_path: Path) -> None:
-    """Two of the twenty kills of `python -m bench.training.kills`, which raises where a start resumes wrongly."""
+    """Two of the twenty kills of `python -m tests.jobs.kills`, which raises where a start resumes wrongly."""
     found = kills.measure(tmp_path / "kills", quick=False, kills=2, seed=1, steps=60)
     assert len(found["kills"]) == 2
     assert (found["differ"], found["missing"]) == ([], [])

@@ -10,8 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.training
 
-from bench.training.attempts import Start, losses  # noqa: E402
-
+from tests.jobs.attempts import Start, losses  # noqa: E402
 from tests.jobs.conftest import STEPS, TRAIN, Attempt, Launcher  # noqa: E402
 
 SAME_BATCH = "--global_batch_size=4"

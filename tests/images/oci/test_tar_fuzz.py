@@ -1,4 +1,4 @@
-"""Damaged layers are taken or refused, quickly, and never anything else; `python -m bench.fuzz` goes on for longer."""
+"""Damaged layers are taken or refused, quickly, and never anything else."""
 
 from __future__ import annotations
 

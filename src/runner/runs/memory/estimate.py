@@ -57,7 +57,7 @@ class Estimate:
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
     """The worst of six moments: the loss, its gradient, the head's, a layer's recomputation, the end, the step.
 
-    What it says was compared with real steps: bench/training/memory.py.
+    Compared with real steps in tests/jobs/test_memory_on_paper.py.
     """
     weights = count(shape, threshold=zero.persistence, lora_r=plan.lora_r)
     activations = per_token(

@@ -1,6 +1,6 @@
 """Bytes of tensors that one process holds in a real training step, by phase.
 
-    torchrun --nproc-per-node 2 bench/training/measured_memory.py CASES.json RESULTS.json
+    torchrun --nproc-per-node 2 tests/jobs/measured_memory.py CASES.json RESULTS.json
 
 CASES.json: a list of {"config": {...config.json of a model...}, "deepspeed": {...}, "micro_batch": 2, "length": 128,
 "accumulation": 1, "bf16": false, "checkpointing": false, "attention": "sdpa", "lora_r": 0}. On a GPU it is

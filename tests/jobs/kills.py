@@ -1,7 +1,7 @@
 """A training whose processes are killed, again and again: each start has to go on from a checkpoint that is whole.
 
-    python -m bench.training.kills              20 kills, every other one while a checkpoint is written: 8 minutes
-    python -m bench.training.kills --kills 2
+    python -m tests.jobs.kills              20 kills, every other one while a checkpoint is written: 8 minutes
+    python -m tests.jobs.kills --kills 2
 
 kill -9 hits one rank at a random moment. Before each start every checkpoint is read here, by code of its own, and the
 newest whole one has to be that from which the job says that it resumes. In the end the losses of all steps, those of
@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from bench.training.attempts import SMALL, Ranks, Start, entries, losses
-from bench.training.table import table
+
+from tests.figures import table
+from tests.jobs.attempts import SMALL, Ranks, Start, entries, losses
 
 STEPS = 150
 TRAIN = (*SMALL, "--save_steps=3", "--save_total_limit=2", "--deepspeed=zero2")

@@ -83,7 +83,7 @@ class Start:
         # read at import, in the process from which the ranks are forked
         fixed = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.cache / "huggingface"), "OMP_NUM_THREADS": "1"}
         os.environ.update(fixed, DS_ACCELERATOR="cpu")
-        FORKS.set_forkserver_preload(["bench.training.imported"])
+        FORKS.set_forkserver_preload(["tests.jobs.imported"])
         port = free_port()
         processes = [FORKS.Process(target=rank, args=(self, number, port)) for number in range(self.processes)]
         for process in processes:
