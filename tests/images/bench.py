@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.images.build import BuildOptions, build
+from runner.images.build.build import BuildOptions, build
 from runner.images.image import Image
-from runner.images.importer import import_image
-from runner.images.importing.plan import ImportOptions
+from runner.images.importer.importer import import_image
+from runner.images.importer.plan import ImportOptions
 from runner.images.recipe import Recipe, load_recipe
 from runner.images.squashfs_file import Squashfs
 from runner.machine.report import Quiet

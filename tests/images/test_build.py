@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.build import BuildOptions, plan_build
-from runner.images.building.base import ResolvedBase, debian_reference
-from runner.images.building.host_settings import HostSettings
+from runner.images.build.base import ResolvedBase, debian_reference
+from runner.images.build.build import BuildOptions, plan_build
+from runner.images.build.host_settings import HostSettings
+from runner.images.build.run import run_logged, run_quietly
 from runner.images.engine import Engine
-from runner.images.oci.build_pump import run_logged, run_quietly
 from runner.images.recipe import Base
 from runner.machine.plan import Plan, Step, bash
 from tests.images.bench import TINY, Bench, content

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.build_job import BuildJob, check_account, goes_to_a_job, script, submission
+from runner.images.build.job import BuildJob, check_account, goes_to_a_job, script, submission
 from runner.machine import probe
 from runner.site_files import load_site
 from tests.images.bench import TINY, Bench, content

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.images.building.build_progress import BuildProgress
-from runner.images.building.containerfile import declares_base, instructions, with_additions
+from runner.images.build.build import BuildProgress
+from runner.images.build.containerfile import declares_base, instructions, with_additions
 from runner.machine.report import Quiet
 
 TWO_STAGES = """\

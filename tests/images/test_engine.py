@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.engine import choose_engine, docker_environment, docker_refusal
-from runner.images.podman_setup import needed_settings, podman_environment, read_configuration
+from runner.images.engine import (
+    choose_engine,
+    docker_environment,
+    docker_refusal,
+    needed_settings,
+    podman_environment,
+    read_configuration,
+)
 from tests.images.bench import TINY, Bench
 from tests.lab.ordinary_user import ordinary_user
 
@@ -92,9 +98,9 @@ def test_limits_and_runtime_are_set_where_they_must_be() -> None:
 
 
 def test_the_users_own_configuration_wins_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.images.podman_setup._has_resource_capability", lambda: False)
-    monkeypatch.setattr("runner.images.podman_setup._open_file_limits", lambda: (1024, 20000))
-    monkeypatch.setattr("runner.images.podman_setup._is_hybrid", lambda: True)
+    monkeypatch.setattr("runner.images.engine._has_resource_capability", lambda: False)
+    monkeypatch.setattr("runner.images.engine._open_file_limits", lambda: (1024, 20000))
+    monkeypatch.setattr("runner.images.engine._is_hybrid", lambda: True)
     own = tmp_path / "own.conf"
     own.write_text('[engine]\nruntime = "mine"\n[containers]\nenv = ["A=1"]\n')
     environ = {"CONTAINERS_CONF": str(own), "HOME": str(tmp_path), "STORAGE_DRIVER": "overlay"}

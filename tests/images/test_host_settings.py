@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.building.apt_settings import Source, apt_settings, own_mirror, read_sources, release
-from runner.images.building.host_settings import pip_layers, pip_settings, without_credentials
+from runner.images.build.host_settings import (
+    Source,
+    apt_settings,
+    own_mirror,
+    pip_layers,
+    pip_settings,
+    read_sources,
+    release,
+    without_credentials,
+)
 from tests.images.bench import Bench
 
 DEBIAN = ("debian", "bookworm")

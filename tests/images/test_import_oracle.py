@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.importing.layer_index import LayerIndex, open_index
-from runner.images.importing.pack import PackOptions, index_of, pack_image
-from runner.images.oci.sources import open_image
+from runner.images.importer.layer_index import LayerIndex, open_index
+from runner.images.importer.pack import PackOptions, index_of, pack_image
 from runner.images.source import Source
+from runner.images.sources.open import open_image
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import index_path
 from tests.images import trees

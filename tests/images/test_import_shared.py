@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.importer import Imported, explain_import, import_image
-from runner.images.importing.leftovers import clear_leftovers
-from runner.images.importing.plan import ImportOptions
+from runner.images.importer.importer import Imported, explain_import, import_image
+from runner.images.importer.leftovers import clear_leftovers
+from runner.images.importer.plan import ImportOptions
 from runner.machine import files
 from runner.machine.report import Quiet
 from runner.project import Project
 from tests.images.handmade import file, folder, layout, tar
-from tests.images.oci.hostile import Hostile
-from tests.images.oci.test_registry import Made
+from tests.images.sources.hostile import Hostile
+from tests.images.sources.test_registry import Made
 
 BASE = [folder("lib"), file("lib/large", random.Random(1).randbytes(300_000))]
 

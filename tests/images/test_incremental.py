@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.importer import Imported, import_image
-from runner.images.importing.plan import ImportOptions
+from runner.images.importer.importer import Imported, import_image
+from runner.images.importer.plan import ImportOptions
 from runner.machine.report import Quiet
 from runner.project import Project
 from tests.images.handmade import Member, file, folder, hard_link, layout, opaque, symlink, tar, whiteout

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.building.base import debian_steps
+from runner.images.build.base import debian_steps
+from runner.images.build.run import run_logged, run_quietly
 from runner.images.engine import Engine
-from runner.images.oci.build_pump import run_logged, run_quietly
 from runner.images.recipe import Base
 from tests.images.bench import Bench, content, listing
 

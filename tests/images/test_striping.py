@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.importing.striping import LAYOUT, stripe
+from runner.images.importer.plan import STRIPING, stripe
 
 
 def lfs(folder: Path, setstripe: str, getstripe: str = "exit 0") -> None:
@@ -27,20 +27,20 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_on_lustre_the_empty_file_is_made_striped(path: Path) -> None:
     lfs(path, ': > "$(eval echo \\${$#})"')
-    assert list(stripe(path / "x.partial", LAYOUT)) == [f"Lustre: the file is striped with {LAYOUT}"]
+    assert list(stripe(path / "x.partial", STRIPING)) == [f"Lustre: the file is striped with {STRIPING}"]
     calls = (path / "calls").read_text().splitlines()
-    assert calls == [f"getstripe -d {path}", f"setstripe {LAYOUT} {path}/x.partial"]
+    assert calls == [f"getstripe -d {path}", f"setstripe {STRIPING} {path}/x.partial"]
     assert (path / "x.partial").exists()
 
 
 def test_elsewhere_nothing_is_said_or_made(path: Path) -> None:
-    assert list(stripe(path / "x.partial", LAYOUT)) == []
+    assert list(stripe(path / "x.partial", STRIPING)) == []
     lfs(path, "exit 0", "echo not Lustre >&2; exit 25")
-    assert list(stripe(path / "x.partial", LAYOUT)) == []
+    assert list(stripe(path / "x.partial", STRIPING)) == []
     assert not (path / "x.partial").exists()
 
 
 def test_where_it_is_refused_the_way_is_told(path: Path) -> None:
     lfs(path, "echo 'error on ioctl: Operation not permitted' >&2; exit 1")
-    (line,) = stripe(path / "x.partial", LAYOUT)
+    (line,) = stripe(path / "x.partial", STRIPING)
     assert "Operation not permitted" in line and "lfs setstripe -E 4M" in line

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.images.importer import import_image
-from runner.images.importing.plan import ImportOptions
+from runner.images.importer.importer import import_image
+from runner.images.importer.plan import ImportOptions
 from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.project import Project

@@ -71,7 +71,7 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     """`runner gc`: prints the paths that were removed."""
     if args.runs or args.code:
         return collect_runs(args, console)
-    from runner.images.importing.leftovers import clear_leftovers
+    from runner.images.importer.leftovers import clear_leftovers
     from runner.runs.ending.image_use import chosen, remove, unused
 
     folder, uses = _uses(args, console)

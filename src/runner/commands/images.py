@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from runner.commands.console import Console
-    from runner.images.build import BuildOptions
-    from runner.images.importing.plan import ImportOptions
+    from runner.images.build.build import BuildOptions
+    from runner.images.importer.plan import ImportOptions
     from runner.images.squashfs_file import Squashfs
     from runner.site import Site
 
@@ -82,8 +82,8 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     """`runner build`: prints NAME:TAG, or with --import the squashfs file's path."""
     from dataclasses import asdict
 
-    from runner.images.build import build, dry_run
-    from runner.images.build_job import goes_to_a_job
+    from runner.images.build.build import build, dry_run
+    from runner.images.build.job import goes_to_a_job
     from runner.images.recipe import load_recipe
     from runner.project import find_project
 
@@ -112,7 +112,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     """`runner build --import` for a site whose nodes keep podman's images in their memory: one job does both."""
     from pathlib import Path
 
-    from runner.images import build_job
+    from runner.images.build import job as build_job
     from runner.images.squashfs_file import find_squashfs
 
     values = [
@@ -147,7 +147,7 @@ def _scheme(engine: str) -> str:
 
 def _build_options(args: argparse.Namespace) -> BuildOptions:
     from runner.errors import RunnerError
-    from runner.images.build import BuildOptions
+    from runner.images.build.build import BuildOptions
 
     for word in args.build_arg:
         if "=" not in word or word.startswith("="):
@@ -169,7 +169,7 @@ def import_squashfs(args: argparse.Namespace, console: Console) -> int:
 def _import(source: str, site: Site, args: argparse.Namespace, console: Console) -> int:
     from pathlib import Path
 
-    from runner.images.importer import explain_import, import_image
+    from runner.images.importer.importer import explain_import, import_image
     from runner.project import find_project
 
     output = getattr(args, "output", None)
@@ -194,8 +194,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     """The options of `import`; `build --import` has the defaults."""
     from pathlib import Path
 
-    from runner.images.importing.plan import ImportOptions
-    from runner.images.importing.striping import LAYOUT
+    from runner.images.importer.plan import STRIPING, ImportOptions
 
     output = getattr(args, "output", None)
     names = ("compression", "owners", "xattrs", "threads", "verify", "connections", "allow_http")
@@ -204,7 +203,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
         again=args.no_cache or getattr(args, "force", False),
         engine=args.engine,
         architecture=site.architecture,
-        striping=site.image_striping or LAYOUT,
+        striping=site.image_striping or STRIPING,
         **{name: getattr(args, name) for name in names if hasattr(args, name)},
     )
 

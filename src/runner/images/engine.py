@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import resource
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunnerError, unknown
-from runner.images.podman_setup import podman_environment
-from runner.machine import process
+from runner.machine import files, probe, process
+from runner.machine.folders import cache_folder, home
 
 if TYPE_CHECKING:
-    from runner.images.oci.store import Store
+    from runner.images.sources.engine_storage import Store
+
 
 ENGINES = ("podman", "docker")
 
@@ -55,7 +59,7 @@ def choose_engine(asked: str | None, environ: Mapping[str, str]) -> Engine:
 
 def open_store(engine: Engine) -> Store:
     """The storage of an engine."""
-    from runner.images.oci.store import PodmanStore, connect_docker
+    from runner.images.sources.engine_storage import PodmanStore, connect_docker
 
     return PodmanStore(engine.env) if engine.name == "podman" else connect_docker({**os.environ, **engine.env})
 
@@ -120,3 +124,131 @@ def docker_refusal(environ: Mapping[str, str]) -> str:
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
         return f"{host} does not answer: {error}"
     return ""
+
+
+_CAP_SYS_RESOURCE = 24  # Source: linux/capability.h
+_PODMAN_OPEN_FILES = 1048576  # podman's default limit for containers of root; Source: containers-common 0.49
+
+
+def podman_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """What must stand in podman's environment on this machine, and a line about each adjustment."""
+    configuration, notes = _configuration(environ)
+    storage, more = _storage(environ)
+    return {**configuration, **storage}, (*notes, *more)
+
+
+def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Where the defaults of containers.conf cannot work: a private copy of the user's own with the missing keys.
+
+    Keys that the user or the admin has set stay as they are.
+    """
+    wanted = needed_settings(_has_resource_capability(), *_open_file_limits(), _is_hybrid())
+    own = read_configuration(environ)
+    missing = [(table, key, value, why) for table, key, value, why in wanted if key not in own.get(table, {})]
+    if not missing:
+        return {}, ()
+    merged = {table: dict(content) if isinstance(content, dict) else content for table, content in own.items()}
+    for table, key, value, _ in missing:
+        merged.setdefault(table, {})[key] = value
+    import tomlkit
+
+    text = tomlkit.dumps(merged)
+    path = cache_folder(environ) / f"containers-{hashlib.sha256(text.encode()).hexdigest()[:12]}.conf"
+    if not path.is_file():
+        files.write(path, text)
+    reasons = "; ".join(f"{key}: {why}" for _, key, _, why in missing if why)
+    return {"CONTAINERS_CONF": str(path)}, (f"podman gets a private containers.conf here, {path}: {reasons}",)
+
+
+def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """For an ordinary user without a storage.conf: overlay where it works, since podman 4 then takes vfs.
+
+    vfs copies every file of an image into every layer: an image of ten layers and 2 GB takes 20 GB.
+    """
+    config = Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config") / "containers/storage.conf"
+    named = environ.get("STORAGE_DRIVER") or environ.get("CONTAINERS_STORAGE_CONF")
+    written = (config, Path("/etc/containers/storage.conf"), Path("/usr/share/containers/storage.conf"))
+    if probe.is_root() or named or any(path.is_file() for path in written):
+        return {}, ()
+    root = Path(environ.get("XDG_DATA_HOME") or home(environ) / ".local/share") / "containers/storage"
+    overlay = {"STORAGE_DRIVER": "overlay"}
+    if (root / "overlay-images").is_dir():
+        return overlay, ()
+    advice = f"""mkdir -p {config.parent} && printf '[storage]\\ndriver = "overlay"\\n' > {config}"""
+    if (root / "vfs-images").is_dir():
+        note = f"podman's storage {root} is of the kind vfs: every layer is a full copy of its image on the disk; "
+        return {}, (f"{note}to change that: podman system reset && {advice}",)
+    if not _overlay_works(root.parent):
+        return {}, ()
+    return overlay, (f"podman's storage is made with overlay, not vfs; so that podman by hand knows it: {advice}",)
+
+
+def _overlay_works(folder: Path) -> bool:
+    """Whether podman can keep a storage of kind overlay below the folder: tried on a passing one."""
+    trial = folder / f"runner-trial-{os.getpid()}"
+    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as run:  # podman takes 50 characters at most there
+        where = (f"--root={trial}", f"--runroot={run}", "--storage-driver=overlay")
+        done = process.run(("podman", *where, "info"), check=False)
+        clean = 'umount "$1/overlay"; rm -rf "$1" "$2"/*'
+        process.run(("podman", *where, "unshare", "sh", "-c", clean, "sh", str(trial), run), check=False)
+    return done.exit_code == 0
+
+
+def needed_settings(
+    may_raise_limits: bool, soft_files: int, hard_files: int, hybrid: bool
+) -> list[tuple[str, str, Any, str]]:
+    """(table, key, value, why) of what containers.conf needs on such a machine. Pure."""
+    settings: list[tuple[str, str, Any, str]] = []
+    if not may_raise_limits and hard_files < _PODMAN_OPEN_FILES:
+        # the number of processes is left to podman: it stays below the machine's own limit by itself
+        limits = [f"nofile={min(soft_files, hard_files)}:{hard_files}"]
+        settings.append(("containers", "default_ulimits", limits, "root without CAP_SYS_RESOURCE cannot raise limits"))
+    if hybrid and process.which("runc"):
+        settings.append(("engine", "runtime", "runc", "crun refuses hosts with cgroups v1 and v2 mixed"))
+        settings.append(("engine", "cgroup_manager", "cgroupfs", ""))
+        settings.append(("engine", "events_logger", "file", ""))
+    return settings
+
+
+def read_configuration(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The containers.conf that podman would read, all its files merged. Source: containers.conf(5)."""
+    merged: dict[str, Any] = {}
+    for path in _configuration_files(environ):
+        try:
+            data = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError) as error:
+            raise RunnerError(f"cannot read {path}", str(error), "podman reads this file too: mend it") from error
+        for table, content in data.items():
+            merged[table] = {**merged.get(table, {}), **content} if isinstance(content, dict) else content
+    return merged
+
+
+def _configuration_files(environ: Mapping[str, str]) -> Sequence[Path]:
+    if named := environ.get("CONTAINERS_CONF"):
+        return (Path(named),)
+    config = Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config")
+    found = [Path("/usr/share/containers/containers.conf")]
+    for folder in (Path("/etc/containers"), config / "containers"):
+        found += [folder / "containers.conf", *sorted((folder / "containers.conf.d").glob("*.conf"))]
+    return found
+
+
+def _has_resource_capability() -> bool:
+    """Whether limits can be raised; an ordinary user's podman keeps the limits as they are and needs no help."""
+    if not probe.is_root():
+        return True
+    status = Path("/proc/self/status").read_text()
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+
+
+def _open_file_limits() -> tuple[int, int]:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def _is_hybrid() -> bool:
+    """Whether cgroups v1 and v2 are both mounted, which crun refuses."""
+    unified = Path("/sys/fs/cgroup/unified/cgroup.controllers")
+    return unified.is_file() and bool(unified.read_text().strip())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.images.oci.digest import sha256_of
 from runner.machine import files, process
 
 
@@ -167,3 +167,9 @@ def age(squashfs: Squashfs) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes, hex."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -34,7 +34,7 @@ def fixed_workdir(environment: Environment) -> str | None:
 
 def slashed(environment: Environment, engine: str) -> str:
     """The image's name for engines that know REGISTRY/IMAGE only. Raises RunnerError for enroot's USER@, a login."""
-    from runner.images.oci.remote.reference import written
+    from runner.images.sources.registry.reference import written
 
     if environment.is_squashfs:
         return environment.image

@@ -11,7 +11,7 @@ from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
 from runner.environments.rewriting import Set
 from runner.expansion import names
-from runner.images.oci.remote.reference import written
+from runner.images.sources.registry.reference import written
 from runner.images.squashfs_file import is_whole
 
 _NO_IMAGE = {"ce", "host"}  # the Container Engine then enters none; --container-image may name one

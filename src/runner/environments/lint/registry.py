@@ -9,8 +9,8 @@ from runner.environments.lint.finding import Finding
 from runner.environments.lint.image import in_registry
 from runner.environments.lint.subject import Subject
 from runner.errors import RunnerError
-from runner.images.oci.remote.credentials import HUB_NAMES, TOKEN_HOSTS, enroot_file, find_login, how_to_add
-from runner.images.oci.remote.reference import written
+from runner.images.sources.registry.credentials import HUB_NAMES, TOKEN_HOSTS, enroot_file, find_login, how_to_add
+from runner.images.sources.registry.reference import written
 
 # registries whose images are public as a rule: a login lifts limits, or opens private ones
 _PUBLIC = {"docker.io", "ghcr.io", "quay.io", "public.ecr.aws", "registry.k8s.io", "mcr.microsoft.com"}

@@ -12,7 +12,7 @@ from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.image_facts import facts_of
 from runner.environments.lint.script_text import Line, Script, option
 from runner.environments.lint.subject import Setting
-from runner.images.oci.remote.reference import written
+from runner.images.sources.registry.reference import written
 from runner.located_toml import Place
 
 _TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")

@@ -15,12 +15,10 @@ from typing import BinaryIO
 from isal import isal_zlib
 
 from runner.errors import RunnerError
-from runner.images.reader import Reader, view
-from runner.images.squashfs.block import Block
-from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.copying import write_all
+from runner.images.layers.layer import Reader, view
+from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression, compressor_options
+from runner.images.squashfs.copying import Block, write_all
 from runner.images.squashfs.disk import Disk
-from runner.images.squashfs.superblock import SUPERBLOCK_SIZE, compressor_options
 from runner.images.squashfs.workers import PLAIN, Workers
 
 FRAGMENT = struct.Struct("<QI")

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from runner.images.squashfs.block import Block, Memory
-from runner.images.squashfs.copying import copy_range, write_pieces
+from runner.images.squashfs.copying import Block, Memory, copy_range, write_pieces
 
 _STEP = 64 << 20  # bytes that are sent to the disk at a time
 _SYNC_FILE_RANGE_WRITE = 2

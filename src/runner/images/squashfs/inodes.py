@@ -5,11 +5,14 @@ from __future__ import annotations
 import stat
 import struct
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import BinaryIO
 
 from runner.errors import RunnerError
+from runner.images.squashfs.compression import ABSENT, Compress
 from runner.images.squashfs.data import FileData
-from runner.images.squashfs.identities import NO_XATTRS, IdTable, XattrTable
+from runner.images.squashfs.metadata import METADATA_SIZE, FileStream, MetadataStream, write_lookup_table
 from runner.images.squashfs.tree import Directory, Leaf
 
 DIRECTORY, FILE, SYMLINK, BLOCK_DEVICE, CHARACTER_DEVICE, FIFO, SOCKET = range(1, 8)
@@ -142,3 +145,155 @@ class InodePacker:
             )
             + listing.index
         )
+
+
+_HEADER = struct.Struct("<III")  # entries - 1, inode block, inode number that the entries count from
+_ENTRY = struct.Struct("<HhHH")  # offset in the inode block, inode number - that of the header, type, name length - 1
+_INDEX = struct.Struct("<III")  # where the header lies in the listing, its metadata block, name length - 1
+_MOST_ENTRIES = 256
+_LONGEST_NAME = 256
+_MOST_INDEXES = 65535  # counted in 16 bits; without more, a reader only searches longer
+
+
+class ListingWriter:
+    """Writes the entries of one directory, given in the order of their names."""
+
+    def __init__(self, stream: MetadataStream) -> None:
+        self._stream = stream
+        self._reference = stream.reference()
+        self._size = 0
+        self._last_block = stream.start  # in which the header before lies
+        self._index = bytearray()
+        self._indexes = 0
+        self._subdirectories = 0
+        self._begin(0, 0, b"")
+
+    def _begin(self, block: int, number: int, name: bytes) -> None:
+        self._block, self._number, self._name = block, number, name
+        self._count = 0
+        self._entries = bytearray()
+        self._room = METADATA_SIZE - len(self._stream.buffer) - _HEADER.size
+
+    def add(self, name: bytes, reference: int, number: int, kind: int) -> None:
+        """An entry. Raises RunnerError for a name that squashfs cannot hold or that is none."""
+        # find(): `in` takes its left side for a number first, which lasts longer than the search
+        if not 0 < len(name) <= _LONGEST_NAME or name.find(b"/") >= 0 or name.find(0) >= 0 or name in (b".", b".."):
+            raise _bad_name(name)
+        block, difference = reference >> 16, number - self._number
+        # a header never reaches far into the next metadata block: the index leads a reader to the right block
+        if (
+            block != self._block
+            or not -32768 <= difference <= 32767
+            or self._count == _MOST_ENTRIES
+            or len(self._entries) >= self._room
+        ):
+            self._flush()
+            self._begin(block, number, name)
+            difference = 0
+        elif self._count == 0:
+            self._number, self._name, difference = number, name, 0
+        self._entries += _ENTRY.pack(reference & 0xFFFF, difference, kind, len(name) - 1) + name
+        self._count += 1
+        if kind == DIRECTORY:
+            self._subdirectories += 1
+
+    def finish(self) -> Listing:
+        self._flush()
+        return Listing(self._reference, self._size, self._indexes, bytes(self._index), self._subdirectories)
+
+    def _flush(self) -> None:
+        """Write the header and the entries that are held; index it where it is the first of a metadata block."""
+        if not self._count:
+            return
+        stream = self._stream
+        if stream.start != self._last_block and self._indexes < _MOST_INDEXES:
+            self._index += _INDEX.pack(self._size, stream.start, len(self._name) - 1) + self._name
+            self._indexes += 1
+        self._last_block = stream.start
+        stream.write(_HEADER.pack(self._count - 1, self._block, self._number) + self._entries)
+        self._size += _HEADER.size + len(self._entries)
+
+
+def _bad_name(name: bytes) -> RunnerError:
+    shown = name[:80].decode(errors="replace")
+    why = (
+        f"squashfs holds names up to {_LONGEST_NAME} bytes" if len(name) > _LONGEST_NAME else "it is no name of a file"
+    )
+    return RunnerError(f"the image has a file named {shown!r}", why, "mend the image's layer")
+
+
+NO_XATTRS = 0xFFFFFFFF
+_MOST_IDS = 65535  # the superblock counts them in 16 bits
+_PREFIXES = ((b"user.", 0), (b"trusted.", 1), (b"security.", 2))
+XattrSet = tuple[tuple[bytes, bytes], ...]
+
+
+def holds_xattr(name: bytes) -> bool:
+    """Whether squashfs can hold an extended attribute of this name: POSIX ACLs (system.*) it cannot."""
+    return any(name.startswith(prefix) and len(name) - len(prefix) <= 0xFFFF for prefix, _ in _PREFIXES)
+
+
+class IdTable(dict[int, int]):
+    """uid or gid -> its index; a new one is given the next."""
+
+    def __missing__(self, number: int) -> int:
+        if not 0 <= number <= 0xFFFFFFFF:
+            raise RunnerError(
+                f"the image has a file of owner {number}", "an owner is a number of 32 bits", "mend the image's layer"
+            )
+        if len(self) == _MOST_IDS:
+            raise RunnerError(
+                f"the image has more than {_MOST_IDS} different owners",
+                "squashfs counts users and groups together in 16 bits",
+                "import it with all files owned by root",
+            )
+        self[number] = index = len(self)
+        return index
+
+    def write(self, file: BinaryIO, position: int, compress: Compress | None) -> tuple[int, int]:
+        """Write the table: where its index begins, and where it ends."""
+        return write_lookup_table(file, position, (struct.pack("<I", number) for number in self), compress)
+
+
+class XattrTable(dict[XattrSet, int]):
+    """A file's extended attributes -> the index of that set; equal sets share one."""
+
+    def __init__(self) -> None:
+        super().__init__({(): NO_XATTRS})
+        self._sets: list[XattrSet] = []
+
+    def __missing__(self, xattrs: XattrSet) -> int:
+        ordered = tuple(sorted(xattrs))
+        if ordered not in self:
+            for name, _ in ordered:
+                if not holds_xattr(name):
+                    raise RunnerError(
+                        f"the image has a file with the extended attribute {name.decode(errors='replace')!r}",
+                        "squashfs holds those of user., trusted. and security. alone",
+                        "import it without extended attributes",
+                    )
+            dict.__setitem__(self, ordered, len(self._sets))
+            self._sets.append(ordered)
+        self[xattrs] = index = self[ordered]
+        return index
+
+    def write(self, file: BinaryIO, position: int, compress: Compress | None) -> tuple[int, int]:
+        """Write the table: where its head begins (ABSENT: there is none), and where it ends."""
+        if not self._sets:
+            return ABSENT, position
+        pairs = FileStream(file, position, compress)
+        records = list(self._write_pairs(pairs))
+        pairs.finish()
+        head = struct.pack("<QII", position, len(records), 0)
+        return write_lookup_table(file, pairs.position, records, compress, head)
+
+    def _write_pairs(self, stream: FileStream) -> Iterator[bytes]:
+        for xattrs in self._sets:
+            reference, size = stream.reference(), 0
+            for name, value in xattrs:
+                prefix, number = next(known for known in _PREFIXES if name.startswith(known[0]))
+                key = name[len(prefix) :]
+                pair = struct.pack("<HH", number, len(key)) + key + struct.pack("<I", len(value)) + value
+                stream.write(pair)
+                size += len(pair)
+            yield struct.pack("<QII", reference, len(xattrs), size)

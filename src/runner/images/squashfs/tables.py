@@ -9,13 +9,11 @@ from typing import BinaryIO
 
 import zstandard
 
-from runner.images.squashfs.compression import Compress, Compression
+from runner.images.squashfs.compression import ABSENT, Compress, Compression, Superblock
 from runner.images.squashfs.copying import write_all
 from runner.images.squashfs.data import DataWriter
-from runner.images.squashfs.directories import ListingWriter
-from runner.images.squashfs.inodes import DIRECTORY, InodePacker, leaf_type
+from runner.images.squashfs.inodes import DIRECTORY, InodePacker, ListingWriter, leaf_type
 from runner.images.squashfs.metadata import FileStream, MetadataStream, write_lookup_table
-from runner.images.squashfs.superblock import ABSENT, Superblock
 from runner.images.squashfs.tree import Directory
 
 _UNWRITTEN = (1 << 64) - 1

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from runner.errors import RunnerError
-from runner.images.squashfs.block import Block, Memory
 from runner.images.squashfs.compression import Compress, Compression
+from runner.images.squashfs.copying import Block, Memory
 
 Owner = TypeVar("Owner")
 # what is called with the packed bytes of some blocks, and for each block its owner and size word, in their order

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.images.build import BuildOptions, build
-from runner.images.importer import import_image
-from runner.images.importing.plan import ImportOptions
+from runner.images.build.build import BuildOptions, build
+from runner.images.importer.importer import import_image
+from runner.images.importer.plan import ImportOptions
 from runner.images.recipe import load_recipe
 from runner.machine import process
 from runner.machine.report import Report

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.images.build import BuildOptions, build
-from runner.images.importer import import_image
-from runner.images.importing.plan import ImportOptions
+from runner.images.build.build import BuildOptions, build
+from runner.images.importer.importer import import_image
+from runner.images.importer.plan import ImportOptions
 from runner.images.recipe import load_recipe
 from runner.machine.report import Report
 from runner.project import Project

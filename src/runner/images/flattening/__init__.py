@@ -1,1 +1,0 @@
-"""From layers, top layer first, to one tree."""

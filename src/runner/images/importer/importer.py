@@ -1,0 +1,262 @@
+"""From an image to one squashfs file: its names, its lock, its sidecar, and that it appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner import __version__
+from runner.errors import RunnerError
+from runner.images.importer import enroot_files
+from runner.images.importer.layer_index import is_index
+from runner.images.importer.leftovers import LAYERS, SQUASHFS, SUFFIX, clear_leftovers
+from runner.images.importer.pack import Packed, index_of, pack_image
+from runner.images.importer.plan import ImportOptions, ImportPlan, Target, opened, plan_import, previous_index, stripe
+from runner.images.source import parse_source, registry_of
+from runner.images.squashfs_file import (
+    Squashfs,
+    as_json,
+    index_path,
+    is_sidecar,
+    is_whole,
+    link_is_ours,
+    read_squashfs,
+    recorded_labels,
+    sha256_of,
+    sidecar,
+)
+from runner.machine import files, folders, probe
+from runner.machine.report import Report
+from runner.project import Project
+
+# bytes: sha256 takes 0.6 to 2.5 s a gigabyte, and the rest of an incremental import 1 to 2 s a gigabyte
+_QUICK_TO_HASH = 1 << 30
+# mode bits of what is never changed: the umask's, and no other user writes (else no later import trusts its layers)
+_MASK = 0o755
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import gave."""
+
+    squashfs: Squashfs
+    made: bool
+    """false where the same content was there already"""
+    packed: Packed = field(default_factory=Packed)
+
+
+def import_image(
+    source: str,
+    images: Path,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
+    options: ImportOptions,
+) -> Imported:
+    """The squashfs file of an image in the folder `images`; made where the same content is not there yet.
+
+    Raises RunnerError for an unknown or foreign image, a refused folder, a full disk; nothing half-made is left.
+    """
+    options.check()
+    with _planned(source, images, project, environ, report, options) as plan:
+        if plan.reuse and is_whole(plan.target):  # no lock: the folder may be one that we cannot write to
+            return _found(plan.reuse, plan, report)
+        try:
+            with files.locked(plan.target) as locked:
+                if not locked:
+                    report.warn(
+                        f"{plan.target.parent} has no file locks: imports of one image at the same time all do the work"
+                    )
+                return _import_locked(plan, report, options, held=plan.target if locked else None)
+        except OSError as error:
+            raise files.explain(error, f"write {plan.target}") from error
+
+
+def explain_import(
+    source: str, images: Path, project: Project, environ: Mapping[str, str], report: Report, options: ImportOptions
+) -> tuple[str, ...]:
+    """What an import would read, reuse and write; no layer is read, nothing is written."""
+    options.check()
+    with _planned(source, images, project, environ, report, options) as plan, previous_index(plan, options) as previous:
+        image = plan.image
+        known = previous.records if previous else {}
+        size = image.size_bytes
+        reads = f"reads:  {image.reference} ({len(image.layers)} layers, {size / 1e6:,.0f} MB, {image.architecture})"
+        if plan.reuse:
+            return (reads, f"reuses: {plan.target} (the same content)", "writes: nothing")
+        same = sum(layer.diff_id in known for layer in image.layers)
+        reuses = f"{same} layers of {Path(previous.squashfs.name).name}" if previous and same else "nothing"
+        link = "" if plan.link == plan.target else f" and {plan.link} -> {plan.target.name}"
+        return (reads, f"reuses: {reuses}", f"writes: {plan.target}, {sidecar(plan.target).name}{link}")
+
+
+@contextmanager
+def _planned(
+    source: str,
+    images: Path,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
+    options: ImportOptions,
+) -> Iterator[ImportPlan]:
+    """What to read and write, the image open. Raises RunnerError for an image of another architecture."""
+    parsed = parse_source(source, project.start)
+    wanted = options.architecture or probe.architecture()
+    target = Target()
+    with opened(parsed, wanted, project, environ, report, options, target) as image:
+        if image.architecture and image.architecture != wanted:
+            raise RunnerError(
+                f"{source!r} is an image for {image.architecture}",
+                f"it would end in `exec format error` on the nodes, which are {wanted}",
+                f"build or pull it for linux/{wanted}, or name a site with {image.architecture} nodes (--site)",
+            )
+        plan = plan_import(parsed.name, source, image, images, options, environ)
+        _refuse_foreign(plan, options)
+        target.path = plan.target
+        yield plan
+
+
+def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
+    """Raise RunnerError where the import would replace files, or take a link, that belong to something else."""
+    target = plan.target
+    if options.output and not plan.reuse:
+        for path, ours in (
+            (sidecar(target), is_sidecar(sidecar(target), target)),
+            (index_path(target), is_index(index_path(target))),
+        ):
+            if os.path.lexists(path) and not ours:
+                raise RunnerError(
+                    f"{path} already exists, and `runner import` did not write it for {target.name}",
+                    f"`import -o {target.name}` writes {sidecar(target).name} and {index_path(target).name} beside it",
+                    "choose another name for -o, or move that file away",
+                )
+    if plan.link == target or not os.path.lexists(plan.link):
+        return
+    files.refuse_to_replace(plan.link)
+    if not link_is_ours(plan.link):
+        raise RunnerError(
+            f"{plan.link} is a symlink that `runner import` did not make",
+            f"it points to {plan.link.readlink()}",
+            f"import with -o FILE, or move the link away: mv {plan.link} {plan.link}.old",
+        )
+    other = read_squashfs(plan.link.resolve())
+    if other and (whose := _other_image(other, plan)):
+        raise RunnerError(
+            f"{plan.link.name} belongs to another image",
+            f"it points to {other.path.name}, which comes from {whose} ({other.source})",
+            f"import with -o FILE, or give the name to this image: rm {plan.link}",
+        )
+
+
+def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
+    """The recipe or registry that the linked file comes from, where the new one comes from another; else empty."""
+    before, after = (
+        str(labels.get("runner.recipe") or "") for labels in (linked.labels, plan.image.config.get("Labels") or {})
+    )
+    if before or after:
+        return "" if before == after else f"recipe {before!r}" if before else "no recipe"
+    registry = registry_of(linked.source)
+    return registry if registry and registry_of(plan.source) not in ("", registry) else ""
+
+
+def _found(found: Squashfs, plan: ImportPlan, report: Report) -> Imported:
+    """The answer where the same image is there already."""
+    owner = files.owner(plan.target)
+    report.say(f"{plan.target}: the same image was imported before{f' by {owner}' if owner else ''}")
+    return Imported(_with_link(found, plan, report), made=False)
+
+
+def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, held: Path | None) -> Imported:
+    """The import itself, under the lock of its target; `held` is None where locks do not work."""
+    clear_leftovers(plan.target.parent, report, held)
+    found = read_squashfs(plan.target)  # another import may have made it while we waited
+    if found and found.content == plan.content and not options.again:
+        if is_whole(plan.target):
+            return _found(found, plan, report)
+        report.warn(f"{plan.target} is damaged (its superblock does not match its size): importing again")
+    elif plan.target.exists() and found is None and not options.again and options.output:
+        raise RunnerError(
+            f"{plan.target} already exists", "`runner import` did not make that file", "--force replaces it"
+        )
+    squashfs, packed = _make(plan, report, options)
+    return Imported(_with_link(squashfs, plan, report), made=True, packed=packed)
+
+
+def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squashfs, Packed]:
+    image = plan.image
+    left_out = enroot_files.unsayable(image.config)
+    if left_out:
+        report.warn(f"variables with line breaks cannot be written to /etc/environment: {', '.join(left_out)}")
+    with ExitStack() as stack:
+        previous = stack.enter_context(previous_index(plan, options))
+        if previous:
+            report.detail(f"layers that have not changed are copied from {previous.squashfs.name}")
+        hidden = stack.enter_context(folders.beside(plan.target, SUFFIX))
+        unfinished, index = hidden / SQUASHFS, hidden / LAYERS
+        for line in stripe(unfinished, options.striping):
+            report.say(line)
+        total = image.size_bytes or None
+        with unfinished.open("w+b") as file, report.bar(f"packing {image.reference}", total) as advance:
+            own = enroot_files.metadata_files(image.config)
+            packed = pack_image(image, file, own, plan.packing, previous, advance)
+            with index.open("wb") as target:
+                index_of(packed, file, plan.packing, target)
+        with packed.phase("disk"):
+            files.sync(unfinished)
+        squashfs = _described(plan, unfinished, packed)
+        # before the file itself: a sidecar alone says nothing, a file alone would be taken for somebody else's
+        files.write(sidecar(plan.target), as_json(squashfs))
+        files.publish(index, index_path(plan.target), mask=_MASK)
+        files.publish(unfinished, plan.target, mask=_MASK)
+        if previous and packed.layers_damaged:
+            report.warn(
+                f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were not copied but read "
+                "again; what uses that file reads damaged data. Remove it, or import its image with --no-cache"
+            )
+    _say_seconds(packed, report)
+    return squashfs, packed
+
+
+def _described(plan: ImportPlan, made: Path, packed: Packed) -> Squashfs:
+    size = made.stat().st_size
+    sha256 = ""
+    if size < _QUICK_TO_HASH:
+        with packed.phase("sha256"):
+            sha256 = sha256_of(made)
+    return Squashfs(
+        path=plan.target,
+        link=plan.link,
+        image_digest=plan.image.id,
+        sha256=sha256,
+        size_bytes=size,
+        architecture=plan.image.architecture,
+        source=plan.source,
+        created=time.time(),
+        version=__version__,
+        compression=str(plan.packing.compression),
+        content=plan.content,
+        labels=recorded_labels(plan.image.config.get("Labels") or {}),
+        settings=plan.packing.settings,
+        digest=plan.image.digest,
+    )
+
+
+def _say_seconds(packed: Packed, report: Report) -> None:
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in packed.seconds.items())
+    report.detail(f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}")
+
+
+def _with_link(squashfs: Squashfs, plan: ImportPlan, report: Report) -> Squashfs:
+    """The file with its stable symlink pointing to it; without a link where that is another user's and stays."""
+    name = plan.target.name
+    if plan.link != plan.target and not (plan.link.is_symlink() and str(plan.link.readlink()) == name):
+        try:
+            files.link(plan.link, name)
+        except OSError as error:
+            report.warn(f"{plan.link} does not point to {name}, and cannot be changed: {error.strerror}")
+            return replace(squashfs, link=plan.target)
+    return replace(squashfs, link=plan.link)

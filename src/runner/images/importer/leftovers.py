@@ -1,0 +1,70 @@
+"""Files that killed imports left behind: found by a lock that is free again, and removed."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.images.sources.engine_storage import Store
+from runner.machine import files
+from runner.machine.report import Report
+
+LABEL = "runner.import.target"
+SUFFIX = ".import"
+SQUASHFS, LAYERS = "squashfs", "layers"
+"""what an import writes into its hidden folder `.TARGET.RANDOM.import` beside the target"""
+_HIDDEN = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}\.import")  # see folders.beside
+
+
+def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> None:
+    """Remove the hidden folders of imports that were killed.
+
+    `held`: a target whose lock the caller holds. Where locks do not work, nothing is removed.
+    """
+    for path in sorted(folder.glob(f".*{SUFFIX}")):
+        found = _HIDDEN.fullmatch(path.name)
+        if found and is_stale(folder / found["target"], held) and _remove(path):
+            report.say(f"removed {path.name}, left by an import that was killed")
+
+
+def _remove(folder: Path) -> bool:
+    """Remove an import's hidden folder; whether that was possible: it may be another user's, or hold other files."""
+    try:
+        for name in (SQUASHFS, LAYERS):
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+        return True
+    except OSError:
+        return False
+
+
+def clear_containers(target: Path, store: Store, report: Report) -> None:
+    """Remove containers of imports whose makers are gone; only imports by an engine's export make any."""
+    name, _ = container_of(target)
+    store.remove(name)
+    try:
+        containers = store.containers(LABEL)
+    except RunnerError:
+        report.detail("another import is at work: what others may have left is not looked for")
+        return
+    for container in containers:
+        if is_stale(Path(container.labels.get(LABEL, "")), target):
+            report.say(f"removing container {container.id[:12]}, left by an import that was killed")
+            store.remove(container.id)
+
+
+def container_of(target: Path) -> tuple[str, Mapping[str, str]]:
+    """Name and labels of the container that an import to `target` makes; the lock of `target` makes it ours alone."""
+    return f"runner-import-{hashlib.sha256(str(target).encode()).hexdigest()[:12]}", {LABEL: str(target)}
+
+
+def is_stale(owner: Path, held: Path | None) -> bool:
+    """Whether the import that works on `owner` is gone: its lock is ours, free, or in a folder that is gone."""
+    if owner == held:
+        return True
+    if not owner.name or not owner.parent.is_dir():
+        return bool(owner.name)
+    return not files.is_locked(owner)

@@ -1,0 +1,240 @@
+"""From layers to one squashfs in one pass: read from the top down, flattened, packed; unchanged layers are copied."""
+
+from __future__ import annotations
+
+import io
+import stat
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from runner.errors import RunnerError
+from runner.images.flatten.flatten import Flattener
+from runner.images.importer.layer_index import LayerFrame, LayerIndex, LayerLog, LayerRecord, needed_hash, write_index
+from runner.images.layers.decode import decoded
+from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.layers.tar import Entry, entries
+from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression
+from runner.images.squashfs.data import DataWriter, FileData, Run
+from runner.images.squashfs.tables import write_tables
+from runner.images.squashfs.tree import Leaf
+from runner.machine.heap import keep_freed_memory
+from runner.machine.interpreter import set_for_streams
+
+# raised when the same image would be packed to other bytes. 1 was tar2sqfs
+PACKING = 2
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    """What decides the bytes of the squashfs, and how many threads make it."""
+
+    compression: Compression
+    threads: int
+    owners: str = "root"
+    """root: everything belongs to root, as enroot has it; keep: as in the layers"""
+    xattrs: str = "keep"
+    """keep: user.* and security.capability; drop: none"""
+    devices: bool = False
+    """whether what lies in /dev is kept: every engine mounts its own over it"""
+    epoch: int | None = None
+    """SOURCE_DATE_EPOCH: no file is younger, and the squashfs itself is as old"""
+    verify_diff_ids: bool = True
+    """besides the digests of blobs, which always are"""
+
+    @property
+    def run_settings(self) -> str:
+        """What the bytes of a run depend on, besides its layer and which of its files show."""
+        return f"packing {PACKING}, {self.compression.identity}"
+
+    @property
+    def settings(self) -> str:
+        """What the bytes of the squashfs depend on, besides its image."""
+        epoch = "" if self.epoch is None else f", times to {self.epoch}"
+        return f"{self.run_settings}, owners {self.owners}, xattrs {self.xattrs}{epoch}"
+
+
+@dataclass
+class Packed:
+    """What an import did: seconds by phase, layers and files."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    layers: int = 0
+    layers_reused: int = 0
+    layers_damaged: int = 0
+    """of the earlier squashfs, which were read again"""
+    entries: int = 0
+    index: list[tuple[LayerRecord, bytes]] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+def pack_image(
+    image: LayeredImage,
+    file: BinaryIO,
+    own_files: Mapping[str, tuple[str, int]],
+    options: PackOptions,
+    previous: LayerIndex | None,
+    advance: Callable[[int], None],
+) -> Packed:
+    """Write the image to `file` as a whole squashfs; `own_files` (path -> text, mode) lie over the uppermost layer.
+
+    `advance` counts bytes of blobs. Raises RunnerError for a layer that cannot be read or does not hold what it says,
+    OSError for the disk.
+    """
+    keep_freed_memory()
+    packed = Packed(layers=len(image.layers))
+    if previous and previous.settings != options.run_settings:
+        previous = None
+    flattener = Flattener(owners=options.owners, xattrs=options.xattrs)
+    with set_for_streams(), DataWriter(file, options.compression, options.threads) as writer:
+        packer = _Packer(flattener, writer, options, packed)
+        packer.add_own(own_files)
+        image.expect([layer for layer in reversed(image.layers) if not (previous and previous.find(layer))])
+        for layer in reversed(image.layers):
+            record = previous.find(layer) if previous else None
+            if previous and record:
+                with packed.phase("copy"):
+                    packer.reuse(layer, record, previous, advance)
+            else:
+                with packed.phase("pack"):
+                    packer.read(layer, advance)
+        with packed.phase("tables"):
+            root = flattener.finish()
+            write_tables(file, writer, root, time=options.epoch or 0, compression=options.compression)
+    return packed
+
+
+def index_of(packed: Packed, file: BinaryIO, options: PackOptions, target: BinaryIO) -> None:
+    """Write the index that goes beside the squashfs in `file`."""
+    file.seek(0)
+    write_index(target, file.read(SUPERBLOCK_SIZE), options.run_settings, packed.index)
+
+
+class _Packer:
+    """Adds one layer after another, top layer first."""
+
+    def __init__(self, flattener: Flattener, writer: DataWriter, options: PackOptions, packed: Packed) -> None:
+        self._flattener, self._writer, self._options, self._packed = flattener, writer, options, packed
+
+    def add_own(self, files: Mapping[str, tuple[str, int]]) -> None:
+        """A layer of our own files, above all others."""
+        self._flattener.begin_layer()
+        self._writer.begin_run()
+        for path, (text, mode) in files.items():
+            data = text.encode("utf-8", "surrogateescape")
+            leaf = self._offer(Entry(path.encode(), stat.S_IFREG | mode, 0, 0, 0, len(data)))
+            if leaf:
+                leaf.data = self._writer.add(len(data), io.BytesIO(data))
+        self._writer.end_run()
+        self._flattener.end_layer()
+
+    def read(self, layer: Layer, advance: Callable[[int], None]) -> None:
+        """Read a layer, and pack what shows of it."""
+        log, needed, contents = LayerLog(), array("I"), list[FileData]()
+        self._flattener.begin_layer()
+        run = self._writer.begin_run()
+        number = 0
+        with self._decoded(layer, advance) as stream:
+            for number, (entry, content) in enumerate(entries(stream), 1):
+                log.add(entry)
+                if self._add(self._offer(entry), entry.size, content, contents):
+                    needed.append(number - 1)
+        if self._flattener.end_layer():  # rare: a hard link wants a file that went by, since its own name is hidden
+            with self._decoded(layer, _ignore) as stream:
+                for ordinal, (entry, content) in enumerate(entries(stream)):
+                    if self._add(self._offer(entry, again=True), entry.size, content, contents):
+                        needed.append(ordinal)
+        self._writer.end_run()
+        self._packed.entries += number
+        self._keep(layer, run, needed, log.end(contents))
+
+    def _add(self, leaf: Leaf | None, size: int, content: Reader, contents: list[FileData]) -> bool:
+        """Pack the content that the leaf of an entry wants; whether one does."""
+        if leaf:
+            leaf.data = self._writer.add(size, content)
+            contents.append(leaf.data)
+        return leaf is not None
+
+    def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
+        """Take a layer over from the previous squashfs; where other files of it show than there, pack it anew."""
+        data = previous.frame(record)
+        if data is None or (self._options.verify_diff_ids and not previous.is_intact(record)):
+            self._packed.layers_damaged += 1
+            self.read(layer, advance)
+            return
+        frame = LayerFrame(data)
+        self._flattener.begin_layer()
+        needed, leaves = array("I"), list[Leaf]()
+        for again in (False, True):
+            for number, entry in enumerate(frame.entries()):
+                leaf = self._offer(entry, again=again)
+                if leaf:
+                    needed.append(number)
+                    leaves.append(leaf)
+                self._packed.entries += not again
+            if again or not self._flattener.end_layer():
+                break
+        if needed_hash(needed) != record.needed:
+            self._read_again(layer, needed, leaves, advance)
+            return
+        run = self._writer.copy_run(previous.squashfs, record.run())
+        for leaf, place in zip(leaves, frame.places, strict=True):
+            leaf.data = FileData.at(run, place)
+        self._packed.layers_reused += 1
+        moved = replace(record, offset=run.offset)
+        self._packed.index.append((moved, frame.data))
+        advance(layer.size_bytes)
+
+    def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
+        """Pack the contents of a layer whose entries are in the tree already, in the order of `needed`."""
+        log, contents, position, passes = LayerLog(), list[FileData](), 0, 0
+        run = self._writer.begin_run()
+        while passes < 1 or (passes < 2 and position < len(needed)):  # two: see `read`
+            with self._decoded(layer, _ignore if passes else advance) as stream:
+                for number, (entry, content) in enumerate(entries(stream)):
+                    if not passes:
+                        log.add(entry)
+                    if position < len(needed) and needed[position] == number:
+                        data = leaves[position].data = self._writer.add(entry.size, content)
+                        contents.append(data)
+                        position += 1
+            passes += 1
+        if position < len(needed):
+            raise RunnerError(
+                "the index of the earlier squashfs does not fit this image",
+                f"it knows entries that layer {layer.diff_id} has not",
+                "import without it: --no-cache",
+            )
+        self._writer.end_run()
+        self._keep(layer, run, needed, log.end(contents))
+
+    def _decoded(self, layer: Layer, advance: Callable[[int], None]) -> AbstractContextManager[Reader]:
+        # where a blob has no digest, the diff_id is all there is to check
+        return decoded(layer, verify_diff_id=self._options.verify_diff_ids or not layer.digest, advance=advance)
+
+    def _keep(self, layer: Layer, run: Run, needed: array[int], frame: bytes) -> None:
+        """Note a layer that was read, for the index."""
+        proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
+        pieces = run.fragments.decode("latin-1")
+        known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
+        self._packed.index.append((LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0), frame))
+
+    def _offer(self, entry: Entry, *, again: bool = False) -> Leaf | None:
+        """The leaf that wants the entry's content, if any."""
+        if not self._options.devices and (entry.path.startswith(b"dev/") or entry.path == b".dockerenv"):
+            return None
+        if self._options.epoch is not None and entry.mtime > self._options.epoch:
+            entry.mtime = self._options.epoch
+        return self._flattener.again(entry) if again else self._flattener.offer(entry)
+
+
+def _ignore(count: int) -> None:
+    """Bytes that were counted before."""

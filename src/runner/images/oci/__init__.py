@@ -1,1 +1,0 @@
-"""Byte pumps between us and the engines: storage, builds, pipes."""

@@ -1,1 +1,0 @@
-"""Images in registries: logins, requests, tokens, and blobs fetched ahead."""

@@ -1,0 +1,174 @@
+"""Images in a tar: an OCI layout as one file (oci-archive), and what `docker save` writes (docker-archive).
+
+The members' places are found once; blobs are then read straight from the file. Docker from version 25 on writes a
+file that is both: `docker-archive:` reads its manifest.json, `oci-archive:` its index.json.
+Source: image-spec 1.1, image-layout.md; Moby's image specification 1.2, "Combined Image JSON + Filesystem Changeset".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import posixpath
+import tarfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.sources.layout import read_small
+from runner.images.sources.manifest import (
+    CONFIG_BYTES,
+    MANIFEST_BYTES,
+    Fields,
+    damaged,
+    diff_ids_for,
+    parse_config,
+    parse_objects,
+    refuse_layers,
+    runtime_config,
+)
+from runner.images.sources.section import open_regular, opened, unreadable
+from runner.machine import probe
+
+_MEMBERS = 100_000
+_HEADER_BYTES = 1 << 20
+_LINKS = 8
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"\xfd7": "xz", b"BZ": "bzip2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A plain file in a tar, or (`link`) another name of one."""
+
+    start: int
+    size: int
+    link: str = ""
+
+
+class Archive:
+    """The files of a tar. Links are followed among its members alone."""
+
+    def __init__(self, descriptor: int, members: dict[str, Member], what: str) -> None:
+        self.descriptor = descriptor
+        self.members = members
+        self.what = what
+
+    def has(self, name: str) -> bool:
+        return posixpath.normpath(name) in self.members
+
+    def size(self, name: str) -> int:
+        return self._member(name).size
+
+    def open(self, name: str) -> AbstractContextManager[Reader]:
+        member = self._member(name)
+        return opened(self.descriptor, member.start, member.size, f"{name} of {self.what}")
+
+    def _member(self, name: str) -> Member:
+        name = posixpath.normpath(name)
+        for _ in range(_LINKS):
+            member = self.members.get(name)
+            if member is None:
+                raise damaged(self.what, f"{name!r} is not in it")
+            if not member.link:
+                return member
+            name = member.link
+        raise damaged(self.what, f"{name!r} is a link to a link, and so on")
+
+
+@contextmanager
+def open_archive(path: Path) -> Iterator[Archive]:
+    """The files of a plain tar. Raises RunnerError for a damaged or compressed one."""
+    what = str(path)
+    with open_regular(path, what) as descriptor:
+        _refuse_compressed(os.pread(descriptor, 2, 0), what)
+        yield Archive(descriptor, _index(descriptor, what), what)
+
+
+def _refuse_compressed(head: bytes, what: str) -> None:
+    if kind := _COMPRESSED.get(head):
+        unpack = {"gzip": "gzip -dk", "zstd": "zstd -dk", "xz": "xz -dk", "bzip2": "bzip2 -dk"}[kind]
+        raise RunnerError(
+            f"cannot read {what}",
+            f"it is compressed with {kind} as a whole, and its layers lie in it in no useful order",
+            f"{unpack} {what}   (its layers may stay compressed)",
+        )
+
+
+class _Bounded(io.FileIO):
+    """A file that gives no more at once than a header may have: tarfile reads the long ones whole."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= _HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return super().read(size) or b""
+
+
+def _index(descriptor: int, what: str) -> dict[str, Member]:
+    """Name -> member, of all plain files and links; of two members of one name the last, as unpacking would leave."""
+    found: dict[str, Member] = {}
+    try:
+        with _Bounded(descriptor, closefd=False) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            count = 0
+            while member := tar.next():
+                tar.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+                count += 1
+                if count > _MEMBERS:
+                    raise damaged(what, f"it has more than {_MEMBERS} files")
+                name = posixpath.normpath(member.name)
+                if member.isreg() and not member.issparse():
+                    found[name] = Member(member.offset_data, member.size)
+                elif member.islnk() or member.issym():
+                    start = posixpath.dirname(name) if member.issym() else ""
+                    found[name] = Member(0, 0, posixpath.normpath(posixpath.join(start, member.linkname)))
+    except OSError as error:
+        raise unreadable(what, error) from error
+    except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
+        raise damaged(what, f"it is not a whole tar: {error}") from error
+    return found
+
+
+def read_docker_archive(files: Archive, tag: str, *, architecture: str, reference: str) -> LayeredImage:
+    """The image of a tar as `docker save` and `podman save` write it. Of its layers the diff_id alone is known."""
+    if not files.has("manifest.json"):
+        other = "; it is an OCI layout: oci-archive:FILE reads it" if files.has("index.json") else ""
+        raise damaged(reference, f"it has no manifest.json{other}")
+    what = f"manifest.json of {reference}"
+    entries = parse_objects(read_small(files, "manifest.json", MANIFEST_BYTES, what), what)
+    chosen = _choose(entries, tag, reference)
+    layers = chosen.texts("Layers")
+    refuse_layers([""] * len(layers), reference)
+    data = read_small(files, chosen.text("Config"), CONFIG_BYTES, reference)
+    digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    settings = parse_config(data, digest, architecture, reference)
+    return LayeredImage(
+        reference=reference,
+        id=digest.removeprefix("sha256:"),
+        digest="",
+        architecture=probe.oci_architecture(settings.text("architecture")) or architecture,
+        config=runtime_config(settings),
+        layers=tuple(
+            Layer(diff_id, "", files.size(name), "", lambda name=name: files.open(name))  # type: ignore[misc]
+            for diff_id, name in zip(diff_ids_for(settings, len(layers)), layers, strict=True)
+        ),
+    )
+
+
+def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
+    named = [entry for entry in entries if not tag or any(_is_called(name, tag) for name in entry.texts("RepoTags"))]
+    if len(named) == 1:
+        return named[0]
+    names = sorted({name for entry in entries for name in entry.texts("RepoTags")})
+    known = f"it has: {', '.join(names[:40]) or 'images without names'}"
+    if not named:
+        raise RunnerError(f"{reference} holds no image{f' {tag!r}' if tag else ''}", known, "look with: tar tf FILE")
+    raise RunnerError(
+        f"{reference} holds several images", known, f"skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR"
+    )
+
+
+def _is_called(name: str, tag: str) -> bool:
+    return tag in (name, name.rpartition(":")[2])

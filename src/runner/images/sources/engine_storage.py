@@ -1,0 +1,269 @@
+"""The engines' storages: look at an image, and read a container's file tree as a tar stream.
+
+podman is reached through its executable (it has no daemon), docker through its socket with the docker SDK.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runner.errors import RunnerError
+from runner.images.image import Image, from_inspect
+from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.sources.manifest import refuse_architecture
+from runner.machine import process
+
+# a created container needs a command even where the image has none; it is never started
+NEVER_STARTED = "runner-import"
+_LIST_SECONDS = 5.0
+_REMOVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that we created: its id and its labels."""
+
+    id: str
+    labels: Mapping[str, str]
+
+
+class Store(Protocol):
+    """The storage of one engine."""
+
+    def find(self, reference: str) -> Image | None:
+        """The image of a name or an id, None where the storage has none. Nothing is pulled."""
+
+    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
+        """Create (not start) a container with a name and labels; returns its id."""
+
+    def export(self, container: str) -> AbstractContextManager[Reader]:
+        """The container's file tree as a tar stream. Raises RunnerError at the end where the engine fails."""
+
+    def containers(self, label: str) -> tuple[Container, ...]:
+        """The containers, running or not, that have a label."""
+
+    def remove(self, container: str) -> None:
+        """Remove a container that we created, by id or name; one that has gone is no error."""
+
+
+class PodmanStore:
+    """podman's storage through its executable."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.env = env
+
+    def find(self, reference: str) -> Image | None:
+        done = process.run(("podman", "image", "inspect", reference), env=self.env, check=False)
+        if done.exit_code == 0:
+            return from_inspect(json.loads(done.stdout)[0], "podman", reference)
+        if any(words in done.stderr for words in ("image not known", "no such image", "failed to find image")):
+            return None
+        raise process.failed(done, "podman info   (it says what is wrong with the storage)")
+
+    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
+        flags = tuple(f"--label={key}={value}" for key, value in labels.items())
+        # volumes that the image declares are its own folders here: their content belongs into the squashfs
+        argv = ("podman", "create", "--pull=never", "--image-volume=ignore", "--network=none", *flags)
+        argv = (*argv, f"--name={name}")
+        done = process.run((*argv, image.id, NEVER_STARTED), env=self.env)
+        return done.stdout.split()[-1]
+
+    @contextmanager
+    def export(self, container: str) -> Iterator[Reader]:
+        process.need(("podman",))
+        # podman keeps both ends of its own stdout open and so never sees that its reader has died (4.3.1); it then
+        # holds the container's lock for ever, and `podman ps` waits for that. With this it dies when we do.
+        mortal = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
+        argv = (*mortal, "podman", "export", container)
+        child = subprocess.Popen(
+            argv,
+            env=process.environment(self.env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            bufsize=1 << 20,
+        )
+        assert child.stdout is not None and child.stderr is not None
+        try:
+            yield child.stdout
+            words = child.stderr.read().decode(errors="replace")
+            if child.wait() != 0:
+                raise process.failed(process.Completed(argv, child.returncode, "", words))
+        finally:
+            if child.poll() is None:
+                process.end_group(child.pid)
+            child.stdout.close()
+            child.stderr.close()
+            child.wait()
+
+    def containers(self, label: str) -> tuple[Container, ...]:
+        argv = ("podman", "ps", "--all", "--filter", f"label={label}", "--format", "json")
+        # podman locks each container for this, and an import at work holds the lock of its own
+        found = json.loads(process.run(argv, env=self.env, timeout_seconds=_LIST_SECONDS).stdout or "null") or ()
+        return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
+
+    def remove(self, container: str) -> None:
+        argv = ("podman", "rm", "--force", "--ignore", "--volumes", container)
+        process.run(argv, env=self.env, check=False, timeout_seconds=_REMOVE_SECONDS)
+
+
+class DockerStore:
+    """docker's storage through its socket. A daemon that has gone: an error of requests, which is an OSError."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+    def find(self, reference: str) -> Image | None:
+        import docker.errors
+
+        try:
+            return from_inspect(self.client.api.inspect_image(reference), "docker", reference)
+        except docker.errors.ImageNotFound:
+            return None
+        except (docker.errors.DockerException, OSError) as error:
+            raise _docker_error("look at an image", error) from error
+
+    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
+        made = self._ask(
+            "create a container",
+            lambda api: api.create_container(image.id, [NEVER_STARTED], name=name, labels=dict(labels)),
+        )
+        return str(made["Id"])
+
+    @contextmanager
+    def export(self, container: str) -> Iterator[Reader]:
+        chunks = self._ask("export a container", lambda api: api.export(container, chunk_size=1 << 20))
+        try:
+            yield io.BufferedReader(_Chunks(chunks), buffer_size=1 << 20)
+        finally:
+            chunks.close()
+
+    def containers(self, label: str) -> tuple[Container, ...]:
+        found = self._ask("list containers", lambda api: api.containers(all=True, filters={"label": label}))
+        return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
+
+    def remove(self, container: str) -> None:
+        import docker.errors
+
+        try:
+            self.client.api.remove_container(container, v=True, force=True)
+        except docker.errors.NotFound:
+            return
+        except (docker.errors.DockerException, OSError) as error:
+            raise _docker_error("remove a container", error) from error
+
+    def _ask(self, what: str, question: Callable[[Any], Any]) -> Any:
+        import docker.errors
+
+        try:
+            return question(self.client.api)
+        except (docker.errors.DockerException, OSError) as error:
+            raise _docker_error(what, error) from error
+
+
+def connect_docker(environ: Mapping[str, str]) -> DockerStore:
+    """The storage of docker's daemon. Raises RunnerError where it cannot be reached."""
+    import docker
+    import docker.errors
+
+    try:
+        return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
+    except docker.errors.DockerException as error:
+        raise RunnerError(
+            "docker's daemon cannot be reached", str(error), "docker info   (DOCKER_HOST names another socket)"
+        ) from error
+
+
+class _Chunks(io.RawIOBase):
+    """An iterator of chunks as a raw stream."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self.chunks, self.rest = chunks, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill the buffer with what is there; 0 at the end."""
+        import docker.errors
+        import urllib3.exceptions
+
+        while not self.rest:
+            try:
+                chunk = next(self.chunks, None)
+            except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
+                raise _docker_error("export a container to its end", error) from error
+            if chunk is None:
+                return 0
+            self.rest = chunk
+        size = min(len(buffer), len(self.rest))
+        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
+        return size
+
+
+def _docker_error(what: str, error: Exception) -> RunnerError:
+    return RunnerError(f"docker could not {what}", str(error), "docker info   (it says whether the daemon is well)")
+
+
+def unnamed() -> tuple[str, Mapping[str, str]]:
+    """A name and labels for a container whose left-over nobody looks for."""
+    return f"runner-import-{os.getpid()}-{secrets.token_hex(4)}", {}
+
+
+def find(store: Store, name: str, engine: str) -> Image:
+    """The image of a name in an engine's storage. Raises RunnerError where it has none; nothing is pulled."""
+    image = store.find(name)
+    if image is None:
+        raise RunnerError(
+            f"{engine} has no image {name!r}",
+            "its storage was asked, nothing was pulled",
+            f"{engine} images   (lists them); docker://REGISTRY#IMAGE:TAG fetches one",
+        )
+    return image
+
+
+def exported(
+    image: Image,
+    store: Store,
+    name_container: Callable[[], tuple[str, Mapping[str, str]]],
+    *,
+    architecture: str,
+    reference: str,
+) -> LayeredImage:
+    """The image as one layer. Raises RunnerError for one of another architecture."""
+    refuse_architecture(image.architecture, architecture, reference)
+
+    def open_tree() -> AbstractContextManager[Reader]:
+        return _tree(image, store, *name_container())
+
+    return LayeredImage(
+        reference=reference,
+        id=image.id,
+        digest=image.digest,
+        architecture=image.architecture or architecture,
+        config=image.config,
+        layers=(Layer("", "", 0, "application/vnd.oci.image.layer.v1.tar", open_tree),),
+        estimate_bytes=image.size_bytes,
+    )
+
+
+@contextmanager
+def _tree(image: Image, store: Store, name: str, labels: Mapping[str, str]) -> Iterator[Reader]:
+    """The tree of a container that is there for as long as this lasts."""
+    store.remove(name)  # the left-over of an import that was killed
+    container = store.create(image, name, labels)
+    try:
+        with store.export(container) as stream:
+            yield stream
+    finally:
+        with suppress(RunnerError):  # the next import removes it
+            store.remove(container)

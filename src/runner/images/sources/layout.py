@@ -1,0 +1,161 @@
+"""Images in an OCI layout: a folder, or (with archive.py) a tar of one.
+
+Source: image-spec 1.1, image-layout.md. A layout without the file `oci-layout` is read too; one of a version to come
+is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from runner.errors import RunnerError
+from runner.images.layers.layer import LayeredImage, Reader
+from runner.images.sources.manifest import (
+    MANIFEST_BYTES,
+    Descriptor,
+    choose,
+    damaged,
+    descriptors,
+    is_index,
+    may_be_image,
+    parse_object,
+    read_image,
+)
+from runner.images.sources.section import Section, open_regular, unreadable
+
+
+class Files(Protocol):
+    """Files by relative name: a folder's, or an archive's."""
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file."""
+
+    def size(self, name: str) -> int:
+        """Bytes of a file. Raises RunnerError where there is none, or where it is no plain file."""
+
+    def open(self, name: str) -> AbstractContextManager[Reader]:
+        """A file's bytes."""
+
+
+class Folder:
+    """A folder's files; a link that leads out of the folder is refused."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def has(self, name: str) -> bool:
+        return os.path.exists(self.root / name)  # noqa: PTH110  Path's raises where the folder may not be read
+
+    def size(self, name: str) -> int:
+        path = self._path(name)
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise unreadable(str(self.root / name), error) from error
+        if not stat.S_ISREG(found.st_mode):
+            raise damaged(str(self.root / name), "it is not a regular file")
+        return found.st_size
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Reader]:
+        what = str(self.root / name)
+        with open_regular(self._path(name), what) as descriptor:
+            yield Section(descriptor, 0, os.fstat(descriptor).st_size, what)
+
+    def _path(self, name: str) -> Path:
+        try:
+            path = (self.root / name).resolve()
+        except (OSError, RuntimeError) as error:  # links in a circle
+            raise unreadable(str(self.root / name), OSError(errno.ELOOP, str(error))) from error
+        if not path.is_relative_to(self.root):
+            raise RunnerError(
+                f"cannot read {self.root / name}",
+                f"it is a link out of the layout, to {path}",
+                f"cp -rL {self.root} COPY   (puts the files in the place of links)",
+            )
+        return path
+
+
+def read_small(files: Files, name: str, limit: int, what: str) -> bytes:
+    """A small file whole. Raises RunnerError where it is larger than `limit`."""
+    size = files.size(name)
+    if size > limit:
+        raise damaged(what, f"{name} has {size} bytes, more than {limit}")
+    with files.open(name) as reader:
+        return reader.read()
+
+
+def read_layout(files: Files, tag: str, *, architecture: str, reference: str) -> LayeredImage:
+    """The image of a layout: that of a tag, or the only one there. Raises RunnerError that names the tags there are."""
+    if not files.has("index.json"):
+        raise damaged(reference, "it has no index.json: it is not an OCI layout")
+    if files.has("oci-layout"):
+        head = parse_object(read_small(files, "oci-layout", MANIFEST_BYTES, reference), f"oci-layout of {reference}")
+        version = head.text("imageLayoutVersion")
+        if not version.startswith("1."):
+            raise damaged(reference, f"its layout has version {version!r}, and 1.0.0 is known here")
+    what = f"index.json of {reference}"
+    fields = parse_object(read_small(files, "index.json", MANIFEST_BYTES, reference), what)
+    if not is_index(fields):
+        raise damaged(what, "it lists no manifests")
+    entries = [entry for entry in descriptors(fields, "manifests") if may_be_image(entry)]
+    chosen = _choose_tag(entries, tag, architecture, reference)
+    blobs = LayoutBlobs(files, reference)
+    data = blobs.read(chosen, MANIFEST_BYTES)
+    return read_image(data, chosen.digest, blobs, architecture=architecture, reference=reference)
+
+
+def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, reference: str) -> Descriptor:
+    names = sorted({name for entry in entries for name in entry.names[:1]})
+    if tag:
+        named = [entry for entry in entries if any(_is_called(name, tag) for name in entry.names)]
+        if not named:
+            raise RunnerError(
+                f"{reference}: no image has the tag {tag!r}",
+                f"it has: {', '.join(names[:40])}" if names else "its images have no tags",
+                "leave the tag out where the layout holds one image",
+            )
+        entries = named
+    elif len(names) > 1:
+        raise RunnerError(
+            f"{reference} holds several images", f"they are: {', '.join(names[:40])}", "put :TAG behind it, one of them"
+        )
+    if not entries:
+        raise damaged(reference, "its index.json lists no image")
+    if len({entry.digest for entry in entries}) == 1:
+        return entries[0]
+    return choose(entries, architecture, reference)
+
+
+def _is_called(name: str, tag: str) -> bool:
+    """podman writes a whole reference, skopeo and the specification a tag alone."""
+    return tag in (name, name.rpartition(":")[2])
+
+
+class LayoutBlobs:
+    """The blobs of a layout."""
+
+    def __init__(self, files: Files, what: str) -> None:
+        self.files = files
+        self.what = what
+
+    def read(self, descriptor: Descriptor, limit: int) -> bytes:
+        return read_small(self.files, _blob(descriptor), limit, self.what)
+
+    def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
+        """Checks at once that the blob is there and as long as announced: before anything is written."""
+        name = _blob(descriptor)
+        size = self.files.size(name)
+        if size != descriptor.size_bytes:
+            raise damaged(self.what, f"{name} has {size} bytes, and {descriptor.size_bytes} are announced")
+        return lambda: self.files.open(name)
+
+
+def _blob(descriptor: Descriptor) -> str:
+    return "blobs/" + descriptor.digest.replace(":", "/", 1)

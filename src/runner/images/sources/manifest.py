@@ -1,0 +1,344 @@
+"""Manifests and indexes of images, OCI's and Docker's: from bytes to an image whose layers can be opened.
+
+Where the bytes come from is the caller's: a folder, an archive, a registry. Everything is believed only after its
+digest was found right, and nothing is larger or deeper than it may be.
+Source: image-spec 1.1 (manifest.md, image-index.md, config.md, media-types.md); distribution 2.8, schema 2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runner.errors import RunnerError
+from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.machine import probe
+
+MANIFEST_BYTES = 4 << 20
+CONFIG_BYTES = 4 << 20
+LAYERS = 10_000
+DEPTH = 4
+INDEX_TYPES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFEST_TYPES = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
+# annotations; the second is containerd's and Docker's, with a registry and a tag
+NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+# what an image without a variant is; a newer one may not start on older processors
+_BASELINE = {"arm64": "v8", "amd64": "v1", "arm": "v7"}
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What a manifest or index says about another blob."""
+
+    media_type: str
+    digest: str
+    """"sha256:HEX", checked to be one: safe in a path or URL"""
+    size_bytes: int
+    architecture: str = ""
+    """of an index's entry, empty where it does not say"""
+    os: str = ""
+    variant: str = ""
+    names: tuple[str, ...] = ()
+    """what a layout calls it: a tag, or a whole reference"""
+
+    @property
+    def platform(self) -> str:
+        """`linux/arm64/v8`, for messages."""
+        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+
+
+class Blobs(Protocol):
+    """Where the blobs of an image lie."""
+
+    def read(self, descriptor: Descriptor, limit: int) -> bytes:
+        """A manifest, index or config whole, at most `limit` + 1 bytes; its digest is checked by the caller."""
+
+    def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
+        """What opens a layer's blob."""
+
+
+def read_image(data: bytes, digest: str, blobs: Blobs, *, architecture: str, reference: str) -> LayeredImage:
+    """The image that a manifest or index (its bytes) describes; an index is followed to the right platform.
+
+    `digest` is what the bytes must hash to, empty where nobody said. Raises RunnerError for damage, for anything
+    that is not an image, and for an image of another architecture.
+    """
+    what = f"the manifest of {reference}"
+    for _ in range(DEPTH):
+        _within(len(data), MANIFEST_BYTES, what)
+        digest = verified(data, digest, what)
+        fields = parse_object(data, what)
+        if not is_index(fields):
+            return _image(fields, digest, blobs, architecture, reference)
+        chosen = choose(descriptors(fields, "manifests"), architecture, reference)
+        _within(chosen.size_bytes, MANIFEST_BYTES, what)
+        data, digest = blobs.read(chosen, MANIFEST_BYTES), chosen.digest
+    raise damaged(what, f"indexes within indexes, more than {DEPTH} deep")
+
+
+def verified(data: bytes, digest: str, what: str) -> str:
+    """The digest of the bytes. Raises RunnerError where it is not the one that was announced."""
+    found = f"sha256:{hashlib.sha256(data).hexdigest()}"
+    if digest and found != digest:
+        raise damaged(what, f"its bytes hash to {found}, not to {digest}")
+    return found
+
+
+def is_index(fields: Fields) -> bool:
+    """Whether these are an index's fields. Raises RunnerError for what is neither index nor manifest."""
+    kind, version = fields.text("mediaType"), fields.number("schemaVersion")
+    if version == 1 or fields.has("fsLayers") or "docker.distribution.manifest.v1" in kind:
+        raise RunnerError(
+            f"cannot read {fields.what}",
+            "it has the old form `schema 1`, which names no configuration and which registries have given up",
+            "pull and push the image with a tool of today: skopeo copy --format v2s2 docker://... docker://...",
+        )
+    index, manifest = fields.has("manifests"), fields.has("layers") or fields.has("config")
+    # bytes that are both could be one image for this tool and another for the next one (CVE-2021-41190)
+    if index == manifest or (kind in INDEX_TYPES and manifest) or (kind in MANIFEST_TYPES and index):
+        raise damaged(fields.what, f"it is neither an image's manifest nor an index{f' (it says {kind})' * bool(kind)}")
+    return index
+
+
+def descriptors(fields: Fields, key: str) -> tuple[Descriptor, ...]:
+    """The descriptors of a list. Raises RunnerError for one without a digest."""
+    return tuple(descriptor(entry) for entry in fields.objects(key))
+
+
+def descriptor(fields: Fields) -> Descriptor:
+    """One descriptor."""
+    digest = fields.text("digest")
+    if not _DIGEST.fullmatch(digest):
+        raise damaged(fields.what, f"{digest!r} is not a digest (sha256: and 64 hex digits)")
+    platform = fields.object("platform")
+    return Descriptor(
+        media_type=fields.text("mediaType"),
+        digest=digest,
+        size_bytes=fields.number("size"),
+        architecture=probe.oci_architecture(platform.text("architecture")),
+        os=platform.text("os"),
+        variant=platform.text("variant"),
+        names=tuple(filter(None, (fields.object("annotations").text(name) for name in NAMES))),
+    )
+
+
+def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> Descriptor:
+    """The entry of an index for linux on an architecture; one that names no platform where none names it.
+
+    Of several variants of a processor the plain one, else the oldest. Attestations (platform unknown/unknown) and
+    entries of unknown kinds are passed over.
+    """
+    images = [entry for entry in entries if may_be_image(entry)]
+    fitting = [entry for entry in images if entry.architecture == architecture and entry.os in ("linux", "")]
+    plain = ("", _BASELINE.get(architecture, ""))
+    fitting.sort(key=lambda entry: "" if entry.variant in plain else entry.variant)
+    if fitting:
+        return fitting[0]
+    silent = [entry for entry in images if not entry.architecture]
+    if len(silent) == 1:
+        return silent[0]
+    known = sorted({entry.platform for entry in images if entry.architecture})
+    raise RunnerError(
+        f"{reference} has no image for linux/{architecture}",
+        f"it has: {', '.join(known[:40])}" if known else f"it lists {len(silent)} images that name no platform",
+        "name a site with such nodes (--site), or an image that was built for them",
+    )
+
+
+def may_be_image(entry: Descriptor) -> bool:
+    """Whether an index's entry can lead to an image: not an attestation, and of a kind that is known."""
+    known = not entry.media_type or entry.media_type in INDEX_TYPES + MANIFEST_TYPES
+    return known and entry.architecture != "unknown"
+
+
+def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, reference: str) -> LayeredImage:
+    layers = descriptors(fields, "layers")
+    refuse_layers([layer.media_type for layer in layers], reference)
+    config = descriptor(fields.object("config"))
+    if config.media_type and config.media_type not in CONFIG_TYPES:
+        raise RunnerError(
+            f"{reference} is not a container image", f"its configuration is of the kind {config.media_type}", ""
+        )
+    _within(config.size_bytes, CONFIG_BYTES, f"the configuration of {reference}")
+    settings = parse_config(blobs.read(config, CONFIG_BYTES), config.digest, architecture, reference)
+    diff_ids = diff_ids_for(settings, len(layers))
+    return LayeredImage(
+        reference=reference,
+        id=config.digest.removeprefix("sha256:"),
+        digest=digest,
+        architecture=probe.oci_architecture(settings.text("architecture")) or architecture,
+        config=runtime_config(settings),
+        layers=tuple(
+            Layer(diff_id, layer.digest, layer.size_bytes, layer.media_type, blobs.opener(layer))
+            for diff_id, layer in zip(diff_ids, layers, strict=True)
+        ),
+    )
+
+
+def refuse_layers(media_types: Sequence[str], reference: str) -> None:
+    """Raise RunnerError for more layers than an image may have, and for layers that cannot be had."""
+    if len(media_types) > LAYERS:
+        raise damaged(reference, f"it has {len(media_types)} layers, more than {LAYERS}")
+    for kind in media_types:
+        if "foreign" in kind or "nondistributable" in kind:
+            raise RunnerError(
+                f"cannot read {reference}",
+                f"a layer is kept elsewhere by its maker ({kind}), as with images of Windows",
+                "take an image for linux without such layers",
+            )
+        if "encrypted" in kind:
+            raise RunnerError(
+                f"cannot read {reference}",
+                "its layers are encrypted",
+                "skopeo copy --decryption-key KEY makes it plain",
+            )
+
+
+def parse_config(data: bytes, digest: str, architecture: str, reference: str) -> Fields:
+    """The whole configuration of an image. Raises RunnerError where it is for other machines."""
+    what = f"the configuration of {reference}"
+    _within(len(data), CONFIG_BYTES, what)
+    verified(data, digest, what)
+    fields = parse_object(data, what)
+    system = fields.text("os")
+    if system not in ("linux", ""):
+        raise RunnerError(f"{reference} is an image for {system}", "squashfs images are for linux", "take another one")
+    refuse_architecture(fields.text("architecture"), architecture, reference)
+    return fields
+
+
+def refuse_architecture(found: str, wanted: str, reference: str) -> None:
+    """Raise RunnerError for an image that cannot run on the nodes; one that does not say is believed."""
+    found = probe.oci_architecture(found)
+    if found and found != wanted:
+        raise RunnerError(
+            f"{reference!r} is an image for {found}",
+            f"it would end in `exec format error` on the nodes, which are {wanted}",
+            f"build or pull it for linux/{wanted}, or name a site with {found} nodes (--site)",
+        )
+
+
+def diff_ids_for(settings: Fields, count: int) -> tuple[str, ...]:
+    """The diff_id of each of `count` layers."""
+    diff_ids = settings.object("rootfs").texts("diff_ids")
+    if len(diff_ids) != count:
+        raise damaged(settings.what, f"it names {len(diff_ids)} layers, the manifest {count}")
+    for diff_id in diff_ids:
+        if not _DIGEST.fullmatch(diff_id):
+            raise damaged(settings.what, f"{diff_id!r} is not a digest (sha256: and 64 hex digits)")
+    return diff_ids
+
+
+def runtime_config(settings: Fields) -> dict[str, Any]:
+    """The part that says how the image is run, each field of its proper kind; what is null is left out."""
+    runtime = settings.object("config")
+    found: dict[str, Any] = {key: list(runtime.texts(key)) for key in ("Env", "Entrypoint", "Cmd") if runtime.has(key)}
+    found |= {key: runtime.text(key) for key in ("WorkingDir", "User") if runtime.has(key)}
+    if runtime.has("Labels"):
+        found["Labels"] = runtime.mapping("Labels")
+    if runtime.has("Volumes"):
+        found["Volumes"] = dict(runtime.object("Volumes").value)
+    return found
+
+
+def _within(size: int, limit: int, what: str) -> None:
+    if size > limit:
+        raise damaged(what, f"it has {size} bytes, more than {limit}")
+
+
+class Fields:
+    """A JSON object; a field that is missing and one that is null are the same."""
+
+    def __init__(self, value: Mapping[str, Any], what: str) -> None:
+        self.value = value
+        self.what = what
+
+    def text(self, key: str) -> str:
+        """A string, empty where there is none."""
+        return self._get(key, str, "a string") or ""
+
+    def number(self, key: str) -> int:
+        """An integer that is not negative, 0 where there is none."""
+        number: int = self._get(key, int, "a number") or 0
+        if number < 0 or isinstance(number, bool):
+            raise damaged(self.what, f"{key!r} is {number!r}")
+        return number
+
+    def object(self, key: str) -> Fields:
+        """An object, an empty one where there is none."""
+        return Fields(self._get(key, dict, "an object") or {}, self.what)
+
+    def objects(self, key: str) -> tuple[Fields, ...]:
+        """A list of objects."""
+        return tuple(Fields(self._kind(each, dict, key, "a list of objects"), self.what) for each in self._list(key))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of strings; one string alone is a list of it, as Docker's old Entrypoint and Cmd."""
+        alone = self.value.get(key)
+        if isinstance(alone, str):
+            return (alone,)
+        return tuple(self._kind(each, str, key, "a list of strings") for each in self._list(key))
+
+    def mapping(self, key: str) -> dict[str, str]:
+        """An object of strings; a null in it is the empty string."""
+        found = self._get(key, dict, "an object") or {}
+        return {name: self._kind(each or "", str, key, "an object of strings") for name, each in found.items()}
+
+    def has(self, key: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.value.get(key) is not None
+
+    def _list(self, key: str) -> list[Any]:
+        return self._get(key, list, "a list") or []
+
+    def _get(self, key: str, kind: type, name: str) -> Any:
+        value = self.value.get(key)
+        return None if value is None else self._kind(value, kind, key, name)
+
+    def _kind(self, value: Any, kind: type, key: str, name: str) -> Any:
+        if not isinstance(value, kind):
+            raise damaged(self.what, f"{key!r} is not {name}")
+        return value
+
+
+def parse_object(data: bytes, what: str) -> Fields:
+    """The JSON object in `data`, which `what` names in errors."""
+    value = _parse(data, what)
+    if not isinstance(value, dict):
+        raise damaged(what, "it is not a JSON object")
+    return Fields(value, what)
+
+
+def parse_objects(data: bytes, what: str) -> tuple[Fields, ...]:
+    """The JSON list of objects in `data`."""
+    return Fields({"list": _parse(data, what)}, what).objects("list")
+
+
+def _parse(data: bytes, what: str) -> Any:
+    try:
+        value = json.loads(data)
+        if b"\\u" in data:  # half a surrogate pair can be parsed, but never be written anywhere
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise damaged(what, "its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise damaged(what, f"it is not JSON: {error}") from error
+    return value
+
+
+def damaged(what: str, why: str) -> RunnerError:
+    """The error for a part of an image that is not what it should be."""
+    return RunnerError(f"cannot read {what}", why, "it is damaged or not an image: make or fetch it again")

@@ -1,0 +1,96 @@
+"""Images straight from a registry: no engine, nothing written to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+
+from runner.errors import RunnerError
+from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
+from runner.images.sources.registry.credentials import Search, find_login
+from runner.images.sources.registry.reference import Reference, parse_reference
+from runner.images.sources.registry.repository import Repository
+from runner.images.sources.registry.transfer import Downloads
+from runner.images.sources.registry.web import Patience, Web
+
+
+@contextmanager
+def open_registry_image(
+    reference: str,
+    user: str = "",
+    *,
+    architecture: str,
+    environ: Mapping[str, str],
+    allow_http: int = 0,
+    connections: int = 8,
+    patience: Patience | None = None,
+) -> Iterator[LayeredImage]:
+    """The image `REGISTRY/NAME[:TAG][@DIGEST]`, its layers readable inside `with`; `user` is whose login is taken.
+
+    `connections` requests at once. Plain http is spoken with this machine's own addresses; with others if `allow_http`
+    is 1, and they are sent a login so if it is 2. Leaving ends every thread and connection. Raises RunnerError.
+    """
+    import logging
+
+    name = parse_reference(reference)
+    search = find_login(name.registry, name.repository, user, environ)
+    logging.getLogger(__name__).info("login for %s: %s", name.registry, describe_login(search))
+    web = Web(environ, allow_http=allow_http, connections=connections, patience=patience)
+    try:
+        repository = Repository(name, web, search)
+        downloads = Downloads(repository.blob, web, registry=name.registry, connections=connections)
+        try:
+            yield read(name, repository, downloads, architecture=architecture)
+        finally:
+            downloads.close()
+    finally:
+        web.close()
+
+
+def read(name: Reference, repository: Repository, downloads: Downloads, *, architecture: str) -> LayeredImage:
+    """The image of `name`: its manifest found by tag or digest, its layers opened through `downloads`."""
+    document = repository.manifest(name.version, (*INDEX_TYPES, *MANIFEST_TYPES), MANIFEST_BYTES)
+    if document.media_type.startswith("application/vnd.docker.distribution.manifest.v1+"):
+        raise RunnerError(
+            f"cannot read {name}",
+            "the registry has it as `schema 1` only, a form without a configuration that registries have given up",
+            "skopeo copy --format v2s2 docker://... docker://... makes a new one of it",
+        )
+    blobs = RegistryBlobs(repository, downloads)
+    announced = document.digest if document.digest.startswith("sha256:") else ""
+    image = read_image(document.body, name.digest or announced, blobs, architecture=architecture, reference=str(name))
+
+    def expect(layers: Sequence[Layer]) -> None:
+        downloads.expect([(layer.digest, layer.size_bytes) for layer in layers])
+
+    return replace(image, expect=expect)
+
+
+class RegistryBlobs:
+    """The blobs of an image in a registry, as read_image wants them."""
+
+    def __init__(self, repository: Repository, downloads: Downloads) -> None:
+        self._repository = repository
+        self._downloads = downloads
+
+    def read(self, descriptor: Descriptor, limit: int) -> bytes:
+        """A manifest of an index, or a configuration, which registries keep among the blobs."""
+        documents = (*INDEX_TYPES, *MANIFEST_TYPES)
+        if descriptor.media_type and descriptor.media_type not in documents:
+            return self._repository.config(descriptor.digest, limit)
+        accept = (descriptor.media_type,) if descriptor.media_type else documents
+        return self._repository.manifest(descriptor.digest, accept, limit).body
+
+    def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
+        """What opens a layer's blob."""
+        return lambda: self._downloads.open(descriptor.digest, descriptor.size_bytes)
+
+
+def describe_login(search: Search) -> str:
+    """Whose login is used and where it comes from, or that there is none; no secret."""
+    login = search.login
+    if login is None:
+        return "none"
+    return f"{login.user!r} from {login.place}" if login.user else f"an identity token from {login.place}"

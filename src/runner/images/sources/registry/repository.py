@@ -1,0 +1,169 @@
+"""One repository of a registry: its manifests, blobs and tags. Source: OCI distribution-spec 1.1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from runner.errors import RunnerError
+from runner.images.sources.registry.credentials import DOCKER_HUB, Search
+from runner.images.sources.registry.reference import Reference
+from runner.images.sources.registry.tokens import Tokens, describe, said_in
+from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, is_loopback, origin
+from runner.images.sources.registry.web_errors import Transient, Untrusted
+
+ERROR_LIMIT = 1 << 20
+TAGS_LIMIT = 4 << 20
+
+
+@dataclass(frozen=True)
+class Document:
+    """A manifest or a configuration as the registry sent it."""
+
+    body: bytes
+    media_type: str
+    """the Content-Type without parameters"""
+    digest: str
+    """what the registry says; empty where it says nothing"""
+
+
+class Repository:
+    """What `reference` names, asked with the login of `search`. Thread-safe."""
+
+    def __init__(self, reference: Reference, web: Web, search: Search) -> None:
+        self.reference = reference
+        self._web = web
+        self._base = f"{self._scheme()}://{reference.host}/v2/{reference.repository}/"
+        self._tokens = Tokens(web, reference.registry, reference.repository, search, self._base)
+        self._locations: dict[str, str] = {}
+        """digest -> where the registry has sent us for it, so that each range does not ask anew"""
+
+    def manifest(self, version: str, accept: Iterable[str], limit: int) -> Document:
+        """The manifest with that tag or digest."""
+        return self._document(f"manifests/{version}", f"manifest {version}", {"Accept": ", ".join(accept)}, limit)
+
+    def config(self, digest: str, limit: int) -> bytes:
+        """A small blob as a whole."""
+        return self._document(f"blobs/{digest}", f"configuration {digest}", {}, limit).body
+
+    def blob(self, digest: str, start: int, end: int, size: int) -> Answer:
+        """206 with the bytes from `start` to before `end`, or 200 with the whole blob.
+
+        Raises Transient for what may pass, RunnerError for what will not.
+        """
+        headers = {} if (start, end) == (0, size) else {"Range": f"bytes={start}-{end - 1}"}
+        location = self._locations.get(digest)
+        if location:
+            answer = self._web.get(location, headers)
+            if answer.status in (200, 206):
+                return answer
+            with answer:  # most often a signed address that is too old by now
+                self._locations.pop(digest, None)
+                check_passing(answer.status, answer.headers, host_of(answer.url))
+        answer = self._get(f"blobs/{digest}", headers)
+        if answer.status in (200, 206):
+            if origin(answer.url) != origin(self._base):
+                self._locations[digest] = answer.url
+            return answer
+        with answer:
+            raise self._refused(answer, f"blob {digest}")
+
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the repository, the first thousand; none where the registry does not say."""
+        try:
+            with self._get("tags/list?n=1000", {}) as answer:
+                body = answer.document(TAGS_LIMIT) if answer.status == 200 else b"{}"
+            return tuple(str(tag) for tag in json.loads(body).get("tags") or ())
+        except (Transient, RunnerError, ValueError, AttributeError, TypeError, RecursionError):
+            return ()
+
+    def _scheme(self) -> str:
+        """https; for this machine's own addresses, or where plain http is allowed, what the server speaks."""
+        host = self.reference.host
+        own = is_loopback(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host)
+        if not own and not self._web.allow_http:
+            return "https"
+        # a secure server comes first where a network lies between; on this machine there is hardly ever one
+        first, second = ("http", "https") if own else ("https", "http")
+        try:
+            with self._web.get(f"{first}://{host}/v2/") as answer:
+                if answer.status != 400:  # what a server of TLS says to plain http
+                    return origin(answer.url)[0]
+        except Untrusted:
+            raise  # whoever answers may read the connection: no plain http instead
+        except (Transient, RunnerError):
+            pass
+        with suppress(Transient), self._web.get(f"{second}://{host}/v2/") as answer:
+            return origin(answer.url)[0]
+        return first
+
+    def _get(self, path: str, headers: Mapping[str, str]) -> Answer:
+        """The answer to a request that carries the authorization which the registry asks for."""
+        refused = 0
+        while True:
+            sent = self._tokens.header
+            answer = self._web.get(self._base + path, headers, authorization=sent)
+            if answer.status != 401 or origin(answer.url) != origin(self._base) or refused == 2:
+                return answer
+            with answer:
+                answer.document(ERROR_LIMIT)
+                self._tokens.renew(answer.challenges(), sent)
+            refused += 1
+
+    def _document(self, path: str, what: str, headers: Mapping[str, str], limit: int) -> Document:
+        tries = Tries(self._web, what, self.reference.registry)
+        while True:
+            try:
+                with self._get(path, headers) as answer:
+                    if answer.status != 200:
+                        raise self._refused(answer, what)
+                    body = answer.document(limit)
+                    kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+                    if kind == "text/html" or describe(body) == "a web page":
+                        raise self._web_page(answer)
+                    return Document(body, kind, answer.headers.get("Docker-Content-Digest", ""))
+            except Transient as trouble:
+                tries.failed(trouble)
+
+    def _refused(self, answer: Answer, what: str) -> RunnerError:
+        """The error for a status that is no success; raises Transient for one that may pass."""
+        body = answer.document(ERROR_LIMIT)
+        said = said_in(body)
+        check_passing(answer.status, answer.headers, said)
+        own = origin(answer.url) == origin(self._base)
+        if answer.status in (401, 403) and own:
+            return self._tokens.denied(answer.status, said)
+        if answer.status == 404 and own:
+            return self._missing(what, said)
+        return RunnerError(
+            f"cannot fetch {what} of {self.reference}",
+            f"{host_of(answer.url)} answers {answer.status}{f': {said}' if said else ''}",
+            "try again later" if own else "the registry keeps its blobs there: is that host reachable from here?",
+        )
+
+    def _missing(self, what: str, said: str) -> RunnerError:
+        reference = self.reference
+        if not what.startswith("manifest"):
+            return RunnerError(
+                f"{reference} is not whole", f"the registry has no {what}: {said}", "push the image again"
+            )
+        import difflib
+
+        tags = self.tags() if reference.tag else ()
+        close = difflib.get_close_matches(reference.tag, tags, n=5, cutoff=0.5)
+        why = f"the registry has {'no such tag of this image' if tags else 'no such image or tag'}"
+        fix = f"is it one of {', '.join(close)}?" if close else "check the name and the tag"
+        if reference.registry == DOCKER_HUB:
+            fix += (
+                "; another registry's image is docker://REGISTRY#IMAGE:TAG: docker://nvcr.io#nvidia/pytorch:24.06-py3"
+            )
+        return RunnerError(f"there is no {reference}", f"{why}{f': {said}' if said else ''}", fix)
+
+    def _web_page(self, answer: Answer) -> RunnerError:
+        return RunnerError(
+            f"{host_of(answer.url)} answers with a web page",
+            "where a manifest is due: a login page of the network, or a proxy, stands in between, or it is no registry",
+            "open the address in a browser; check the registry's name and HTTPS_PROXY",
+        )

@@ -1,0 +1,378 @@
+"""HTTP for registries: proxies and CAs of the environment, redirects without credentials, sockets that can be ended."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import threading
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urljoin, urlsplit
+
+from runner.errors import RunnerError
+from runner.images.sources.registry import web_errors
+from runner.images.sources.registry.web_errors import Transient
+
+if TYPE_CHECKING:
+    import ssl
+
+    from urllib3 import BaseHTTPResponse, PoolManager
+
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+MAX_REDIRECTS = 5
+USER_AGENT = "runner"
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to wait for servers, and how often to try again."""
+
+    connect_seconds: float = 10.0
+    stall_seconds: float = 30.0
+    """a connection that brings no byte for so long is given up"""
+    tries: int = 6
+    backoff_seconds: float = 0.5
+    """before the second try; doubled before each further one"""
+    longest_wait_seconds: float = 60.0
+    """a server that asks us to wait longer (Retry-After) ends the work"""
+
+
+class Answer:
+    """A server's answer: status, headers (any case), the URL that gave it, and a body that is read piece by piece."""
+
+    def __init__(self, response: BaseHTTPResponse, url: str, web: Web) -> None:
+        self.status = response.status
+        self.headers: Mapping[str, str] = response.headers
+        self.url = url
+        self._response = response
+        self._web = web
+
+    def read(self, size: int) -> bytes:
+        """The next bytes, at most `size`; b"" at the end. Raises Transient where the connection breaks."""
+        import http.client
+
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return self._response.read(size, decode_content=False)
+        except (HTTPError, OSError, http.client.HTTPException) as error:
+            raise Transient(web_errors.words(error, self._web.patience.stall_seconds)) from error
+        except (ValueError, AttributeError) as error:  # what a socket says that close() has just shut
+            if self._web.stopped.is_set():
+                raise Transient("stopped") from error
+            raise
+
+    def document(self, limit: int) -> bytes:
+        """The whole body, which must not be longer than `limit`."""
+        pieces, left = [], limit + 1
+        while left and (piece := self.read(left)):
+            pieces.append(piece)
+            left -= len(piece)
+        if not left:
+            raise RunnerError(
+                f"{host_of(self.url)} sends more than {limit:,} bytes where a short document is due",
+                "no image has a manifest or configuration of that size",
+                "check the registry's name",
+            )
+        return b"".join(pieces)
+
+    def challenges(self) -> tuple[str, ...]:
+        """The WWW-Authenticate headers, one by one."""
+        values: list[str] = self._response.headers.getlist("WWW-Authenticate")
+        return tuple(values)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # a body that was read to its end has given its connection back by itself
+        self._response.close()
+
+
+class Web:
+    """Connections for one image's transfer. Thread-safe; close() ends every connection at once."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        allow_http: int = 0,
+        connections: int = 8,
+        patience: Patience | None = None,
+    ) -> None:
+        self.environ = environ
+        self.allow_http = allow_http
+        self.patience = patience or Patience()
+        self.stopped = threading.Event()
+        self._connections = connections
+        self._managers: dict[tuple[str, bool], PoolManager] = {}
+        self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._reached: set[str] = set()
+        self._lock = threading.Lock()
+
+    def get(self, url: str, headers: Mapping[str, str] | None = None, *, authorization: str = "") -> Answer:
+        """The answer after redirects; `authorization` goes only to the host, port and scheme of `url` itself.
+
+        Raises Transient for what may pass, RunnerError for what will not.
+        """
+        first = origin(url)
+        for _ in range(MAX_REDIRECTS + 1):
+            secret = {"Authorization": authorization} if authorization and origin(url) == first else {}
+            answer = self._request("GET", url, {**(headers or {}), **secret})
+            if answer.status not in REDIRECTS or "Location" not in answer.headers:
+                return answer
+            with answer:
+                after = urljoin(url, answer.headers["Location"])
+            if url.startswith("https:") and not after.startswith("https:") and not self.allow_http:
+                raise RunnerError(
+                    f"{host_of(url)} sends us to {host_of(after)} without encryption",
+                    "it redirects from https to plain http",
+                    "check the registry's name; to read without encryption: --allow-http",
+                )
+            url = after
+        raise RunnerError(
+            f"{first[1]} sends us in a circle",
+            f"more than {MAX_REDIRECTS} redirects, the last to {host_of(url)}",
+            "a login page or a proxy may stand in between: check the registry's name and HTTPS_PROXY",
+        )
+
+    def post(self, url: str, fields: Mapping[str, str]) -> Answer:
+        """The answer to a form; redirects are not followed, for the form holds a secret."""
+        from urllib.parse import urlencode
+
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        return self._request("POST", url, headers, urlencode(fields).encode())
+
+    def takes_login(self, url: str) -> bool:
+        """Whether a login may be sent there: encrypted, to this machine, or in clear text by the user's own word."""
+        parts = urlsplit(url)
+        return parts.scheme == "https" or is_loopback(parts.hostname or "") or self.allow_http > 1
+
+    def close(self) -> None:
+        """End every connection, those that another thread is reading from too."""
+        import socket
+
+        self.stopped.set()
+        for held in list(self._sockets):
+            with suppress(Exception):
+                # not SSLSocket.shutdown, which takes the TLS state from under the reader
+                (socket.socket.shutdown if isinstance(held, socket.socket) else type(held).shutdown)(held, 2)
+        for manager in list(self._managers.values()):
+            manager.clear()
+
+    def _request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
+        import http.client
+
+        from urllib3.exceptions import HTTPError
+
+        self._check(url)
+        host = host_of(url)
+        sent = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
+        proxy = proxy_for(url, self.environ)
+        try:
+            response = self._manager(proxy, url.startswith("https:")).request(
+                method, url, headers=sent, body=body, redirect=False, retries=False, preload_content=False
+            )
+        except (HTTPError, OSError, http.client.HTTPException) as error:
+            if self.stopped.is_set():
+                raise Transient("stopped") from error
+            final = web_errors.unreachable(error, host, proxy, first=host not in self._reached)
+            raise final or Transient(web_errors.words(error, self.patience.stall_seconds)) from error
+        except ValueError as error:  # an address or a header that no request can be made of
+            raise RunnerError(f"cannot ask {host}", str(error), "check the image's name") from error
+        self._reached.add(host)
+        return Answer(response, url, self)
+
+    def _check(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RunnerError(f"cannot fetch from {url!r}", "it is no web address", "check the registry's name")
+        if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
+            raise RunnerError(
+                f"{host_of(url)} would be asked without encryption",
+                "plain http is taken for this machine's own addresses only",
+                "use https; to read without encryption: --allow-http",
+            )
+
+    def _manager(self, proxy: str, tls: bool) -> PoolManager:
+        """The pool of connections by that proxy; the TLS context is made where it is needed (it takes 20 ms)."""
+        with self._lock:
+            if (proxy, tls) not in self._managers:
+                self._managers[proxy, tls] = self._make_manager(proxy, tls)
+            return self._managers[proxy, tls]
+
+    def _make_manager(self, proxy: str, tls: bool) -> PoolManager:
+        import urllib3
+
+        options: dict[str, Any] = {
+            "maxsize": self._connections + 1,
+            "timeout": urllib3.Timeout(connect=self.patience.connect_seconds, read=self.patience.stall_seconds),
+            "ssl_context": self._tls if tls or proxy.startswith("https") else None,
+        }
+        manager = _proxy_manager(proxy, options) if proxy else urllib3.PoolManager(**options)
+        manager.pool_classes_by_scheme = _pool_classes(self._keep)
+        return manager
+
+    def _keep(self, connected: Any) -> None:
+        """A new connection's socket: remembered for close(), refused after it."""
+        if self.stopped.is_set():
+            raise OSError("stopped")
+        self._sockets.add(connected)
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return web_errors.tls_context(self.environ)
+
+
+def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
+    from urllib.parse import unquote
+
+    import urllib3
+
+    parts = urlsplit(proxy)
+    if parts.scheme.startswith("socks"):
+        try:
+            from urllib3.contrib.socks import SOCKSProxyManager
+        except ImportError as error:
+            raise RunnerError(
+                f"cannot use the proxy {host_of(proxy)}", "SOCKS needs the package PySocks", "pip install PySocks"
+            ) from error
+        return SOCKSProxyManager(proxy, **options)
+    user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    headers = urllib3.make_headers(proxy_basic_auth=user)
+    return urllib3.ProxyManager(f"{parts.scheme}://{host_of(proxy)}", proxy_headers=headers, **options)
+
+
+def _pool_classes(keep: Any) -> dict[str, Any]:
+    """urllib3's pools whose connections hand each new socket to `keep`."""
+    from urllib3.connection import HTTPConnection, HTTPSConnection
+    from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+    def keeping(connection: Any, pool: Any) -> Any:
+        def connect(self: Any) -> None:
+            connection.connect(self)
+            keep(self.sock)
+
+        return type(
+            pool.__name__, (pool,), {"ConnectionCls": type(connection.__name__, (connection,), {"connect": connect})}
+        )
+
+    return {"http": keeping(HTTPConnection, HTTPConnectionPool), "https": keeping(HTTPSConnection, HTTPSConnectionPool)}
+
+
+def origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port: what a credential belongs to."""
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def host_of(url: str) -> str:
+    """HOST[:PORT] of a URL, without a user's name or password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name (no port) means this machine: localhost, 127.0.0.0/8, ::1."""
+    if host.lower() == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+def proxy_for(url: str, environ: Mapping[str, str]) -> str:
+    """The proxy's URL for a URL by HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY (small letters win); empty: none."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+
+    def setting(name: str) -> str:
+        return (environ.get(f"{name}_proxy") or environ.get(f"{name}_proxy".upper()) or "").strip()
+
+    proxy = setting(parts.scheme) or setting("all")
+    if not proxy or is_loopback(host):
+        return ""
+    if _excepted(host, host_of(url).lower(), setting("no")):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _excepted(host: str, with_port: str, exceptions: str) -> bool:
+    """Whether NO_PROXY names the host: by itself, by a domain that it lies in, by an address or network, or by `*`."""
+    for entry in exceptions.lower().split(","):
+        name = entry.strip().removeprefix("*").removeprefix(".")
+        if entry.strip() == "*" or (name and (name in (host, with_port) or host.endswith(f".{name}"))):
+            return True
+        with suppress(ValueError):
+            if ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False):
+                return True
+    return False
+
+
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class Tries:
+    """The tries for one thing: `failed` waits before the next one, or raises when there were enough."""
+
+    def __init__(self, web: Web, what: str, registry: str) -> None:
+        self._web = web
+        self._what = what
+        self._registry = registry
+        self.count = 0
+
+    def failed(self, trouble: Transient) -> None:
+        """Wait as long as the server asked, or twice as long as the last time. Raises RunnerError at the end."""
+        patience = self._web.patience
+        self.count += 1
+        delay = trouble.delay
+        if delay is None:
+            # the threads that one event broke do not come back all at once
+            delay = patience.backoff_seconds * 2 ** (self.count - 1) * random.uniform(0.75, 1.25)
+        if self.count >= patience.tries or delay > patience.longest_wait_seconds:
+            raise self._enough(trouble)
+        if self._web.stopped.wait(delay):
+            raise Transient("stopped")
+
+    def _enough(self, trouble: Transient) -> RunnerError:
+        what = f"cannot fetch {self._what} from {self._registry}"
+        if trouble.status == 429:
+            return _too_many(what, self._registry, trouble)
+        often = "once" if self.count == 1 else f"{self.count} times"
+        return RunnerError(
+            what, f"tried {often}, the last time: {trouble.why}", "try again later; the network or the registry is ill"
+        )
+
+
+def _too_many(what: str, registry: str, trouble: Transient) -> RunnerError:
+    if registry == "docker.io":
+        return RunnerError(
+            what,
+            f"Docker Hub's limit on pulls is reached for this address or account: {trouble.why}",
+            "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait some hours",
+        )
+    return RunnerError(what, f"the registry asks for fewer requests: {trouble.why}", "try again later, or log in")
+
+
+def check_passing(status: int, headers: Mapping[str, str], said: str) -> None:
+    """Raise Transient for a status that may pass."""
+    if status in PASSING:
+        words = f"{status} {said}".strip()
+        raise Transient(words, delay=retry_after(headers.get("Retry-After", "")), status=status)
+
+
+def retry_after(text: str) -> float | None:
+    """Seconds of a Retry-After header, which holds seconds or a date; None where it says nothing readable."""
+    import time
+    from email.utils import parsedate_to_datetime
+
+    if text.strip().isdecimal():
+        return float(text[:9])
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None

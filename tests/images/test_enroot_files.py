@@ -1,0 +1,112 @@
+"""What an image says of itself never becomes shell code: /etc/rc is run by dash and by busybox with hostile values."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.errors import RunnerError
+from runner.images.importer.enroot_files import environment, fstab, metadata_files, rc, unsayable
+
+SHELLS = [shell for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix")) if shutil.which(shell[0])]
+HOSTILE = (
+    "", "'", '"', "$HOME", "$(touch OWNED)", "`touch OWNED`", "a\nb", "#", "\\", "-n", "--", "😀", "a  b", "*", "~",
+    "'; touch OWNED; '", "\\'; touch OWNED #", "\t", "é", "!x", "x" * 100_000, "a;b|c&d>e<f(g){h}[i]",
+)  # fmt: skip
+TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=40)
+
+
+def run_rc(folder: Path, config: dict[str, Any], shell: tuple[str, ...], *arguments: str) -> list[str]:
+    """The arguments that the image's program gets, when a shell runs /etc/rc in `folder`."""
+    show = folder / "show"
+    if not show.exists():
+        show.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\n")
+        show.chmod(0o755)
+    script = rc(config).replace("/etc/rc.local", str(folder / "rc.local"))
+    (folder / "rc").write_bytes(script.encode("utf-8", "surrogateescape"))
+    done = subprocess.run((*shell, str(folder / "rc"), *arguments), capture_output=True, cwd=folder, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "OWNED").exists()
+    return done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+@pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_words_reach_the_program_unchanged(tmp_path: Path, shell: tuple[str, ...], word: str) -> None:
+    config = {"Entrypoint": [str(tmp_path / "show"), word], "Cmd": [word, "second"], "Labels": {word: word, "k": word}}
+    assert run_rc(tmp_path, config, shell) == [word, word, "second"]
+    assert run_rc(tmp_path, config, shell, "given", word) == [word, "given", word]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(entry=st.lists(TEXT, max_size=3), command=st.lists(TEXT, max_size=3), labels=st.dictionaries(TEXT, TEXT))
+def test_any_text_reaches_the_program_unchanged(
+    tmp_path: Path, entry: list[str], command: list[str], labels: dict[str, str]
+) -> None:
+    config = {"Entrypoint": [str(tmp_path / "show"), *entry], "Cmd": command, "Labels": labels}
+    assert run_rc(tmp_path, config, ("dash",)) == [*entry, *command]
+
+
+@pytest.mark.parametrize("name", ["a b", "$(touch OWNED)", "'q'", "-n", "x\ny"])
+def test_the_working_directory_is_made_and_entered(tmp_path: Path, name: str) -> None:
+    config = {"WorkingDir": str(tmp_path / name), "Cmd": ["/bin/pwd"]}
+    (tmp_path / "rc").write_text(rc(config).replace("/etc/rc.local", "/nowhere"))
+    done = subprocess.run(("dash", str(tmp_path / "rc")), capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert done.stdout == f"{tmp_path / name}\n"
+    assert not (tmp_path / "OWNED").exists()
+
+
+def test_a_working_directory_that_cannot_be_entered_ends_with_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "rc").write_text(rc({"WorkingDir": f"{tmp_path}/file/below"}))
+    assert subprocess.run(("dash", str(tmp_path / "rc")), capture_output=True, check=False).returncode == 1
+
+
+def test_rc_local_runs_first_and_may_exec_the_arguments(tmp_path: Path) -> None:
+    """pyxis writes `exec "$@"` there when the entry point is not wanted."""
+    (tmp_path / "rc.local").write_text('exec "$@"\n')
+    config = {"Entrypoint": ["/does/not/exist"]}
+    assert run_rc(tmp_path, config, ("dash",), str(tmp_path / "show"), "a") == ["a"]
+
+
+def test_without_entry_point_and_command_it_is_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "rc").write_text(rc({}).replace("/etc/rc.local", "/nowhere"))
+    done = subprocess.run(("dash", str(tmp_path / "rc")), input=b"echo $0", capture_output=True, check=True)
+    assert done.stdout == b"/bin/sh\n"
+
+
+def test_each_label_is_one_comment_line() -> None:
+    config = {"Labels": {"a": "one\ntwo", "b\r": "\x1b[2K; touch OWNED", "c": "plain"}}
+    lines = rc(config).splitlines()
+    assert lines[:4] == ["#!/bin/sh", "# a one two", "# b   [2K; touch OWNED", "# c plain"]
+
+
+def test_environment_is_raw_in_the_images_order() -> None:
+    assert environment(["B=2", "A=$HOME 'x'", "EMPTY="]) == "B=2\nA=$HOME 'x'\nEMPTY=\n"
+
+
+def test_a_variable_with_a_line_break_cannot_forge_another() -> None:
+    config = {"Env": ["A=1", "B=x\nLD_PRELOAD=/evil.so"]}
+    assert "LD_PRELOAD" not in metadata_files(config)["etc/environment"][0]
+    assert unsayable(config) == ("B",)
+
+
+def test_volumes_are_sorted_and_escaped() -> None:
+    assert fstab({"/b": {}, "/a c": {}}) == (
+        "${ENROOT_ROOTFS}/a\\040c /a\\040c none x-create=dir,bind,rw,nosuid,nodev\n"
+        "${ENROOT_ROOTFS}/b /b none x-create=dir,bind,rw,nosuid,nodev\n"
+    )
+
+
+@pytest.mark.parametrize("volume", ["/../../x", "/data/../../etc", "/..", "data", "", "/$HOME", "/${X}/y"])
+def test_a_volume_that_leads_out_of_the_image_is_refused(volume: str) -> None:
+    """enroot would mount a folder of the host's, whatever variables it puts in."""
+    with pytest.raises(RunnerError, match="declares the volume"):
+        fstab({"/fine": {}, volume: {}})
+    assert fstab({"/a..b/...": {}})
