@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner.doctor import access, cluster, node, programs, storage
+from runner.doctor import storage as quota
 from runner.errors import RunnerError
-from runner.machine import probe, quota
+from runner.machine import probe
 from runner.runs.checking import room
 from runner.site import Site
 from runner.site_files import load_site
@@ -65,7 +66,7 @@ def test_the_file_system_of_a_path_is_the_one_that_is_mounted_nearest():
     ],
 )
 def test_quotas_are_read_as_quota_and_lfs_print_them(stdout, found):
-    assert quota.parse(stdout) == found
+    assert quota.parse_quota(stdout) == found
 
 
 def program(folder: Path, name: str, text: str) -> None:

@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
-    from runner.environments.adopt.adopted import Adopted
-    from runner.environments.adopt.job import Draft
-    from runner.environments.adopt.program import Program
+    from runner.runs.adopt.adopted import Adopted
+    from runner.runs.adopt.job import Draft, Program
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -35,8 +34,8 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env adopt`: prints the EDF, or the paths of what it wrote; what was not taken over goes to stderr."""
     from pathlib import Path
 
-    from runner.environments.adopt.adopted import Adopted
-    from runner.environments.adopt.job import Draft
+    from runner.runs.adopt.adopted import Adopted
+    from runner.runs.adopt.job import Draft
     from runner.runs.asking.checks import check_variable
     from runner.runs.schedulers import flags
 
@@ -89,9 +88,8 @@ def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str
     """(what was read, in words, its program)."""
     from pathlib import Path
 
-    from runner.environments.adopt.command_line import read_command_line
-    from runner.environments.adopt.script import read_script
     from runner.errors import RunnerError
+    from runner.runs.adopt.script import read_command_line, read_script
 
     if args.rest:
         return "a command line", read_command_line(args.rest, adopted, draft, Path.cwd())

@@ -66,7 +66,7 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
 
 def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
     """What is found after all has been mended that says how. Some faults show only when others are gone."""
-    from runner.environments.lint.fixing import by_file, mended
+    from runner.environments.lint.finding import by_file, mended
     from runner.machine import files
 
     for _ in range(_ROUNDS):
@@ -157,7 +157,7 @@ def _print(
     if args.sarif:
         from pathlib import Path
 
-        from runner.environments.lint.sarif import as_sarif
+        from runner.environments.lint.finding import as_sarif
 
         console.answer_json(as_sarif(findings, Path.cwd()))
     else:

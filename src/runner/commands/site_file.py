@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runner import cluster
+from runner import cluster_facts
 from runner.detection import cluster_name, find_site
 from runner.environments.environment import quoted
 from runner.machine import process
@@ -29,14 +29,14 @@ class Seen:
     """What the cluster says of itself; empty where there is none."""
 
     name: str | None = None
-    partitions: tuple[cluster.Partition, ...] = ()
+    partitions: tuple[cluster_facts.Partition, ...] = ()
     accounts: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def partition(self, name: str | None) -> cluster.Partition | None:
+    def partition(self, name: str | None) -> cluster_facts.Partition | None:
         """The partition of that name, else the likely one."""
         named = [partition for partition in self.partitions if partition.name == name]
-        return named[0] if named else None if name else cluster.likely(self.partitions)
+        return named[0] if named else None if name else cluster_facts.likely(self.partitions)
 
 
 def look(environ: Mapping[str, str]) -> Seen:
@@ -44,7 +44,7 @@ def look(environ: Mapping[str, str]) -> Seen:
     found, _ = find_site(None, environ)
     if found.scheduler != "slurm" or process.which("sinfo") is None:
         return Seen()
-    return Seen(cluster_name(environ), cluster.partitions(), cluster.accounts(), cluster.versions())
+    return Seen(cluster_name(environ), cluster_facts.partitions(), cluster_facts.accounts(), cluster_facts.versions())
 
 
 def base_of(name: str, seen: Seen, environ: Mapping[str, str]) -> Site:
@@ -97,7 +97,7 @@ def _found(seen: Seen, name: str | None, base: Site) -> dict[str, str | int]:
     partition = seen.partition(name or base.partition) or seen.partition(name)
     if partition is None:
         return {}
-    architecture = cluster.node_architecture(partition.name)
+    architecture = cluster_facts.node_architecture(partition.name)
     return {
         "partition": partition.name,
         "cpus_per_node": partition.cpus_per_node,

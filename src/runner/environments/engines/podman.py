@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE
-from runner.environments.engines.sandbox_conf import conf
+from runner.environments.engines.sandbox import conf
 from runner.environments.engines.shared import bare_squashfs, refuse, refuse_annotations, script, slashed
 from runner.environments.environment import Environment, emit_edf
 from runner.expansion import parts
@@ -43,3 +43,16 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
         },
         prefix=("bash", "${RUNNER_RUN}/payload/container.sh"),
     )
+
+
+def attach_docker(environment: Environment, site: Site) -> Attachment:
+    """The script, what it is to enter, and the words that start it."""
+    if environment.is_squashfs:
+        raise refuse(
+            environment,
+            "image",
+            "docker",
+            f"it knows images of its storage only, and {environment.image!r} is a squashfs file",
+            "use podman or the sandbox, or name an image",
+        )
+    return attach(environment, site, "docker")

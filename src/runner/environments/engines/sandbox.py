@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE
-from runner.environments.engines.sandbox_conf import conf
-from runner.environments.engines.shared import refuse, refuse_annotations, script
+from runner.environments.engines.shared import refuse, refuse_annotations, script, single_quoted
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
@@ -38,3 +39,49 @@ def attach(environment: Environment, site: Site) -> Attachment:
         },
         prefix=("bash", "${RUNNER_RUN}/payload/sandbox.sh"),
     )
+
+
+KNOWN_FLAGS = {"ro", "rw", "rbind", "bind", "sqsh"}
+
+
+def conf(environment: Environment, extra: Mapping[str, str]) -> str:
+    """The environment as bash assignments, those of `extra` ("engine" among them) first; texts are the EDF's own, with
+    references that the script expands.
+
+    Raises RunnerError for a mount flag that our scripts do not know.
+    """
+    for index, mount in enumerate(environment.mounts):
+        for flag in mount.flags:
+            if flag not in KNOWN_FLAGS:
+                raise refuse(
+                    environment,
+                    f"mounts.{index}",
+                    extra["engine"],
+                    f"it knows the mount flags {', '.join(sorted(KNOWN_FLAGS))}, not {flag!r}",
+                    f"leave {flag!r} out, or use an engine that has it: --site with engine ce",
+                )
+    scalars = {
+        **extra,
+        "image": environment.image,
+        "workdir": environment.workdir or "",
+        "entrypoint": "1" if environment.entrypoint else "",
+        "writable": "1" if environment.writable else "",
+    }
+    mounts = [word for mount in environment.mounts for word in (mount.source, mount.target, "+".join(mount.flags))]
+    env = [word for pair in environment.env.items() for word in pair]
+    lines = [
+        "# Read by the script beside it. ${NAME} is expanded there, on the node that runs the task.",
+        *(f"{name}={single_quoted(value)}" for name, value in scalars.items()),
+        *_array("mounts", mounts, 3),
+        *_array("env", env, 2),
+        *_array("devices", environment.devices, 1),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _array(name: str, words: Iterable[str], per_line: int) -> list[str]:
+    quoted = [single_quoted(word) for word in words]
+    if not quoted:
+        return [f"{name}=()"]
+    rows = ["  " + " ".join(quoted[at : at + per_line]) for at in range(0, len(quoted), per_line)]
+    return [f"{name}=(", *rows, ")"]

@@ -4,31 +4,85 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.environments.edf import find_edf
+from runner.environments.engines import attach
 from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
-from runner.environments.lint import engine, env_values, hooks, image, mounts, registry, script, secrets, variables
-from runner.environments.lint.file import check_file
+from runner.environments.lint import hooks, image, mounts, script, variables
+from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, finding
-from runner.environments.lint.mount_text import check_mounts
+from runner.environments.lint.image import REGISTRY_RULES
+from runner.environments.lint.mounts import check_mounts
 from runner.environments.lint.script_text import Line, Script, is_script, option, read_script
 from runner.environments.lint.subject import Rule, Setting, Subject
-from runner.environments.lint.syntax import read_all
+from runner.environments.lint.variables import SECRET_RULES, VALUE_RULES
+from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.located_toml import Document, Place
 from runner.project import Project
 
+_MOST_FAULTS = 50
+_HARMLESS = Mount("/dev/null", "/dev/null")
+
+
+def engine_refuses(subject: Subject) -> Iterator[Finding]:
+    """Asked again and again, each time without the field that it named last: it names one at a time."""
+    setting, environment = subject.setting, subject.environment
+    for _ in range(_MOST_FAULTS):
+        try:
+            attach(environment, setting.site, setting.engine, setting.environ)
+        except RunnerError as error:
+            field = _field(error)
+            yield subject.say("engine-refuses", field, f"{_sentence(error)}: {error.why}", error.fix)
+            without = _without(environment, field)
+            if without is None or without == environment:
+                return
+            environment = without
+        else:
+            return
+
+
+def _field(error: RunnerError) -> str:
+    match = re.search(r"cannot express (\S+)", error.what) or re.search(r"(mounts\.\d+|env\.\S+)", error.what)
+    return match[1].rstrip(":,") if match else "environment"
+
+
+def _sentence(error: RunnerError) -> str:
+    """What happened, without the place in front of it."""
+    return re.sub(r"^\S+:\d+: ", "", error.what)
+
+
+def _without(environment: Environment, field: str) -> Environment | None:
+    """The environment without a field that was refused; None where it takes no leaving out."""
+    key, _, name = field.partition(".")
+    if key == "mounts" and name.isdigit():
+        mounts = tuple(_HARMLESS if index == int(name) else mount for index, mount in enumerate(environment.mounts))
+        return replace(environment, mounts=mounts)
+    if key == "env":
+        return replace(environment, env={other: value for other, value in environment.env.items() if other != name})
+    if key == "annotations":
+        return replace(environment, annotations={})
+    if key == "devices":
+        return replace(environment, devices=())
+    if field == "entrypoint":
+        return replace(environment, entrypoint=False)
+    return replace(environment, workdir=None) if field == "workdir" else None
+
+
+ENGINE_RULES = (engine_refuses,)
+
+
 RULES: tuple[Rule, ...] = (
     *variables.RULES,
     *image.RULES,
-    *registry.RULES,
+    *REGISTRY_RULES,
     *mounts.RULES,
-    *env_values.RULES,
-    *secrets.RULES,
-    *engine.RULES,
+    *VALUE_RULES,
+    *SECRET_RULES,
+    *ENGINE_RULES,
 )
 
 

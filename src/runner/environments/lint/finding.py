@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from runner import __version__
 from runner.environments.lint.codes import CODES, SEVERITIES
-from runner.environments.rewriting import Change
+from runner.environments.rewriting import Change, rewrite
+from runner.errors import RunnerError
 from runner.located_toml import Place
 
 
@@ -60,3 +65,71 @@ def as_data(finding: Finding) -> dict[str, Any]:
     keys = ("code", "severity", "field", "reason", "fix")
     place = {"path": str(finding.place.path), "line": finding.place.line} if finding.place else {}
     return {**{key: getattr(finding, key) for key in keys}, "path": None, "line": None, **place}
+
+
+_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+def as_sarif(findings: Sequence[Finding], root: Path) -> dict[str, Any]:
+    """The log of one run. Paths below `root` are written relative to it."""
+    codes = sorted({finding.code for finding in findings})
+    driver = {"name": "runner", "version": __version__, "rules": [_rule(code) for code in codes]}
+    results = [_result(finding, codes.index(finding.code), root) for finding in findings]
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
+    return {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _rule(code: str) -> dict[str, Any]:
+    known = CODES[code]
+    return {
+        "id": code,
+        "shortDescription": {"text": known.title},
+        "help": {"text": known.fix},
+        "defaultConfiguration": {"level": known.severities[0]},
+    }
+
+
+def _result(finding: Finding, index: int, root: Path) -> dict[str, Any]:
+    result = {
+        "ruleId": finding.code,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {"text": f"{finding.reason}. Try: {finding.fix}"},
+        "properties": {"field": finding.field},
+    }
+    if finding.place is None:
+        return result
+    path = finding.place.path
+    inside = path.is_relative_to(root)
+    uri = quote(path.relative_to(root).as_posix()) if inside else path.absolute().as_uri()
+    region = {"region": {"startLine": finding.place.line}} if finding.place.line else {}
+    return {**result, "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, **region}}]}
+
+
+def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
+    """The findings that say what mends them, under their file."""
+    found: dict[Path, list[Finding]] = {}
+    for one in findings:
+        if one.changes and one.place is not None:
+            found.setdefault(one.place.path, []).append(one)
+    return found
+
+
+def mended(text: str, path: Path, findings: Sequence[Finding]) -> tuple[str, tuple[Finding, ...]]:
+    """The text with one change for each key path, comments and order kept; the findings that this mends.
+
+    Others of the same key wait for the next look at the file. A change that cannot be written is left to the user.
+    """
+    touched: set[tuple[str, ...]] = set()
+    done: list[Finding] = []
+    for one in findings:
+        keys = {change.keys for change in one.changes}
+        if keys & touched:
+            continue
+        try:
+            text = rewrite(text, one.changes, path)
+        except RunnerError:
+            continue
+        touched |= keys
+        done.append(one)
+    return text, tuple(done)

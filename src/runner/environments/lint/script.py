@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner.environments.environment import Environment
-from runner.environments.lint import secrets
+from runner.environments.lint import variables
 from runner.environments.lint.finding import Finding, finding
-from runner.environments.lint.image_facts import facts_of
 from runner.environments.lint.script_text import Line, Script, option
-from runner.environments.lint.subject import Setting
+from runner.environments.lint.subject import Setting, facts_of
 from runner.images.sources.registry.reference import written
 from runner.located_toml import Place
 
@@ -155,8 +154,8 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
     mentioned = False
     for line in batch.script.commands:
         for name, value in re.findall(r"\b([A-Za-z_]\w*)=[\"']?([^\s\"'$`;&|()]*)", line.text):
-            mentioned = mentioned or bool(secrets.NAME.search(name))
-            if secrets.looks_secret(name, value):
+            mentioned = mentioned or bool(variables.NAME.search(name))
+            if variables.looks_secret(name, value):
                 reason = f"{name} holds a secret as plain text"
                 yield batch.say("secret-value", line, name, reason, f"export {name} where you submit")
     traced = next((line for line in batch.script.commands if re.search(r"\bset\s+-\w*x", line.early)), None)

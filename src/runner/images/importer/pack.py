@@ -21,8 +21,7 @@ from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression
 from runner.images.squashfs.data import DataWriter, FileData, Run
 from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Leaf
-from runner.machine.heap import keep_freed_memory
-from runner.machine.interpreter import set_for_streams
+from runner.machine.tuning import keep_freed_memory, set_for_streams
 
 # raised when the same image would be packed to other bytes. 1 was tar2sqfs
 PACKING = 2

@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from runner.doctor import storage
 from runner.errors import RunnerError
-from runner.machine import quota
 
 _LEAST_BYTES, _LEAST_FILES = 64 << 20, 1000
 
@@ -17,7 +17,7 @@ def check(folder: Path) -> tuple[str, ...]:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     _check_file_system(folder, there)
     with suppress(RunnerError):  # nobody can say
-        found = quota.of_folder(there)
+        found = storage.quota_of_folder(there)
         if found and found.nearly_used_up:
             return (f"your quota is nearly used up, and the job may fail to save: {found.text} (runner gc)",)
     return ()

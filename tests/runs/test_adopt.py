@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.commands.emitted import emitted
-from runner.environments.adopt.adopted import Adopted
-from runner.environments.adopt.command_line import read_command_line
-from runner.environments.adopt.job import Draft
-from runner.environments.adopt.options import CONTAINER, SBATCH, SRUN
-from runner.environments.adopt.script import read_script
-from runner.environments.adopt.shell import commands
 from runner.environments.environment import Environment, Mount
 from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
 from runner.expansion import expand
+from runner.runs.adopt.adopted import Adopted
+from runner.runs.adopt.job import Draft
+from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN
+from runner.runs.adopt.script import read_command_line, read_script
+from runner.runs.adopt.shell import commands
 from runner.runs.asking.checks import check_variable
 from runner.runs.schedulers import flags
 from runner.site_files import load_site

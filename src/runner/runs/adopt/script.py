@@ -5,19 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.environments.adopt import pyxis
-from runner.environments.adopt.adopted import Adopted
-from runner.environments.adopt.containers import read_container_run
-from runner.environments.adopt.job import Draft
-from runner.environments.adopt.options import SBATCH, SRUN, Option, split
-from runner.environments.adopt.program import Program, read_program
-from runner.environments.adopt.scope import ASSIGNMENT, Scope, assign_default, say_unknown
-from runner.environments.adopt.shell import Command, Word, commands
 from runner.errors import RunnerError
-from runner.expansion import literal
+from runner.expansion import Variable, join, literal, names, parts
+from runner.runs.adopt import containers
+from runner.runs.adopt.adopted import Adopted
+from runner.runs.adopt.containers import read_container_run
+from runner.runs.adopt.job import RENDEZVOUS, Draft, Program, read_program
+from runner.runs.adopt.options import SBATCH, SRUN, Option, split
+from runner.runs.adopt.shell import Command, Word, commands
 
 _ENGINES = ("docker", "podman")
 _STARTERS = ("torchrun", "accelerate", "python", "python3", "deepspeed", "mpirun", "mpiexec")
@@ -39,7 +37,7 @@ class Step:
     @property
     def rank(self) -> tuple[int, int]:
         """The step of the highest rank is the script's own: one in a container, then any srun, and the last of them."""
-        contained = self.kind in _ENGINES or any(pyxis.is_flag(option) for option in self.options)
+        contained = self.kind in _ENGINES or any(containers.is_flag(option) for option in self.options)
         return (3 if contained else 2 if self.kind == "srun" else 1, self.command.line)
 
 
@@ -49,9 +47,9 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     if first.startswith("#!") and not re.search(r"\b(bash|sh|zsh|dash|ksh)\b", first):
         raise RunnerError(f"cannot read {name}", f"it is no shell script: {first}", "give its srun line: -- srun …")
     directives = _directives(text, adopted)
-    container = tuple(option for option in directives if pyxis.is_flag(option))
+    container = tuple(option for option in directives if containers.is_flag(option))
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
-    pyxis.read_flags(container, adopted)
+    containers.read_flags(container, adopted)
     # as if it were submitted from here
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
     adopted.folder = folder
@@ -193,12 +191,12 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
         adopted.lost(rest[0].raw, "what it holds is not known here: write its words")
         more, rest = split(rest[1:], SRUN)
         options = (*options, *more)
-    container = tuple(option for option in options if pyxis.is_flag(option))
+    container = tuple(option for option in options if containers.is_flag(option))
     for option in container:
         if option.name == "container-env" and option.value:
             _name_variables(option.value, adopted, draft)
     draft.read([option for option in options if option not in container], "srun", adopted)
-    pyxis.read_flags(container, adopted)
+    containers.read_flags(container, adopted)
     inner = [word.text for word in rest[:2]]
     if inner and inner[0].rsplit("/", 1)[-1] in _ENGINES and inner[1:] == ["run"]:
         read_container_run(rest[2:], adopted, inner[0], folder)
@@ -211,3 +209,143 @@ def _name_variables(listed: str, adopted: Adopted, draft: Draft) -> None:
     for name in listed.split(","):
         if name in draft.env:
             adopted.env[name] = literal(draft.env.pop(name))
+
+
+def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folder: Path) -> Program:
+    """Take over the words; returns the program that they start. A shell has read them, so nothing in them is alive.
+
+    Raises RunnerError for a program that is not known here.
+    """
+    words = tuple(Word(literal(word), shlex.quote(word)) for word in argv)
+    adopted.folder = folder
+    while words and words[0].text in {"sudo", "exec", "time"}:
+        words = words[1:]
+    first = words[0].text if words else ""
+    first = first if first.startswith("-") else first.rsplit("/", 1)[-1]
+    if first in {"docker", "nvidia-docker", "podman"}:
+        words = words[1:]
+        while words and words[0].text in {"container", "run", "--remote"}:
+            words = words[1:]
+        words = take_step(first.removeprefix("nvidia-"), words, adopted, draft, folder)
+    elif first == "srun" or first.startswith(("--container-", "--no-container-", "--environment", "--edf")):
+        words = take_step("srun", words[1:] if first == "srun" else words, adopted, draft, folder)
+    elif first == "sbatch":
+        return _sbatch(words[1:], adopted, draft, folder)
+    else:
+        raise RunnerError(
+            f"cannot adopt a command line of {first!r}",
+            "known are srun, sbatch, docker run, podman run, and flags of pyxis alone (--container-image=…)",
+            "write it as one of them, or write the EDF: docs/env.md has the keys",
+        )
+    program = read_program(words, draft.tasks_per_node(adopted), adopted)
+    draft.count(program, adopted)
+    return program
+
+
+def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:
+    """`sbatch OPTIONS SCRIPT`: the script, and over it the options."""
+    options, rest = split(words, SBATCH)
+    program = Program("none")
+    if rest:
+        path = folder / rest[0].text
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise RunnerError(f"cannot read {path}", why, "check the path") from error
+        program = read_script(text, adopted, draft, folder, rest[0].text)
+    for word in rest[1:]:
+        adopted.lost(word.raw, "the script's own arguments are not followed: $1, $2 … stay unknown")
+    container = [option for option in options if containers.is_flag(option)]
+    containers.read_flags(container, adopted)
+    draft.read([option for option in options if option not in container], "sbatch", adopted)
+    return program
+
+
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
+
+
+@dataclass
+class Scope:
+    """What the script has assigned so far."""
+
+    values: dict[str, str] = field(default_factory=dict)
+    """EDF text"""
+    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    computed: dict[str, str] = field(default_factory=dict)
+    """name -> the words that only a shell can work out, with their line"""
+    exported: dict[str, str] = field(default_factory=dict)
+    """name -> the words that export it"""
+
+    def resolve(self, words: Sequence[Word]) -> tuple[Word, ...]:
+        """The words with known variables and arrays put in."""
+        found: list[Word] = []
+        for word in words:
+            if word.array in self.arrays:
+                found += self.resolve(self.arrays[word.array])
+            elif word.computed or word.array:
+                found.append(replace(word, computed=True, text=word.raw))
+            elif word.splits and word.text.strip("${}") in self.values:
+                found += [Word(text, text) for text in self.value(word.text).split()]
+            else:
+                found.append(replace(word, text=self.value(word.text)))
+        return tuple(found)
+
+    def value(self, text: str) -> str:
+        """EDF text with known variables put in; the others stay alive."""
+        pieces: list[str | Variable] = []
+        for part in parts(text, "a word"):
+            known = self.values.get(part.name) if isinstance(part, Variable) else None
+            pieces += [part] if known is None else [*parts(known, "a variable")]
+        return join(tuple(pieces))
+
+    def assign(self, word: Word, command: Command, *, export: bool) -> None:
+        """Note one NAME=VALUE."""
+        found = ASSIGNMENT.fullmatch(word.text)
+        if found is None:
+            if export:
+                self.exported[word.text] = command.raw
+            return
+        name, value = found[1], found[2]
+        own = () if word.computed else parts(value, "a word")
+        if len(own) == 1 and isinstance(own[0], Variable) and own[0].name == name and name not in self.values:
+            value = own[0].default or value  # A=${A:-x}
+        for kind in (self.values, self.computed):
+            kind.pop(name, None)
+        if word.computed or command.nested:
+            self.computed[name] = f"line {command.line}: {word.raw}"
+        else:
+            self.values[name] = self.value(value)
+        if export:
+            self.exported[name] = f"export {word.raw}"
+
+
+def assign_default(words: Sequence[Word], scope: Scope, command: Command) -> bool:
+    """Whether the words are `"${NAME:=value}"`, which gives a variable that is not set a value."""
+    found = re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S) if words else None
+    if found and found[1] not in scope.values:
+        [value, *_] = commands(f'{found[1]}="{found[2]}"')
+        scope.assign(value.words[0], replace(command, nested=False), export=found[1] in scope.exported)
+    return found is not None
+
+
+def say_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
+    """Say which variables of the EDF, and of the program's words, only the script knows; and which exports."""
+    texts = [adopted.image, adopted.workdir, adopted.base, *adopted.env.values(), *adopted.annotations.values()]
+    texts += [mount.text() for mount in adopted.mounts]
+    in_edf = {name for text in texts for name in names(text)}
+    raw = [word.text for word in words if word.computed]
+    in_words = {name for text in raw for name in re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", text)}
+    in_words |= {name for word in words if not word.computed for name in names(word.text)}
+    for name, given in scope.computed.items():
+        if name in RENDEZVOUS and name in scope.exported:
+            adopted.holds(given, "runner sets it for each task")
+        elif name in in_edf:
+            adopted.changed(given, f"the EDF needs ${{{name}}}: export it where you launch, or write its value")
+        elif name in scope.exported:
+            adopted.lost(given, "only a shell can work it out: export it in task_prolog of the job file")
+        elif name in in_words:
+            adopted.changed(given, f"the step's words have ${name}: write its value, or export it where you launch")
+    for name in sorted(in_words & (scope.values.keys() | scope.arrays.keys()) - scope.exported.keys()):
+        if name not in {"PWD", "SLURM_SUBMIT_DIR"}:
+            adopted.changed(f"${name}", "the step's words have it where only a shell can put it in: write its value")
