@@ -12,7 +12,7 @@ from runner.doctor import access, cluster, node, programs, storage
 from runner.doctor import storage as quota
 from runner.errors import RunnerError
 from runner.machine import probe
-from runner.runs.checking import room
+from runner.runs import submit
 from runner.site import Site
 from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
@@ -119,16 +119,16 @@ def test_a_launch_warns_of_a_quota_that_is_nearly_used_up_and_is_refused_where_n
 ):
     """Over a soft limit one may still write for a while: that is the file system's to say, with its own error."""
     lustre(quota=f"{tmp_path} 95 100 200 - 1 0 0 -")
-    (note,) = room.check(tmp_path / "runs/new")
+    (note,) = submit.check_room(tmp_path / "runs/new")
     assert "nearly used up" in note and f"{tmp_path}: space 0 of 0 GB" in note
     lustre(quota=f"{tmp_path} 94 100 200 - 1 0 0 -")
-    assert room.check(tmp_path) == ()
+    assert submit.check_room(tmp_path) == ()
     lustre(quota="")
-    assert room.check(tmp_path) == ()
+    assert submit.check_room(tmp_path) == ()
     full = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*full[:4], 0, *full[5:])))
     with pytest.raises(RunnerError, match="no room for a run"):
-        room.check(tmp_path / "runs/new")
+        submit.check_room(tmp_path / "runs/new")
 
 
 def test_without_lustre_no_stripes_are_wanted(tmp_path):

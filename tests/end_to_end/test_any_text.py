@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from runner.runs.asking.checks import check_variable
+from runner.runs.checks import check_variable
 from runner.runs.schedulers.quoting import literal
 from tests.end_to_end.conftest import Runner, environment, quoted, write
 from tests.lab.slurm import SlurmLab

@@ -10,7 +10,7 @@ from runner.environments.attachment import Attachment
 from runner.environments.environment import Environment
 from runner.runs import payload
 from runner.runs.job import Job, Overrides, Resources
-from runner.runs.schedulers import local, slurm
+from runner.runs.schedulers import slurm, template
 from runner.site import Site
 
 NOTHING = Attachment()
@@ -62,7 +62,7 @@ CORPUS = (
 
 
 def script(job: Job, attachment: Attachment = NOTHING, site: Site = LOCAL) -> str:
-    scheduler = local if site.scheduler == "local" else slurm
+    scheduler = template if site.scheduler == "local" else slurm
     return scheduler.script(job, attachment, site)
 
 

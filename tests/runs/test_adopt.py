@@ -20,7 +20,7 @@ from runner.runs.adopt.job import Draft
 from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN
 from runner.runs.adopt.script import read_command_line, read_script
 from runner.runs.adopt.shell import commands
-from runner.runs.asking.checks import check_variable
+from runner.runs.checks import check_variable
 from runner.runs.schedulers import flags
 from runner.site_files import load_site
 from tests.conftest import need

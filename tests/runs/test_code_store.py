@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.code import fingerprint, snapshot, store
-from runner.runs.code.snapshot import Snapshot
+from runner.runs import snapshot
+from runner.runs.snapshot import Snapshot
 
 
 @pytest.fixture
@@ -23,12 +23,12 @@ def project(tmp_path: Path) -> Path:
 
 def planned(project: Path) -> Snapshot:
     taken = snapshot.plan(project)
-    return fingerprint.summed(taken)
+    return snapshot.summed(taken)
 
 
 def take(project: Path, runs: Path, name: str, *, shared: bool = True) -> Path:
     (runs / name).mkdir(parents=True)
-    store.take(planned(project), runs / name, shared=shared)
+    snapshot.store_files(planned(project), runs / name, shared=shared)
     return runs / name / "code"
 
 
@@ -66,7 +66,7 @@ def test_code_that_changes_while_it_is_copied_is_refused(project: Path, tmp_path
     (project / "jobs/a.sh").write_text("meanwhile\n")
     (tmp_path / "runs/a-1").mkdir(parents=True)
     with pytest.raises(RunnerError):
-        store.take(taken, tmp_path / "runs/a-1", shared=True)
+        snapshot.store_files(taken, tmp_path / "runs/a-1", shared=True)
     assert not list((tmp_path / "runs/.code").iterdir())
 
 
@@ -78,14 +78,14 @@ def test_an_untracked_file_that_changes_or_goes_meanwhile_is_left_out_and_named(
     (project / "gone.log").write_text("1\n")
     listed = snapshot.plan(project)
     (project / "gone.log").unlink()
-    taken = fingerprint.summed(listed)
+    taken = snapshot.summed(listed)
     (project / "notes.log").write_text("2\n")
     run = tmp_path / "runs/a-1"
     run.mkdir(parents=True)
-    kept = store.take(taken, run, shared=True)
+    kept = snapshot.store_files(taken, run, shared=True)
     assert sorted(path.name for path in (run / "code").iterdir()) == ["jobs", "link"]
     assert [name for name, _ in kept.left_out] == ["gone.log", "notes.log"]
-    assert kept.content == fingerprint.of_folder(run / "code", kept.files)
+    assert kept.content == snapshot.fingerprint_of_folder(run / "code", kept.files)
     assert not set(kept.files) & {"gone.log", "notes.log"}
 
 
@@ -93,9 +93,9 @@ def test_a_copy_is_unused_when_its_last_run_is_gone_and_a_launch_had_its_time(pr
     code = take(project, tmp_path / "runs", "a-1")
     (kept,) = (tmp_path / "runs/.code").iterdir()
     os.utime(kept, (0, 0))
-    assert store.unused(tmp_path / "runs") == ()
+    assert snapshot.unused_stores(tmp_path / "runs") == ()
     for path in (code / "jobs/a.sh", code / "link"):
         path.unlink()
-    assert store.unused(tmp_path / "runs") == (kept,)
+    assert snapshot.unused_stores(tmp_path / "runs") == (kept,)
     os.utime(kept)
-    assert store.unused(tmp_path / "runs") == ()
+    assert snapshot.unused_stores(tmp_path / "runs") == ()

@@ -7,7 +7,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from runner.runs.schedulers import compiled
+from runner.runs.schedulers import template
 
 ENVIRONMENT = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False)
 
@@ -22,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def render(place: Path, environ: Mapping[str, str] | None = None) -> str:
     home = {"XDG_CACHE_HOME": str(place / "cache")} if environ is None else environ
-    return compiled.template(place / "x.j2", ENVIRONMENT, home).render(name="b")
+    return template.template(place / "x.j2", ENVIRONMENT, home).render(name="b")
 
 
 def kept(place: Path) -> list[Path]:

@@ -13,9 +13,8 @@ import pytest
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.project import Project
-from runner.runs.cache import hub
-from runner.runs.cache.hub import Wanted
-from runner.runs.checking import offline
+from runner.runs import hub
+from runner.runs.hub import Wanted
 from runner.runs.job import Job
 from runner.site_files import load_site
 
@@ -81,14 +80,14 @@ def noted(home: Path, each: Wanted, seen_at: Path | None = None) -> Path:
 def test_states(tmp_path: Path) -> None:
     """Here, when every file has its size; wherever the one who fetched has seen the cache."""
     file = noted(tmp_path, MODEL, Path("/elsewhere"))
-    assert hub.state(tmp_path, MODEL) == hub.State(True)
-    assert hub.state(tmp_path, DATA) == hub.State(False)
+    assert hub.cache_state(tmp_path, MODEL) == hub.State(True)
+    assert hub.cache_state(tmp_path, DATA) == hub.State(False)
     file.write_text("{")
-    assert "has 1 bytes, not 3" in hub.state(tmp_path, MODEL).fault
+    assert "has 1 bytes, not 3" in hub.cache_state(tmp_path, MODEL).fault
     file.unlink()
-    assert "is missing" in hub.state(tmp_path, MODEL).fault
+    assert "is missing" in hub.cache_state(tmp_path, MODEL).fault
     (tmp_path / hub.NOTES / MODEL.note).write_text("{")
-    assert "cannot be read" in hub.state(tmp_path, MODEL).fault
+    assert "cannot be read" in hub.cache_state(tmp_path, MODEL).fault
 
 
 def settled(
@@ -97,7 +96,9 @@ def settled(
     environment = Environment("plain", None, "")
     job = Job("train", environment, script="jobs/x.py", arguments=arguments, env=env or {})
     project = Project(None, folder, folder)
-    return offline.settle(job, environment, project, load_site("local"), {"RUNNER_CACHE": str(folder)}, strict=strict)
+    return hub.settle_offline(
+        job, environment, project, load_site("local"), {"RUNNER_CACHE": str(folder)}, strict=strict
+    )
 
 
 NAMES = ("--model_name_or_path", "org/m", "--dataset_name", "org/d")

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.asking.job_file import load_job_file
-from runner.runs.asking.making import make_job
-from runner.runs.job import LAUNCHERS, Job, Overrides
-from runner.runs.schedulers import time_limit
+from runner.runs.job import LAUNCHERS, Job, Overrides, load_job_file, time_limit_minutes, time_limit_text
+from runner.runs.resolve import make_job
 from runner.site import Site
 from tests.runs.scripts import BARE, LOCAL, SLURM, overrides
 
@@ -229,12 +227,12 @@ def test_an_account_is_asked_for_before_sbatch_does() -> None:
 )
 def test_time_limits_are_slurms(text: str, minutes: int, shown: str) -> None:
     """All six forms of sbatch's --time, rounded up to minutes."""
-    assert time_limit.minutes(text, "--time") == minutes
-    assert time_limit.text(minutes) == shown
+    assert time_limit_minutes(text, "--time") == minutes
+    assert time_limit_text(minutes) == shown
 
 
 @pytest.mark.parametrize("text", ["", "0", "1h", "-5", "1:2:3:4", "1-", "UNLIMITED"])
 def test_other_times_are_refused(text: str) -> None:
     """With the forms that are understood."""
     with pytest.raises(RunnerError):
-        time_limit.minutes(text, "--time")
+        time_limit_minutes(text, "--time")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from runner.commands.launch import explain
 from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs.job import Overrides
 from runner.runs.launch import Request, RunPlan, prepare
-from runner.runs.submitting.explanation import explain
-from runner.runs.submitting.submission import refused
+from runner.runs.submit import refused
 
 HOME = {"HOME": "/nowhere", "PATH": "/nonexistent"}
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from runner.runs.logs.following import Following
-from runner.runs.logs.merged import last_lines, merged, read_times, without_times
-from runner.runs.logs.streams import all_streams, check_ranks, parse_ranks
+from runner.runs.follow import Following
+from runner.runs.logs import all_streams, check_ranks, last_lines, merged, parse_ranks, read_times, without_times
 from runner.runs.run import SUBMITTED, Run
 
 

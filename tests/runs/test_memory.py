@@ -8,11 +8,8 @@ import pytest
 
 from runner.cli import run
 from runner.errors import RunnerError
-from runner.runs.memory.estimate import Plan, estimate
-from runner.runs.memory.gpus import GIB, memory_bytes, parse_size
-from runner.runs.memory.shape import find_config, make_shape
-from runner.runs.memory.weights import count
-from runner.runs.memory.zero import Zero
+from runner.memory.estimate import Plan, Zero, estimate
+from runner.memory.shape import GIB, count_weights, find_config, make_shape, memory_bytes, parse_size
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -60,7 +57,7 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_parameters_are_counted_exactly(name: str) -> None:
     config, expected = KNOWN[name]
-    assert count(make_shape(config, name)).total == expected
+    assert count_weights(make_shape(config, name)).total == expected
 
 
 def test_a_config_is_found_as_file_as_folder_and_by_name_in_the_cache(tmp_path: Path) -> None:
@@ -126,7 +123,7 @@ def test_activations_grow_with_the_micro_batch_and_shrink_with_checkpointing() -
 
 def test_lora_trains_a_part() -> None:
     zero = Zero("zero2", stage=2, reduce_bucket=1)
-    assert count(SHAPE, lora_r=16).lora == 41_943_040  # what peft counts for rank 16 on all linear layers
+    assert count_weights(SHAPE, lora_r=16).lora == 41_943_040  # what peft counts for rank 16 on all linear layers
     assert estimate(SHAPE, zero, replace(PLAN, lora_r=16)).optimizer == 12 * 41_943_040 // 8
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
+from runner.runs import status
+from runner.runs.history import Past, Wanted, find, look, parse_since
 from runner.runs.lock import lock_text
-from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, load, save
-from runner.runs.state import status
-from runner.runs.state.history import list_runs
-from runner.runs.state.past import Past, Wanted, find, look, parse_since
+from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, list_runs, load, save
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.plotting.curves import Curve, read_curves
-from runner.runs.plotting.scale import make_scale, ticks, written
-from runner.runs.plotting.terminal import Style, draw
+from runner.runs.metrics import Curve, read_curves
+from runner.runs.plot import Style, draw, make_scale, ticks, written
 
 
 def entry(step: int, loss: float, attempt: int = 1, **others: object) -> str:

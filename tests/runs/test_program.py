@@ -7,7 +7,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.project import Project
-from runner.runs.asking.program import find_script, program_of_command, program_of_script
+from runner.runs.program import find_script, program_of_command, program_of_script
 
 
 def make(folder: Path, *names: str) -> Path:

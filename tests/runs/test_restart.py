@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.asking import saving
-from runner.runs.asking.job_file import load_job_file
-from runner.runs.job import Restart
+from runner.runs import resolve, status
+from runner.runs.job import Restart, load_job_file
 from runner.runs.run import Run, load, save
-from runner.runs.state import restarts
 from tests.runs.scripts import SLURM, run_locally, script, shell_job, write_run
 
 # saves a checkpoint, and asks to be continued, until there are three
@@ -212,7 +210,7 @@ def test_the_tool_counts_the_same_gpu_hours(tmp_path: Path) -> None:
             (folder / name).write_text(f"started x\njob {number}7\ngpus {gpus}\n")
             os.utime(folder / name, (seconds, seconds))
     (tmp_path / "stopped").write_text("it is over\n")
-    assert restarts.read(run, 11800.0) == restarts.Attempts(("", ""), 12.0, "it is over", "27")
+    assert status.read_attempts(run, 11800.0) == status.Attempts(("", ""), 12.0, "it is over", "27")
 
 
 def test_jobs_that_the_script_submits_belong_to_the_run(tmp_path: Path) -> None:
@@ -256,8 +254,8 @@ def test_a_measured_save_decides_how_early_the_job_is_told(tmp_path: Path, longe
     other = tmp_path / "test-other-0001"
     other.mkdir()
     (other / "metrics.jsonl").write_text('{"step": 1, "checkpoint_seconds": 900}\n')
-    job = saving.with_measured(shell_job("true"), tmp_path)
+    job = resolve.with_measured(shell_job("true"), tmp_path)
     assert job.save_seconds == wanted
     assert bool(job.notes) == (wanted != 120)
     assert f"#SBATCH --signal=B:USR2@{wanted}\n" in script(job, site=SLURM)
-    assert saving.with_measured(shell_job("true", save_seconds=0), tmp_path).save_seconds == 0
+    assert resolve.with_measured(shell_job("true", save_seconds=0), tmp_path).save_seconds == 0

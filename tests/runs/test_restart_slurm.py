@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from runner.machine.report import Quiet
-from runner.runs.checking import bad_nodes
 from runner.runs.job import Restart
 from runner.runs.run import Run, load, save
 from runner.runs.schedulers import slurm as scheduler
-from runner.runs.state.status import _settle
+from runner.runs.status import _settle
+from runner.runs.submit import exclude_flags
 from runner.site import Site
 from tests.conftest import need
 from tests.lab import parts
@@ -178,4 +178,4 @@ def test_an_unfit_node_is_left_out(lab: SlurmLab, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in lab.environ.items():
             patch.setenv(name, value)
-        assert bad_nodes.flags(tmp_path / "runs", {}, Quiet()) == ("--exclude=nid001",)
+        assert exclude_flags(tmp_path / "runs", {}, Quiet()) == ("--exclude=nid001",)

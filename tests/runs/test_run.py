@@ -10,8 +10,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.machine import folders
-from runner.runs.run import RECORD, SUBMITTED, Run, load, save
-from runner.runs.state import history
+from runner.runs.run import RECORD, SUBMITTED, Run, find_run, list_runs, load, save
 
 
 def make_run(runs: Path, job: str = "sft", job_ids: tuple[str, ...] = (), created: str = "2026-11-21T10:00:00") -> Run:
@@ -96,31 +95,31 @@ def test_concurrent_launches_reuse_no_number_of_deleted_runs(tmp_path: Path) -> 
 def test_a_run_is_found_by_name_job_id_last_and_path(tmp_path: Path) -> None:
     first = make_run(tmp_path, job_ids=("17", "23"), created="2026-11-21T10:00:00")
     second = make_run(tmp_path, job_ids=("local-99",), created="2026-11-21T10:00:01")
-    assert history.find_run("sft-0001", tmp_path) == first
-    assert history.find_run("23", tmp_path) == first
-    assert history.find_run("17_4", tmp_path) == first
-    assert history.find_run("local-99", tmp_path) == second
-    assert history.find_run("last", tmp_path) == second
-    assert history.find_run(str(first.folder), tmp_path) == first
+    assert find_run("sft-0001", tmp_path) == first
+    assert find_run("23", tmp_path) == first
+    assert find_run("17_4", tmp_path) == first
+    assert find_run("local-99", tmp_path) == second
+    assert find_run("last", tmp_path) == second
+    assert find_run(str(first.folder), tmp_path) == first
 
 
 def test_an_unknown_run_lists_the_nearest(tmp_path: Path) -> None:
     make_run(tmp_path)
     with pytest.raises(RunnerError, match="no run 'stf-0001'") as caught:
-        history.find_run("stf-0001", tmp_path)
+        find_run("stf-0001", tmp_path)
     assert "did you mean 'sft-0001'?" in caught.value.fix
 
 
 def test_an_unknown_job_id_lists_the_newest(tmp_path: Path) -> None:
     make_run(tmp_path, job_ids=("17",))
     with pytest.raises(RunnerError, match="'18'") as caught:
-        history.find_run("18", tmp_path)
+        find_run("18", tmp_path)
     assert "17 (sft-0001)" in caught.value.why
 
 
 def test_no_runs_at_all_says_where_it_looked(tmp_path: Path) -> None:
     with pytest.raises(RunnerError) as caught:
-        history.find_run("last", tmp_path / "nothing")
+        find_run("last", tmp_path / "nothing")
     assert str(tmp_path / "nothing") in caught.value.why
 
 
@@ -128,14 +127,14 @@ def test_a_damaged_record_is_an_error_that_names_the_file(tmp_path: Path) -> Non
     run = make_run(tmp_path)
     (run.folder / RECORD).write_text('{"name": ')
     with pytest.raises(RunnerError, match=r"cannot read .*run\.json"):
-        history.find_run("sft-0001", tmp_path)
-    assert history.list_runs(tmp_path) == ()
+        find_run("sft-0001", tmp_path)
+    assert list_runs(tmp_path) == ()
 
 
 def test_a_deleted_run_folder_is_an_error(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     folders.remove(run.folder)
     with pytest.raises(RunnerError, match="is not a run folder"):
-        history.find_run(str(run.folder), tmp_path)
+        find_run(str(run.folder), tmp_path)
     with pytest.raises(RunnerError, match="there is no run 'sft-0001'"):
-        history.find_run("sft-0001", tmp_path)
+        find_run("sft-0001", tmp_path)

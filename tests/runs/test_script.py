@@ -14,9 +14,9 @@ from runner.environments.environment import Environment, load_environment
 from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload
-from runner.runs.asking.making import make_job
-from runner.runs.checking.preflight import LaunchImage, for_the_run
+from runner.runs.checks import LaunchImage, for_the_run
 from runner.runs.job import LAUNCHERS, Job, Overrides, Resources, Restart
+from runner.runs.resolve import make_job
 from runner.runs.schedulers import flags
 from runner.site_files import load_site
 from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, script, write_run

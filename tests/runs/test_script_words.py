@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from runner.runs.asking.making import make_job
 from runner.runs.job import Job
+from runner.runs.resolve import make_job
 from tests.runs.scripts import BARE, CORPUS, LOCAL, overrides, run_locally, shell_job, write_run
 
 NASTY = st.text(alphabet="'\"$`\\(){}[]#%j -!&|;<>*?~\n\r\t=,:^é😀\x01\x7f", max_size=40)

@@ -8,8 +8,8 @@ import pytest
 from runner.environments.engines import attach
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.runs.asking.making import make_job
 from runner.runs.job import Job, Overrides, Resources
+from runner.runs.resolve import make_job
 from runner.site_files import load_site
 from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, overrides, run_locally, script, shell_job, write_run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.code import snapshot
+from runner.runs import snapshot
 
 IDENTITY = ("-c", "user.name=a", "-c", "user.email=a@example.org")
 

@@ -11,13 +11,10 @@ import pytest
 
 from runner.machine import sessions
 from runner.machine.report import Quiet
-from runner.runs.ending import cancelling
-from runner.runs.logs import output
-from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, load, save
+from runner.runs import cancel, follow, status
+from runner.runs.history import look
+from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, find_run, load, save
 from runner.runs.schedulers.slurm import JobStatus
-from runner.runs.state import status
-from runner.runs.state.history import find_run
-from runner.runs.state.past import look
 
 
 @pytest.fixture
@@ -97,11 +94,11 @@ def test_the_code_that_wait_passes_on(run: Run) -> None:
     """The job's own; never 0 for a run that did not complete."""
     cases = {("COMPLETED", 0): 0, ("FAILED", 7): 7, ("TIMEOUT", 0): 1, ("CANCELLED", None): 1, ("NODE_FAIL", 0): 1}
     for (state, code), expected in cases.items():
-        assert output.result_code(status.RunStatus(run, state, exit_code=code)) == expected
+        assert follow.result_code(status.RunStatus(run, state, exit_code=code)) == expected
 
 
 def test_a_file_is_read_on_from_where_it_was_left(tmp_path: Path) -> None:
-    tail = output.Tail(tmp_path / "log")
+    tail = follow.Tail(tmp_path / "log")
     assert tail.read() == b""
     (tmp_path / "log").write_bytes(b"one\n")
     assert tail.read() == b"one\n"
@@ -115,7 +112,7 @@ def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> Non
     here.log.write_text("all of it\n")
     ended = replace(here, process="x:1")
     got: list[bytes] = []
-    found = output.follow(ended, output.One(ended.log), got.append, Quiet())
+    found = follow.follow(ended, follow.One(ended.log), got.append, Quiet())
     assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
 
 
@@ -151,7 +148,7 @@ def test_a_script_started_by_hand_on_this_machine_is_seen_and_ended(here: Run, t
     script = subprocess.Popen(("sleep", "60"), cwd=tmp_path)
     attempt(gone, 2, started=f"job local-{script.pid}\n")
     assert status.ask([gone])[0].state == "RUNNING"
-    assert [ended for _, ended in cancelling.cancel([gone], Quiet())] == [True] or script.wait() < 0
+    assert [ended for _, ended in cancel.cancel([gone], Quiet())] == [True] or script.wait() < 0
     assert script.wait() == -15
 
 

@@ -7,15 +7,13 @@ import pytest
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.runs.asking import dependencies
-from runner.runs.asking.dependencies import Waits, slurm_flags
+from runner.runs import after, status
+from runner.runs.after import Waits, slurm_flags
+from runner.runs.history import Wanted, find
 from runner.runs.job import Job
-from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.run import SUBMITTED, Run, find_run, find_runs, save
 from runner.runs.schedulers.slurm import parse_status
-from runner.runs.state import status
-from runner.runs.state.history import find_run, find_runs
-from runner.runs.state.past import Wanted, find
-from runner.runs.submitting.sweep import _job, parse
+from runner.runs.sweep import _job, parse
 
 
 def make(runs: Path, name: str, **values: object) -> Run:
@@ -86,15 +84,15 @@ def test_only_open_runs_are_waited_for_and_a_failed_one_is_refused(
     one, two = make(tmp_path, "a-0001"), make(tmp_path, "a-0002", job_ids=("18", "19"))
     states = {"a-0001": "COMPLETED", "a-0002": "RUNNING"}
     monkeypatch.setattr(status, "ask", lambda runs: tuple(status.RunStatus(r, states[r.name]) for r in runs))
-    assert slurm_flags(dependencies.open_ones(Waits((one, two)))) == (
+    assert slurm_flags(after.open_ones(Waits((one, two)))) == (
         "--dependency=afterok:19", "--kill-on-invalid-dep=yes")  # fmt: skip
     assert slurm_flags(Waits((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"
-    assert slurm_flags(dependencies.open_ones(Waits((one,)))) == ()
+    assert slurm_flags(after.open_ones(Waits((one,)))) == ()
     states["a-0001"] = "TIMEOUT"
     with pytest.raises(RunnerError) as caught:
-        dependencies.open_ones(Waits((one,)))
+        after.open_ones(Waits((one,)))
     assert "a-0001" in caught.value.what and "TIMEOUT" in caught.value.what
-    assert dependencies.open_ones(Waits((), (one,))).runs == ()
+    assert after.open_ones(Waits((), (one,))).runs == ()
 
 
 def test_the_folder_of_the_run_before_stands_for_its_place(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.machine import sessions
+from runner.runs import status
 from runner.runs.run import SUBMITTED, Run
-from runner.runs.state import watching
-from runner.runs.state.status import RunStatus
+from runner.runs.status import RunStatus
 
 
 def test_the_pause_grows_to_its_limit_and_is_short_again_when_something_changes(tmp_path: Path) -> None:
@@ -29,13 +29,13 @@ def test_the_pause_grows_to_its_limit_and_is_short_again_when_something_changes(
         if len(pauses) == 22:
             child.communicate()
 
-    watching.watch([run], lambda found: states.append(found[0].state), sleep)
-    assert pauses[:2] == [2.0, 2.6] and max(pauses) == pauses[19] == watching.LONGEST
-    assert pauses[20] == watching.SHORTEST and len(pauses) == 22
+    status.watch([run], lambda found: states.append(found[0].state), sleep)
+    assert pauses[:2] == [2.0, 2.6] and max(pauses) == pauses[19] == status.LONGEST
+    assert pauses[20] == status.SHORTEST and len(pauses) == 22
     assert states == ["RUNNING"] * 22 + ["LOST"]
 
 
 def test_a_scheduler_that_does_not_answer_is_waited_for_and_a_run_elsewhere_is_not() -> None:
     run = Run("a-1", Path(os.devnull), "a", "s", "slurm", "2026")
-    assert watching.goes_on(RunStatus(run, "UNKNOWN")) and not watching.goes_on(RunStatus(run, "LOST"))
-    assert not watching.goes_on(RunStatus(replace(run, scheduler="local"), "UNKNOWN"))
+    assert status.goes_on(RunStatus(run, "UNKNOWN")) and not status.goes_on(RunStatus(run, "LOST"))
+    assert not status.goes_on(RunStatus(replace(run, scheduler="local"), "UNKNOWN"))

@@ -10,7 +10,7 @@ import pytest
 
 from runner.runs.why import cause as causes
 from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, Cause, all_causes, by_word, cause_of
-from runner.runs.why.logs import LINE_BYTES
+from runner.runs.why.log import LINE_BYTES
 
 IN_LOGS = [cause for cause in all_causes() if cause.kind in causes.IN_LOGS]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.why import logs
+from runner.runs.why import log as logs
 from runner.runs.why.explain import explain_logs
 
 FOLDER = Path(__file__).parent / "why"

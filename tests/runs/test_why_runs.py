@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from runner.runs.metrics import pace
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.why.explain import explain_run
-from runner.runs.why.progress import pace
 from tests.lab.slurm import SlurmLab
 
 ERROR = "Traceback (most recent call last):\n  File \"/home/u/train.py\", line 3, in main\n    f()\nKeyError: 'text'\n"

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from runner.runs.code.work_tree import Git, Question, parse_status
+from runner.runs.git import Git, Question, parse_status
 
 STATUS = """\
 # branch.oid 5e7db7a1d9ed22c07a1cbaa4bcb23d4bfb3a71dd\0\

@@ -12,7 +12,7 @@ TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.project import Project
-    from runner.runs.repeating.difference import Side
+    from runner.runs.diff import Side
     from runner.runs.run import Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -34,14 +34,14 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
     """`runner diff`: one line per difference; exit code 0 where there is none, 1 where there are."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.repeating.difference import compare, of_run, shown
-    from runner.runs.state.history import find_run
+    from runner.runs.diff import compare, shown, side_of_run
+    from runner.runs.run import find_run
 
     project = find_project()
     folder = find_site(args.site, os.environ)[0].runs(os.environ, project)
     run = find_run(args.left, folder)
     other = None if args.right == "." else find_run(args.right, folder)
-    left, right = of_run(run), of_run(other) if other else _here(run, project, args)
+    left, right = side_of_run(run), side_of_run(other) if other else _here(run, project, args)
     found = compare(left, right)
     if args.json:
         console.answer_json({"left": left.name, "right": right.name, "equal": not found.differences,
@@ -64,8 +64,8 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     """What the run's own command line would make of the code, the environment and the site that are here now."""
     from runner.commands.launch import launch_request
     from runner.machine.report import Quiet
+    from runner.runs.diff import side_of_plan
     from runner.runs.launch import prepare
-    from runner.runs.repeating.difference import of_plan
 
     words = list(run.command_line)
     if "launch" not in words:
@@ -76,4 +76,4 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     named = words[:at].index("launch")
     launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
     launch.rest, launch.dry_run = tuple(words[at + 1 :]), True
-    return of_plan(prepare(launch_request(launch), project, os.environ, Quiet()), run)
+    return side_of_plan(prepare(launch_request(launch), project, os.environ, Quiet()), run)

@@ -36,7 +36,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
 
     from runner.runs.adopt.adopted import Adopted
     from runner.runs.adopt.job import Draft
-    from runner.runs.asking.checks import check_variable
+    from runner.runs.checks import check_variable
     from runner.runs.schedulers import flags
 
     _check_words(args)
@@ -139,7 +139,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.environments.rewriting import rewrite
     from runner.errors import RunnerError
     from runner.located_toml import parse_toml
-    from runner.runs.asking.job_file import job_of
+    from runner.runs.job import job_of
 
     if not program.script and not program.command:
         raise RunnerError(f"{name} starts no program", "a job file names one", "leave out --job")

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.commands.console import Console
+    from runner.runs.history import Past
     from runner.runs.run import Run
-    from runner.runs.state.past import Past
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    from runner.runs.state.past import STATES
+    from runner.runs.history import STATES
 
     history = subparsers.add_parser("history", parents=[common], help="the launches that there were")
     history.add_argument(
@@ -47,8 +47,8 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
 
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.state.history import list_runs
-    from runner.runs.state.past import Wanted, find, parse_since
+    from runner.runs.history import Wanted, find, parse_since
+    from runner.runs.run import list_runs
 
     now = datetime.now().astimezone()
     site, _ = find_site(args.site, os.environ)
@@ -99,11 +99,11 @@ def _columns(found: Sequence[Past]) -> list[tuple[str, list[str]]]:
 
 def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """What the runs of a single sweep have come to; of ten thousand runs nobody reads the metrics."""
-    from runner.runs.state import progress
+    from runner.runs import metrics
 
     if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:
         return []
-    read = [progress.read(run.folder / "metrics.jsonl") for run in runs]
+    read = [metrics.read_progress(run.folder / "metrics.jsonl") for run in runs]
     steps = [each.steps_text if each else "" for each in read]
     losses = ["" if each is None or each.loss is None else f"{each.loss:.4f}" for each in read]
     return [("STEP", steps), ("LOSS", losses)] if any(steps) else []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
-    from runner.runs.ending.image_use import ImageUse
+    from runner.runs.gc import ImageUse
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -72,15 +72,15 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     if args.runs or args.code:
         return collect_runs(args, console)
     from runner.images.importer.leftovers import clear_leftovers
-    from runner.runs.ending.image_use import chosen, remove, unused
+    from runner.runs.gc import chosen_images, remove_image, unused_images
 
     folder, uses = _uses(args, console)
     console.say(f"folder: {folder}")
-    going = chosen(args.files, uses, folder) if args.files else unused(uses, ended=args.ended)
+    going = chosen_images(args.files, uses, folder) if args.files else unused_images(uses, ended=args.ended)
     if not args.dry_run:
         clear_leftovers(folder, console)
         for use in going:
-            remove(use)
+            remove_image(use)
     freed = sum(use.squashfs.size_bytes for use in going)
     if args.json:
         console.answer_json(
@@ -102,10 +102,10 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     from runner.errors import RunnerError
     from runner.machine import folders
     from runner.project import find_project
-    from runner.runs.code import store
-    from runner.runs.ending import collecting
-    from runner.runs.state.history import list_runs
-    from runner.runs.state.past import parse_since
+    from runner.runs import gc as collecting
+    from runner.runs import snapshot
+    from runner.runs.history import parse_since
+    from runner.runs.run import list_runs
 
     if not args.older or args.files or args.ended:
         raise RunnerError(
@@ -126,7 +126,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
             collecting.remove(path)
             if args.code:
                 folders.make(path)  # what is mounted there must be there
-        for path in (*collecting.empty_sweeps(folder), *store.unused(folder)):
+        for path in (*collecting.empty_sweeps(folder), *snapshot.unused_stores(folder)):
             collecting.remove(path)
     if args.json:
         console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,
@@ -144,8 +144,8 @@ def _uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[Image
     from runner.detection import find_site
     from runner.images.squashfs_file import list_squashfs
     from runner.project import find_project
-    from runner.runs.ending.image_use import uses_of
-    from runner.runs.state.history import list_runs
+    from runner.runs.gc import uses_of
+    from runner.runs.run import list_runs
 
     site, why = find_site(args.site, os.environ)
     console.say(f"site: {site.name} ({why})")

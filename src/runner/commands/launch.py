@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from runner.commands.options import add_job
 from runner.commands.runs import add_resources, overrides, say_end
+from runner.errors import RunnerError
+from runner.project import Project
+from runner.runs.job import estimate
+from runner.runs.launch import SCRIPT, RunPlan
 
-TYPE_CHECKING = False  # `typing` costs start-up time
+TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.project import Project
@@ -95,14 +101,14 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
         return 1
     if sweep is not None:
         return sweeps.launch(plan, sweep, runs, args, console)
-    from runner.runs.submitting.submission import submit
+    from runner.runs.submit import submit
 
     run = submit(plan, runs, sys.argv[1:], console, args.tag)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     if not args.wait:
         console.say(f"follow it with: runner logs -f {run.name}")
     if args.json:
-        from runner.runs.state.status import ask
+        from runner.runs.status import ask
 
         console.answer_json(ask([run])[0].record())
     else:
@@ -114,7 +120,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
     """Whether the launch may cost what it may cost. Raises RunnerError where nobody can be asked."""
     from runner.errors import RunnerError
-    from runner.runs.checking.estimate import estimate
+    from runner.runs.job import estimate
 
     cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
     if cost is None:
@@ -134,14 +140,13 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
 
 
 def _make_image(project: Project, console: Console) -> MakeImage:
-    from runner.runs.submitting.image_making import image_maker
+    from runner.commands.images import image_maker
 
     return image_maker(project, os.environ, console)
 
 
 def _explain(plan: RunPlan, project: Project, console: Console) -> int:
     """The batch script on stdout; on stderr how it would be submitted, and where every value comes from."""
-    from runner.runs.submitting.explanation import explain
 
     for line in explain(plan, os.environ, project):
         console.say(line)
@@ -156,7 +161,7 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended; its exit code. Ctrl-C leaves the job alone."""
     from runner.commands.console import LogFilter
-    from runner.runs.logs.output import One, follow, result_code
+    from runner.runs.follow import One, follow, result_code
 
     printable = LogFilter()
 
@@ -171,3 +176,99 @@ def _wait(run: Run, console: Console) -> int:
         raise
     say_end(status, console)
     return result_code(status)
+
+
+_FILES_SHOWN = 12
+
+
+def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iterator[str]:
+    """The lines for stderr."""
+    try:
+        runs = str(plan.site.runs(environ, project))
+    except RunnerError:  # a variable that is defined on the site, and not here
+        runs = str(plan.site.run_folder)
+    yield f"would run: {_command_line(plan, runs)}"
+    yield f"image: {plan.image.reference or 'none: the programs of this machine'}"
+    if (cost := estimate(plan.job)) is not None:
+        yield f"cost: {cost.text}"
+    yield "values, and where each comes from:"
+    yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in _values(plan)))
+    yield from _code(plan)
+
+
+def _short(source: str, project: Project) -> str:
+    """The source with paths relative to the project, and `shipped:` for the files that come with runner."""
+    if project.root is not None:
+        source = source.replace(f"{project.root}/", "")
+    return source.replace(f"{project.shipped}/", "shipped:")
+
+
+def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
+    """(name, value, source) of everything that the script was made of."""
+    job = plan.job
+    chosen: dict[str, object] = {
+        "script": job.script,
+        "command": " ".join(job.command) or None,
+        "launcher": job.launcher,
+        **asdict(job.resources),
+        "save_seconds": job.save_seconds,
+        "hang_seconds": job.hang_seconds,
+        **({f"restart.{key}": value for key, value in asdict(job.restart).items()} if job.restart else {}),
+        "chain": job.chain or None,
+    }
+    for name, value in chosen.items():
+        if value is not None:
+            yield name, str(value), str(job.origins.get(name, ""))
+    environment = plan.environment
+    for name, origin in environment.origins.items():
+        yield name, _of_environment(plan, name), str(origin)
+    for name in ("scheduler", "gpu_request", "restart_by", "image_folder", "run_folder", "modules", "sbatch", "srun"):
+        value = getattr(plan.site, name)
+        if value:
+            shown = " ".join(value) if isinstance(value, tuple) else str(value)
+            yield f"site {name}", shown, str(plan.site.origins.get(name, plan.site.name))
+
+
+def _of_environment(plan: RunPlan, name: str) -> str:
+    environment = plan.environment
+    kind, _, key = name.partition(".")
+    if kind == "mounts":
+        return environment.mounts[int(key)].text() if key.isdigit() else ""
+    if kind in ("env", "annotations"):
+        return str(getattr(environment, kind).get(key, ""))
+    value = getattr(environment, kind, "")
+    return "" if value is None else str(value)
+
+
+def _columns(rows: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
+    first = max((len(name) for name, _, _ in rows), default=0)
+    second = min(48, max((len(value) for _, value, _ in rows), default=0))
+    for name, value, source in rows:
+        yield f"  {name:<{first}}  {value:<{second}}  {source}".rstrip()
+
+
+def _code(plan: RunPlan) -> Iterator[str]:
+    taken = plan.snapshot
+    size = f"{taken.size_bytes / 1e6:.1f} MB" if taken.size_bytes >= 100_000 else f"{taken.size_bytes} bytes"
+    where = f" of {plan.program.main}" if plan.program.main else ""
+    yield f"code snapshot{where}: {len(taken.files)} files, {size}"
+    if taken.git is not None:
+        state = "clean"
+        if taken.git.dirty:
+            state = f"{len(taken.git.modified)} modified and {len(taken.git.untracked)} untracked files"
+        yield f"  commit {taken.git.commit or '(none yet)'}, {state}"
+    changed = taken.git.modified + taken.git.untracked if taken.git else ()
+    listed = sorted(taken.files, key=lambda name: (name != plan.job.script, name not in changed, name))
+    for name in listed[:_FILES_SHOWN]:
+        mark = " (untracked)" if taken.git and name in taken.git.untracked else " (modified)" if name in changed else ""
+        yield f"  {name}{mark}"
+    if len(listed) > _FILES_SHOWN:
+        yield f"  and {len(listed) - _FILES_SHOWN} more"
+
+
+def _command_line(plan: RunPlan, runs: str) -> str:
+    """The submission by hand."""
+    folder = f"{runs}/{plan.job.name}-NNNN"
+    if plan.site.scheduler == "slurm":
+        return f"cd {folder} && sbatch {SCRIPT}"
+    return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"

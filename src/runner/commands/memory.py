@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from runner.commands.console import Console
-    from runner.runs.memory.estimate import Estimate
-    from runner.runs.memory.shape import Shape
-    from runner.runs.memory.zero import Zero
+    from runner.memory.estimate import Estimate, Zero
+    from runner.memory.shape import Shape
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -68,8 +67,8 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     """`runner memory`: a line per configuration and micro batch; 1 where a GPU is named and nothing fits."""
     from dataclasses import replace
 
-    from runner.runs.memory.estimate import Plan, estimate
-    from runner.runs.memory.weights import count
+    from runner.memory.estimate import Plan, estimate
+    from runner.memory.shape import count_weights
 
     shape = _shape(args)
     length = args.length or min(2048, shape.positions or 2048)
@@ -91,7 +90,7 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
         for micro in _micro_batches(args.micro_batch)
     ]
     gpu = _gpu_bytes(args)
-    weights = count(shape, lora_r=args.lora_r)
+    weights = count_weights(shape, lora_r=args.lora_r)
     if args.json:
         console.answer_json(_record(shape, weights.total, weights.lora, plan, gpu, found))
     else:
@@ -105,7 +104,7 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
 
 
 def _shape(args: argparse.Namespace) -> Shape:
-    from runner.runs.memory.shape import find_config, make_shape, read_config
+    from runner.memory.shape import find_config, make_shape, read_config
 
     given = {
         name: value
@@ -127,8 +126,8 @@ def _shape(args: argparse.Namespace) -> Shape:
 
 
 def _zeros(text: str, shape: Shape) -> list[Zero]:
+    from runner.memory.estimate import read
     from runner.project import find_project
-    from runner.runs.memory.zero import read
 
     project = find_project()
     return [read(_preset(name, project.roots), shape.hidden) for name in text.split(",") if name]
@@ -157,7 +156,7 @@ def _micro_batches(text: str) -> list[int]:
 
 def _gpu_bytes(args: argparse.Namespace) -> int | None:
     from runner.detection import find_site
-    from runner.runs.memory.gpus import USABLE_GIB, memory_bytes, parse_size
+    from runner.memory.shape import USABLE_GIB, memory_bytes, parse_size
 
     if args.gpu_memory:
         return parse_size(args.gpu_memory)
@@ -173,7 +172,7 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
 
 
 def _table(found: list[Estimate], gpu: int | None, console: Console) -> None:
-    from runner.runs.memory.gpus import fits
+    from runner.memory.shape import fits_on
 
     head = (
         "DEEPSPEED",
@@ -191,7 +190,7 @@ def _table(found: list[Estimate], gpu: int | None, console: Console) -> None:
     for each in found:
         parts = (each.weights, each.gradients, each.optimizer, each.activations, each.loss, each.buffers, each.total)
         row = (each.zero, str(each.micro_batch), *(_gib(part) for part in parts), each.moment)
-        rows.append((*row, ("yes" if fits(each.total, gpu) else "no") if gpu else "?"))
+        rows.append((*row, ("yes" if fits_on(each.total, gpu) else "no") if gpu else "?"))
     console.table((*head, "FITS"), rows)
 
 
@@ -200,7 +199,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
-    from runner.runs.memory.gpus import fits
+    from runner.memory.shape import fits_on
 
     host = max(each.host for each in found)
     if host:
@@ -208,7 +207,7 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
     if gpu is None:
         console.say("GiB per GPU; --gpu NAME or --gpu_memory SIZE says which fit")
         return 0
-    fitting = [each for each in found if fits(each.total, gpu)]
+    fitting = [each for each in found if fits_on(each.total, gpu)]
     console.say(f"GiB per GPU; FITS leaves 5% and 1.5 GiB of {_gib(gpu)} GiB for CUDA, NCCL and holes")
     if fitting:
         return 0
@@ -223,7 +222,7 @@ def _record(
 ) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from runner.runs.memory.gpus import fits
+    from runner.memory.shape import fits_on
 
     return {
         "model": shape.name,
@@ -233,6 +232,6 @@ def _record(
         "length": plan.length,
         "gpu_bytes": gpu,
         "estimates": [
-            {**asdict(each), "total": each.total, "fits": fits(each.total, gpu) if gpu else None} for each in found
+            {**asdict(each), "total": each.total, "fits": fits_on(each.total, gpu) if gpu else None} for each in found
         ],
     }

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
-    from runner.runs.plotting.curves import Curve
-    from runner.runs.plotting.terminal import Style
+    from runner.runs.metrics import Curve
+    from runner.runs.plot import Style
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -41,12 +41,12 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
     elif args.png:
         from pathlib import Path
 
-        from runner.runs.plotting.png import write_png
+        from runner.runs.plot import write_png
 
         title = ", ".join(dict.fromkeys(curve.run for curve in curves))
         console.answer(str(write_png(curves, args.axis, title, Path(args.png))))
     else:
-        from runner.runs.plotting.terminal import draw
+        from runner.runs.plot import draw
 
         metrics = tuple(dict.fromkeys(curve.metric for curve in curves))
         for number, metric in enumerate(metrics):
@@ -58,7 +58,7 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
 def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
     """The curves of all runs; one that lacks a metric is passed over with a word, unless it is the only one."""
     from runner.errors import RunnerError
-    from runner.runs.plotting.curves import read_curves
+    from runner.runs.metrics import read_curves
 
     metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
     if not metrics:
@@ -87,7 +87,7 @@ def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.state.history import find_run
+    from runner.runs.run import find_run
 
     folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
     found = []
@@ -103,7 +103,7 @@ def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
 def _style(pictures: int) -> Style:
     """What stdout can show: its size where it is a terminal, colours unless NO_COLOR, braille where it writes UTF-8."""
-    from runner.runs.plotting.terminal import Style
+    from runner.runs.plot import Style
 
     columns, rows = 80, 24
     terminal = sys.stdout.isatty()

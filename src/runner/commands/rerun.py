@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.project import Project
-    from runner.runs.repeating.rerun import Locked
+    from runner.runs.rerun import Locked
     from runner.runs.run import Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -31,7 +31,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     """`runner rerun`: print the new run's name."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.repeating import rerun
+    from runner.runs import rerun
 
     project = find_project()
     runs = find_site(args.site, os.environ)[0].runs(os.environ, project)
@@ -59,10 +59,11 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
 
     from runner.commands.launch import launch_request
     from runner.errors import RunnerError
+    from runner.runs import rerun
     from runner.runs.launch import prepare
-    from runner.runs.repeating import rerun, restoring
+    from runner.runs.rerun import code_from_git, project_at
     from runner.runs.secrets import HIDDEN
-    from runner.runs.submitting.submission import submit
+    from runner.runs.submit import submit
 
     words = [str(word) for word in locked.tables["run"]["command_line"]]
     if "launch" not in words or any(HIDDEN in word for word in words):
@@ -80,9 +81,9 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
         if locked.tables["run"]["project"]:
             source = next((path for path in (project.root, Path(code.get("root", ""))) if path and path.is_dir()), None)
             diff = locked.folder / "code.diff"
-            for line in restoring.code_from_git(code, source or project.start, root, diff):
+            for line in code_from_git(code, source or project.start, root, diff):
                 console.warn(f"cannot be had: {line}")
-            here = restoring.at(project, root)
+            here = project_at(project, root)
         at = words.index("--") if "--" in words else len(words)
         named = words[:at].index("launch")
         launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
@@ -90,7 +91,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
         plan = prepare(launch_request(launch), here, os.environ, console)
         values = locked.tables.get("sweep", {})
         if values:
-            from runner.runs.submitting.sweep import with_values
+            from runner.runs.sweep import with_values
 
             plan = with_values(plan, values)
         run = submit(plan, runs, words, console, args.tag)

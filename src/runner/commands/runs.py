@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.runs.job import Overrides
     from runner.runs.run import Run
-    from runner.runs.state.status import RunStatus
+    from runner.runs.status import RunStatus
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -100,13 +100,12 @@ def _runs_folder(args: argparse.Namespace) -> Path:
 def show_logs(args: argparse.Namespace, console: Console) -> int:
     """`runner logs`: what a run, or some of its ranks, have printed."""
     from runner.commands.console import LogFilter
-    from runner.runs.logs import output
-    from runner.runs.logs.following import Following
-    from runner.runs.logs.merged import last_lines, merged, without_times
-    from runner.runs.logs.streams import check_ranks, parse_ranks
-    from runner.runs.state import history
+    from runner.runs import follow
+    from runner.runs.follow import Following
+    from runner.runs.logs import check_ranks, last_lines, merged, parse_ranks, without_times
+    from runner.runs.run import find_run
 
-    run = history.find_run(args.run_word, _runs_folder(args))
+    run = find_run(args.run_word, _runs_folder(args))
     ranks = parse_ranks(args.rank) if args.rank else ()
 
     printable = LogFilter()
@@ -117,7 +116,7 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
 
     _check_part(args, run)
     if args.follow:
-        status = output.follow(run, Following(run, ranks), show, console)
+        status = follow.follow(run, Following(run, ranks), show, console)
         show(b"\n" if printable.rest else b"")
         say_end(status, console)
         return 0
@@ -155,11 +154,11 @@ def _check_part(args: argparse.Namespace, run: Run) -> None:
 
 def cancel_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner cancel`: end runs, and print which."""
-    from runner.runs.ending import cancelling
-    from runner.runs.state import history
+    from runner.runs import cancel as cancelling
+    from runner.runs.run import find_runs
 
     folder = _runs_folder(args)
-    runs = [run for word in args.runs for run in history.find_runs(word, folder)]
+    runs = [run for word in args.runs for run in find_runs(word, folder)]
     if args.dry_run:
         for line in cancelling.explain(runs):
             console.answer(line)
@@ -187,7 +186,7 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
     )  # fmt: skip
     make_image = None
     if args.build:
-        from runner.runs.submitting.image_making import image_maker
+        from runner.commands.images import image_maker
 
         make_image = image_maker(project, os.environ, console)
     with shell.prepared(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.runs.run import Run
-    from runner.runs.state.status import RunStatus
+    from runner.runs.status import RunStatus
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -41,7 +41,7 @@ def _chosen(args: argparse.Namespace, console: Console) -> list[Run]:
     """The runs that were named, else the newest; says so where there are none."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.state.history import find_runs, list_runs
+    from runner.runs.run import find_runs, list_runs
 
     site, _ = find_site(args.site, os.environ)
     folder = site.runs(os.environ, find_project())
@@ -55,7 +55,7 @@ def _chosen(args: argparse.Namespace, console: Console) -> list[Run]:
 
 def show_status(args: argparse.Namespace, console: Console) -> int:
     """`runner status`: one line per run."""
-    from runner.runs.state.status import ask
+    from runner.runs.status import ask
 
     found = ask(_chosen(args, console))
     if args.json:
@@ -72,7 +72,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
 
 def watch_status(args: argparse.Namespace, console: Console) -> int:
     """`runner watch`: the table in place on a terminal; elsewhere a new one whenever something has changed."""
-    from runner.runs.state.watching import watch
+    from runner.runs.status import watch
 
     runs = _chosen(args, console)
     live = sys.stdout.isatty()

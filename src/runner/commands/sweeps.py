@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.runs.launch import RunPlan
-    from runner.runs.submitting.sweep import Sweep
+    from runner.runs.sweep import Sweep
 
 
 def of(args: argparse.Namespace) -> Sweep | None:
     """The sweep that a command line of `launch` asks for."""
     from runner.errors import RunnerError
-    from runner.runs.submitting.sweep import parse
+    from runner.runs.sweep import parse
 
     sweep = parse(args.sweep, args.at_once)
     if sweep is not None and args.wait:
@@ -35,7 +35,7 @@ def of(args: argparse.Namespace) -> Sweep | None:
 
 def explain(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     """Say what the runs of a sweep would be; returns the plan of the first."""
-    from runner.runs.submitting.sweep import ARRAY, array_script, with_values
+    from runner.runs.sweep import ARRAY, array_script, with_values
 
     for number, values in enumerate(sweep.combinations):
         console.say(f"task {number}: " + ", ".join(f"{name} = {value}" for name, value in values.items()))
@@ -48,9 +48,9 @@ def explain(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
 
 def launch(plan: RunPlan, sweep: Sweep, runs: Path, args: argparse.Namespace, console: Console) -> int:
     """Start the runs; print the sweep's name."""
-    from runner.runs.submitting.sweep_submission import submit
+    from runner.runs.sweep import submit_sweep
 
-    name, made = submit(plan, sweep, runs, sys.argv[1:], console, args.tag)
+    name, made = submit_sweep(plan, sweep, runs, sys.argv[1:], console, args.tag)
     console.say(
         f"{name}: {len(made)} runs, {made[0].name} to {made[-1].name}, jobs {made[0].job_id} to {made[-1].job_id}"
     )

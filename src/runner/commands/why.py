@@ -8,7 +8,7 @@ import os
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
-    from runner.runs.why.answer import Answer
+    from runner.runs.why.explain import Answer
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -46,10 +46,10 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     else:
         from runner.detection import find_site
         from runner.project import find_project
-        from runner.runs.state import history
+        from runner.runs.run import find_run
 
         site, _ = find_site(args.site, os.environ)
-        run = history.find_run(args.run_word or "last", site.runs(os.environ, find_project()))
+        run = find_run(args.run_word or "last", site.runs(os.environ, find_project()))
         answer = explain.explain_run(run)
     if args.json:
         console.answer_json(answer.record())

@@ -19,26 +19,22 @@ from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import payload
-from runner.runs.asking import dependencies, saving
-from runner.runs.asking.checks import lacks_account
-from runner.runs.asking.dependencies import Waits
-from runner.runs.asking.job_file import JobFile, load_job_file
-from runner.runs.asking.making import make_job
-from runner.runs.asking.program import Program, find_script, program_of_command, program_of_script
-from runner.runs.checking import offline, preflight
-from runner.runs.checking.preflight import LaunchImage
-from runner.runs.code import snapshot
-from runner.runs.code.snapshot import Snapshot
-from runner.runs.job import Job, Overrides
-from runner.runs.schedulers import local, slurm
+from runner.runs import checks as preflight
+from runner.runs import hub, payload, resolve, snapshot
+from runner.runs.after import Waits, find
+from runner.runs.checks import LaunchImage, lacks_account
+from runner.runs.job import Job, JobFile, Overrides, load_job_file
+from runner.runs.program import Program, find_script, program_of_command, program_of_script
+from runner.runs.resolve import make_job
+from runner.runs.schedulers import slurm, template
+from runner.runs.snapshot import Snapshot
 from runner.site import Site
 
 SCRIPT = "job.sbatch"
 EDF = "environment.toml"
 NOTIFY = "notify"
 """the events of which payload/notify.sh tells"""
-SCHEDULERS = {"slurm": slurm.script, "local": local.script}
+SCHEDULERS = {"slurm": slurm.script, "local": template.script}
 
 
 @dataclass(frozen=True)
@@ -112,11 +108,11 @@ def prepare(
     notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
     waits = Waits()
     if request.after or request.after_any:
-        waits = dependencies.find(request.after, request.after_any, site.runs(environ, project), site)
+        waits = find(request.after, request.after_any, site.runs(environ, project), site)
     job = waits.placed(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
-        job = saving.with_measured(job, site.runs(environ, project))
-    job, hub_notes = offline.settle(job, environment, project, site, environ, strict=not request.dry_run)
+        job = resolve.with_measured(job, site.runs(environ, project))
+    job, hub_notes = hub.settle_offline(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = preflight.for_the_run(environment, image, (preflight.CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)

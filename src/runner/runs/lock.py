@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runner import __version__
-from runner.runs.cache import revisions
-from runner.runs.checking.preflight import LaunchImage
+from runner.runs import hub
+from runner.runs.checks import LaunchImage
 from runner.runs.launch import EDF, SCRIPT, RunPlan
 from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words
@@ -71,7 +71,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         "site.sources": {key: str(origin) for key, origin in site.origins.items()},
         "slurm": dict(run.slurm),
         "sweep": {**run.parameters},
-        "revisions": {**revisions.of_words((*job.command, *job.arguments), run.folder, _variables(plan))},
+        "revisions": {**hub.revisions((*job.command, *job.arguments), run.folder, _variables(plan))},
         "files": {name: _sha256(text) for name, text in plan.files.items()},
     }
 

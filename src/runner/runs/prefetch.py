@@ -15,12 +15,10 @@ from runner.expansion import expand
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import shell
-from runner.runs.asking.program import find_script
-from runner.runs.cache import hub
-from runner.runs.cache.hub import Wanted
-from runner.runs.checking import offline
+from runner.runs import hub, shell
+from runner.runs.hub import Wanted
 from runner.runs.launch import Request, find_environment, find_program
+from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
 from runner.site import Site
 
@@ -56,11 +54,11 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
     name = request.env or (job_file.environment if job_file else None)
     environment = find_environment(name, project, environ, site, report)
     words = (*(job_file.arguments if job_file else ()), *(request.words if program.script else program.command))
-    env = {**offline.of_host(environ), **site.env, **environment.env, **(job_file.env if job_file else {})}
-    home = offline.hub_home(env, site.runs(environ, project), environ)
+    env = {**hub.hub_variables(environ), **site.env, **environment.env, **(job_file.env if job_file else {})}
+    home = hub.hub_home(env, site.runs(environ, project), environ)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
     report.say(f"container engine {engine} ({engine_why})")
-    wanted = hub.wanted(words, offline.folders(project))
+    wanted = hub.wanted(words, hub.model_folders(project))
     return Prefetch(wanted, home, engine, name, env, site)
 
 

@@ -23,16 +23,15 @@ from runner.expansion import expand
 from runner.machine import folders, process
 from runner.machine.report import Report
 from runner.project import Project, is_shared_place
-from runner.runs.asking.making import make_job
-from runner.runs.cache.folder import shared_cache
-from runner.runs.checking import preflight
+from runner.runs import checks
+from runner.runs.hub import shared_cache
 from runner.runs.job import Overrides
 from runner.runs.launch import EDF, MakeImage, find_environment
-from runner.runs.run import RECORD, Run
+from runner.runs.resolve import make_job
+from runner.runs.run import RECORD, Run, find_run
 from runner.runs.schedulers import slurm
 from runner.runs.secrets import refuse_in
-from runner.runs.state import history
-from runner.runs.state.status import ask
+from runner.runs.status import ask
 from runner.site import Site
 from runner.site_files import load_site
 
@@ -103,20 +102,20 @@ def prepared(
         return
     report.say(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
-    image = preflight.find_image(environment, site, environ)
+    image = checks.find_image(environment, site, environ)
     if image.missing and make_image is not None and not dry_run:
         make_image(environment, image, site)
-        image = preflight.find_image(environment, site, environ)
+        image = checks.find_image(environment, site, environ)
     if image.missing and not dry_run:
-        raise preflight.missing_image(image, environment, environ)
-    environment = preflight.for_the_run(_in_live_folder(environment, project, report), image)
+        raise checks.missing_image(image, environment, environ)
+    environment = checks.for_the_run(_in_live_folder(environment, project, report), image)
     runs = site.runs(environ, project)
     if dry_run:
         folder = runs / ".shell-NNNN"
         yield _call(_Place(site, environment, folder), request, environ, report, write=False)
         return
-    preflight.check_architecture(image, site)
-    for note in preflight.check_mounts(environment, environ, here=site.scheduler == "local"):
+    checks.check_architecture(image, site)
+    for note in checks.check_mounts(environment, environ, here=site.scheduler == "local"):
         report.warn(note)
     folder = folders.take_numbered(runs, ".shell")
     try:
@@ -133,7 +132,7 @@ def _run(word: str | None, runs: Path, project: Project) -> Run | None:
     # an environment may be called NAME-2026
     named = named or (bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4}", word)) and word not in project.names("edf"))
     if named or (runs / word / RECORD).is_file() or ("/" in word and (Path(word).expanduser() / RECORD).is_file()):
-        return history.find_run(word, runs)
+        return find_run(word, runs)
     return None
 
 

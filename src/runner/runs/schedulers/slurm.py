@@ -14,8 +14,8 @@ from pathlib import Path
 
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
-from runner.runs.job import Job, Resources
-from runner.runs.schedulers import flags, quoting, template, time_limit
+from runner.runs.job import Job, Resources, time_limit_text
+from runner.runs.schedulers import flags, quoting, template
 from runner.site import Site
 
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
@@ -61,7 +61,7 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         f"--cpus-per-task={job.cpus_per_step_task}",
         *_gpu_request(resources.gpus_per_node, site),
         *((f"--mem={resources.memory}",) if resources.memory else ()),
-        *((f"--time={time_limit.text(resources.time_minutes)}",) if resources.time_minutes else ()),
+        *((f"--time={time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
         *((f"--partition={resources.partition}",) if resources.partition else ()),
         *((f"--account={resources.account}",) if resources.account else ()),
         "--output=job.log",
@@ -256,7 +256,7 @@ def shell(
             f"--cpus-per-task={resources.cpus_per_task * resources.tasks_per_node}",
             *(_gpu_request(resources.gpus_per_node, site) if site else ()),
             *((f"--mem={resources.memory}",) if resources.memory else ()),
-            *((f"--time={time_limit.text(resources.time_minutes)}",) if resources.time_minutes else ()),
+            *((f"--time={time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
             *((f"--partition={resources.partition}",) if resources.partition else ()),
             *((f"--account={resources.account}",) if resources.account else ()),
         )

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.runs import status
+from runner.runs.metrics import Pace, pace
 from runner.runs.run import Run
-from runner.runs.state import status
 from runner.runs.why import cause as causes
-from runner.runs.why import run_logs, telling
-from runner.runs.why.answer import Answer
-from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SUMMARY, SYMPTOM, Cause
+from runner.runs.why import evidence
+from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause
 from runner.runs.why.evidence import Evidence, Reading, Source, read_log
-from runner.runs.why.judge import Verdict, judge
-from runner.runs.why.progress import Pace, pace
 
 # states after which Slurm's word is worth more than an exception that may be its consequence
 _STRONG_STATES = {"NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
@@ -48,7 +46,7 @@ def explain_run(run: Run) -> Answer:
     answer = Answer(run.name, _state_text(now))
     if now.state in _WAITING:
         return _filled(_waiting(answer, now), run)
-    readings = [read_log(source) for source in run_logs.sources(run)]
+    readings = [read_log(source) for source in sources(run)]
     verdict = judge(readings)
     speed = pace(run.folder / "metrics.jsonl", running=now.state == "RUNNING")
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
@@ -73,12 +71,12 @@ def _with_lines(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -
     if answer.cause is not None and answer.cause.kind not in (EXIT, SYMPTOM):
         return answer
     sources = [reading.source for reading in readings]
-    answer = replace(answer, telling=telling.lines(sources))
+    answer = replace(answer, telling=evidence.telling_lines(sources))
     if answer.cause is not None or answer.telling:
         return answer if answer.cause else replace(answer, followed=verdict.followed)
     if verdict.summary is not None:
         return _from_logs(answer, verdict.summary, verdict, readings)
-    return replace(answer, last=telling.last_lines(sources))
+    return replace(answer, last=evidence.last_lines(sources))
 
 
 def _filled(answer: Answer, run: Run | None = None) -> Answer:
@@ -175,7 +173,7 @@ def _from_logs(answer: Answer, first: Evidence | None, verdict: Verdict, reading
 
 def _first_failure(answer: Answer, run: Run) -> Answer:
     """The rank that the run folder recorded as the first to fail, where the evidence names none."""
-    noted = run_logs.first_failure(run)
+    noted = first_failure(run)
     if noted is None or answer.cause is None or answer.rank is not None:
         return answer
     _, rank, node = noted
@@ -188,7 +186,7 @@ def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
     cause: Cause | None = causes.by_word(EXIT, str(code)) if code else None
     if cause is None or (answer.cause is not None and cause.code not in answer.cause.yields):
         return answer
-    noted = run_logs.first_failure(run)
+    noted = first_failure(run)
     place = str(run.attempts[-1] / "exit_code") if run.attempts else "Slurm"
     rank = noted[1] if noted else None
     return replace(answer, cause=cause, evidence=place, line=f"exit code {code}", first=None, rank=rank)
@@ -202,3 +200,192 @@ def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> A
         if reading.scan.skipped_bytes:
             notes.append(f"{reading.source.path}: {reading.scan.skipped_bytes >> 20} MiB in its middle were not read")
     return replace(answer, notes=tuple(notes))
+
+
+_ATTEMPT = re.compile(rb"^job\.sbatch: attempt (\d{1,6}) on ", re.MULTILINE)
+_PIECE_BYTES = 1 << 20
+
+
+def sources(run: Run) -> tuple[Source, ...]:
+    """What there is to read, job.log first."""
+    found = [Source(run.log, _begin(run.log, len(run.attempts)))] if run.log.is_file() else []
+    if run.attempts:
+        attempt = run.attempts[-1]
+        found += [Source(path, rank=_number(path.stem)) for path in sorted(attempt.glob("rank-*.log"))]
+        found += [Source(path) for path in sorted(attempt.glob("setup-node-*.log"))]
+        found += [
+            Source(path, rank=_torchrun_rank(path, run))
+            for path in sorted(attempt.glob("node-*/*/attempt_*/*/std*.log"))
+        ]
+    return tuple(each for each in found if each.path.stat().st_size)
+
+
+def _begin(log: Path, attempts: int) -> int:
+    """The byte where the newest attempt begins in the one appended file; 0 for the only one."""
+    if attempts < 2:
+        return 0
+    begin = 0
+    with log.open("rb") as file:
+        offset, carry = 0, b""
+        while data := file.read(_PIECE_BYTES):
+            piece = carry + data
+            for found in _ATTEMPT.finditer(piece):
+                begin = offset - len(carry) + found.start()
+            cut = piece.rfind(b"\n") + 1
+            offset += len(data)
+            carry = piece[cut:][-4096:]
+    return begin
+
+
+def _number(stem: str) -> int | None:
+    found = re.search(r"(\d{1,6})$", stem)
+    return int(found[1]) if found else None
+
+
+def _torchrun_rank(path: Path, run: Run) -> int | None:
+    """The rank in attempts/N/node-NODE/ID/attempt_K/LOCAL/stderr.log."""
+    node, local = _number(path.parents[3].name), _number(path.parent.name)
+    return None if node is None or local is None else node * run.processes_per_node + local
+
+
+def first_failure(run: Run) -> tuple[int, int, str] | None:
+    """(exit code, rank, node) of the task that said first that it failed."""
+    if not run.attempts:
+        return None
+    try:
+        words = (run.attempts[-1] / "first_failure").read_text(errors="replace").split()
+    except OSError:
+        return None
+    if len(words) < 5 or not (words[0].isdigit() and words[2].isdigit()):
+        return None
+    return int(words[0]), int(words[2]), words[4]
+
+
+_SAME_STORY_LINES = 60  # a library often says the reason some lines before or after the exception
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The cause, what followed from it, and what only cost time."""
+
+    first: Evidence | None
+    """a cause, an exception or a symptom"""
+    summary: Evidence | None
+    """a line that reports only that something ended: the answer where nothing else is known"""
+    followed: tuple[tuple[Evidence, int], ...]
+    """the first evidence of each other code, and its number of lines"""
+    slow: tuple[Evidence, ...]
+
+
+def judge(readings: Sequence[Reading]) -> Verdict:
+    """The verdict over all logs of an attempt."""
+    everything = sorted((each for reading in readings for each in reading.evidence), key=lambda each: each.order)
+    fatal = [each for each in everything if not each.survived]
+    broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
+    symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
+    summaries = [each for each in fatal if each.cause.kind == SUMMARY]
+    first = _reason(broken[0], broken) if broken else _reason(symptoms[0], symptoms) if symptoms else None
+    summary = summaries[0] if summaries else None
+    others = [*broken, *symptoms, *summaries]
+    return Verdict(first, summary, _followed(first, others), _once(everything, SLOW))
+
+
+def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
+    """What explains the first: a cause that it yields to, or, for an exception that only its class explains, a cause
+    that the same rank printed close to it."""
+    for each in broken:
+        if each.cause.code in first.cause.yields:
+            return each
+    if first.cause.kind != EXCEPTION:
+        return first
+    for each in broken:
+        near = each.path == first.path and abs(each.number - first.number) <= _SAME_STORY_LINES
+        if each.cause.kind == CAUSE and near and each.rank in (first.rank, None):
+            return each
+    return first
+
+
+def _followed(first: Evidence | None, others: Sequence[Evidence]) -> tuple[tuple[Evidence, int], ...]:
+    counted: dict[str, tuple[Evidence, int]] = {}
+    for each in others:
+        if first is not None and each.cause.code == first.cause.code:
+            continue
+        known, count = counted.get(each.cause.code, (each, 0))
+        counted[each.cause.code] = (known, count + 1)
+    return tuple(counted.values())
+
+
+def _once(everything: Sequence[Evidence], kind: str) -> tuple[Evidence, ...]:
+    found: dict[str, Evidence] = {}
+    for each in everything:
+        if each.cause.kind == kind:
+            found.setdefault(each.cause.code, each)
+    return tuple(found.values())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Why something failed, waits or is slow."""
+
+    subject: str
+    """the run's name, or the logs"""
+    state: str = ""
+    """what the scheduler and the run folder say: `FAILED, exit code 1, attempt 2`"""
+    cause: Cause | None = None
+    evidence: str = ""
+    """`job.log:17`, `squeue`, ..."""
+    line: str = ""
+    """the evidence itself"""
+    first: Evidence | None = None
+    """where the evidence is a line of a log"""
+    rank: int | None = None
+    """the first rank that failed"""
+    node: str = ""
+    followed: tuple[tuple[Evidence, int], ...] = ()
+    slow: tuple[Evidence, ...] = ()
+    notes: tuple[str, ...] = ()
+    """what else is worth knowing: the pace, logs that could not be read or not whole"""
+    telling: tuple[Evidence, ...] = field(default=())
+    """the most telling lines, where no cause is known, or one that does not say much"""
+    last: tuple[Evidence, ...] = ()
+    """the last lines, where no cause is known and no line is telling"""
+    hint: str = ""
+    """what to do where no cause is known"""
+    fine: bool = False
+    """nothing is wrong with it"""
+
+    @property
+    def known(self) -> bool:
+        """Whether it explains the failure, or there is nothing to explain."""
+        return self.cause is not None or self.fine
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        cause, first = self.cause, self.first
+        return {
+            "subject": self.subject,
+            "state": self.state,
+            "known": self.known,
+            "fine": self.fine,
+            "cause": cause and {"code": cause.code, "subject": cause.subject, "says": cause.says,
+                                "explanation": cause.explanation, "fix": cause.fix},
+            "evidence": {"place": self.evidence, "line": self.line,
+                         "file": str(first.path) if first else None, "number": first.number if first else None,
+                         "time": first.time.isoformat() if first and first.time else None} if cause else None,
+            "rank": self.rank,
+            "node": self.node or None,
+            "frame": _frame(first),
+            "followed": [{"code": each.cause.code, "place": each.place, "line": each.text, "lines": count}
+                         for each, count in self.followed],
+            "slow": [{"code": each.cause.code, "says": each.cause.says, "place": each.place, "line": each.text,
+                      "fix": each.cause.fix} for each in self.slow],
+            "notes": list(self.notes),
+            "telling": [{"place": each.place, "line": each.text} for each in (*self.telling, *self.last)],
+        }  # fmt: skip
+
+
+def _frame(first: Evidence | None) -> dict[str, object] | None:
+    frame = first.frame if first else None
+    if frame is None:
+        return None
+    return {"file": frame.file, "line": frame.line, "function": frame.function, "code": frame.code}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.runs.why.place import without_prefix
+from runner.runs.why.log import without_prefix
 
 HEADER = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "([^"]{1,1024})", line (\d{1,9})(?:, in (.{1,200}))?')

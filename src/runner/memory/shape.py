@@ -1,0 +1,329 @@
+"""The shape of a language model, from its config.json or from flags; nothing of the model itself is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError
+
+TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from typing import Any
+
+
+GIB = 1024**3
+# GiB that torch.cuda sees (total_memory), rounded down; `--gpu_memory` says it for any other.
+USABLE_GIB = {
+    "H200": 139, "GH200": 94, "H100": 79, "A100 80GB": 79, "A100": 39, "L40S": 44, "L4": 22, "A10": 22,
+    "V100 32GB": 31, "V100": 15, "T4": 14,
+}  # fmt: skip
+# Beside tensors: context and kernels of CUDA, buffers of NCCL; and what lies in holes between them. An assumption.
+RESERVED_BYTES = int(1.5 * GIB)
+HOLES = 0.05
+
+
+def memory_bytes(gpu: str) -> int | None:
+    """The memory of a GPU by its name (`H100`, `NVIDIA A100 80GB`), or None."""
+    wanted = gpu.upper().replace("NVIDIA", " ").replace("-", " ").replace("_", " ").split()
+    best = max((name for name in USABLE_GIB if _within(name.upper().split(), wanted)), key=len, default=None)
+    return None if best is None else USABLE_GIB[best] * GIB
+
+
+def _within(name: Iterable[str], words: list[str]) -> bool:
+    return all(word in words for word in name)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of `80`, `80GiB`, `80G`, `80GB` (decimal), `81559MiB`. Raises RunnerError otherwise."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise RunnerError(
+            f"--gpu_memory {text!r} is no size", "it is a number and GiB, GB or MiB", "--gpu_memory 80GiB"
+        )
+    unit = (match[2] or "GiB").upper()
+    factor = {"GIB": GIB, "G": GIB, "GB": 10**9, "MIB": 1024**2, "M": 1024**2, "MB": 10**6}[unit]
+    return int(float(match[1]) * factor)
+
+
+def fits_on(needed_bytes: int, gpu_bytes: int) -> bool:
+    return needed_bytes * (1 + HOLES) + RESERVED_BYTES <= gpu_bytes
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a model_type of transformers has in common. Source: transformers 5.23, models/*/modeling_*.py."""
+
+    norm: str = "rms"  # rms (written out in Python, in fp32) or layer (one kernel)
+    gated: bool = True  # gate and up, then down; otherwise up and down
+    activation: str = "fused"  # fused: one kernel, keeps its input; written: gelu_new, in five steps
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    head_norm: bool = False  # queries and keys are normalised head by head
+    learned_positions: bool = False
+    norms: int = 2  # before attention and MLP; one where both read the same
+    tied: bool = False  # where the config does not say
+    float_norm: bool = False  # the norm's product is taken in fp32 too
+    fused_qkv: bool = False  # one matrix for queries, keys and values
+    joined_rotary: bool = False  # queries and keys are put together after rotation, which costs a copy of the output
+    parallel: bool = False  # attention and MLP read the same input
+    head_dim: int = 0  # where the config does not say; 0: hidden / heads
+    fused_gate: bool = False  # one matrix for gate and up
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(head_norm=True, head_dim=128),
+    "gemma": Family(tied=True, float_norm=True, head_dim=256),
+    "phi3": Family(fused_qkv=True, fused_gate=True, joined_rotary=True),
+    "gpt2": Family(
+        norm="layer", gated=False, activation="written", qkv_bias=True, output_bias=True, mlp_bias=True,
+        learned_positions=True, tied=True, fused_qkv=True,
+    ),
+    "gpt_neox": Family(
+        norm="layer", gated=False, qkv_bias=True, output_bias=True, mlp_bias=True, fused_qkv=True, joined_rotary=True,
+        parallel=True,
+    ),
+    "phi": Family(
+        norm="layer", gated=False, activation="written", qkv_bias=True, output_bias=True, mlp_bias=True,
+        head_bias=True, norms=1, joined_rotary=True, parallel=True,
+    ),
+}  # fmt: skip
+# gpt2's config has names of its own; gpt_neox's intermediate size and phi's heads are like llama's.
+OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "n_ctx"),
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A decoder of equal layers."""
+
+    name: str
+    family: Family
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    positions: int
+    tied: bool
+    dropout: float  # of residuals and embeddings, where there is any
+    dtype: str | None = None  # in which the weights are kept on disk
+
+    @property
+    def query(self) -> int:
+        """Width of all query heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_value(self) -> int:
+        """Width of all key heads together; that of the values is the same."""
+        return self.kv_heads * self.head_dim
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The config.json as a table. Raises RunnerError where it is none."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunnerError(f"cannot read {path}", str(error), "give a config.json or a model's folder") from error
+    except ValueError as error:
+        raise RunnerError(f"{path} is not JSON", str(error), "give the model's config.json") from error
+    if not isinstance(config, dict):
+        raise RunnerError(f"{path} holds no table", "a model's config is one", "give the model's config.json")
+    return config
+
+
+def find_config(model: str, environment: Mapping[str, str]) -> Path:
+    """The config.json of a file, a folder, or a name in the cache of Hugging Face. Raises RunnerError for none."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if (path / "config.json").is_file():
+            return path / "config.json"
+        raise RunnerError(
+            f"the folder {model!r} has no config.json", "it says what the model's shape is", "name another"
+        )
+    hub = hub_cache(environment)
+    found = sorted((hub / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"),
+                   key=lambda each: each.stat().st_mtime)  # fmt: skip
+    if found:
+        return found[-1]
+    raise RunnerError(
+        f"there is no model {model!r} here",
+        f"neither a file or folder, nor in {hub}",
+        f"`runner prefetch`, or a config.json: hf download {model} config.json; or flags such as --hidden_size",
+    )
+
+
+def hub_cache(environment: Mapping[str, str]) -> Path:
+    """Where Hugging Face keeps models. Source: huggingface_hub, constants.py."""
+    if environment.get("HF_HUB_CACHE"):
+        return Path(environment["HF_HUB_CACHE"])
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/") / ".cache")
+    return Path(environment.get("HF_HOME") or f"{cache}/huggingface") / "hub"
+
+
+def make_shape(config: Mapping[str, Any], name: str) -> Shape:
+    """The shape that a config describes. Raises RunnerError for a family that is not known, and for gaps."""
+    kind = str(config.get("model_type") or "llama")
+    if kind not in FAMILIES:
+        raise RunnerError(
+            f"no paper for the model_type {kind!r} of {name}",
+            f"known are {', '.join(FAMILIES)}",
+            "take the nearest of them: --model_type llama with the other flags given",
+        )
+    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if int(config.get(key) or 0) > 1:
+            raise RunnerError(
+                f"{name} is a mixture of experts", f"{key} = {config[key]}", "measure it: --micro_batch auto"
+            )
+    hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
+    family = _with_biases(FAMILIES[kind], kind, config)
+    default_inner = None if family.gated else 4 * hidden
+    dropout = max(float(config.get(key) or 0) for key in ("resid_pdrop", "hidden_dropout", "embd_pdrop"))
+    return Shape(
+        name=name,
+        family=family,
+        hidden=hidden,
+        layers=_number(config, "num_hidden_layers", name),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or family.head_dim or hidden // heads),
+        intermediate=_number(config, "intermediate_size", name, default_inner),
+        vocabulary=_number(config, "vocab_size", name),
+        positions=_number(config, "max_position_embeddings", name, 0),
+        tied=bool(config.get("tie_word_embeddings", family.tied)),
+        dropout=dropout if "resid_pdrop" in config or kind != "gpt2" else 0.1,
+        dtype=config.get("dtype") or config.get("torch_dtype"),
+    )
+
+
+def _with_biases(family: Family, kind: str, config: Mapping[str, Any]) -> Family:
+    from dataclasses import replace
+
+    activation = str(config.get("activation_function") or config.get("hidden_act") or "")
+    if activation and not family.gated:
+        family = replace(family, activation="written" if activation in ("gelu_new", "gelu_fast") else "fused")
+    if kind in ("llama", "mistral", "qwen3", "gemma") and config.get("attention_bias"):
+        family = replace(family, qkv_bias=True, output_bias=True)
+    if kind == "gpt_neox" and config.get("use_parallel_residual") is False:
+        family = replace(family, parallel=False)
+    if kind == "gpt_neox" and config.get("attention_bias") is False:
+        family = replace(family, qkv_bias=False, output_bias=False)
+    return replace(family, mlp_bias=True) if config.get("mlp_bias") else family
+
+
+def _number(config: Mapping[str, Any], key: str, name: str, default: int | None = None) -> int:
+    for each in (key, *OTHER_NAMES.get(key, ())):
+        value = config.get(each)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise RunnerError(
+                f"{name}: {each} is {value!r}", "it is a count of 1 or more", "mend the config or the flag"
+            )
+        return value
+    if default is None:
+        raise RunnerError(
+            f"{name} does not say its {key}", "the shape hangs on it", f"--{key} NUMBER, or a complete config.json"
+        )
+    return default
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Elements of weights."""
+
+    layer: int  # of one layer
+    outside: int  # embeddings, last norm, head
+    embedding: int  # the largest tensor: vocabulary x hidden
+    small: int  # in tensors of fewer elements than asked for: what ZeRO-3 keeps whole
+    lora_layer: int  # added by LoRA to one layer
+
+    total: int
+    lora: int
+
+
+def count_weights(shape: Shape, *, threshold: int = 0, lora_r: int = 0) -> Weights:
+    """The weights. `threshold`: tensors with fewer elements count as small; `lora_r`: LoRA on all linear layers."""
+    layer = list(layer_tensors(shape))
+    outside = list(outer_tensors(shape))
+    adapters = sum(lora_r * (rows + columns) for rows, columns in linear_layers(shape))
+    small = shape.layers * sum(each for each in layer if each < threshold) + sum(
+        each for each in outside if each < threshold
+    )
+    return Weights(
+        layer=sum(layer), outside=sum(outside), embedding=shape.vocabulary * shape.hidden, small=small,
+        lora_layer=adapters, total=shape.layers * sum(layer) + sum(outside), lora=shape.layers * adapters,
+    )  # fmt: skip
+
+
+def linear_layers(shape: Shape) -> Iterator[tuple[int, int]]:
+    """(out, in) of each linear layer of one block, as LoRA sees them."""
+    family = shape.family
+    if family.fused_qkv:
+        yield shape.query + 2 * shape.key_value, shape.hidden
+    else:
+        yield shape.query, shape.hidden
+        yield shape.key_value, shape.hidden
+        yield shape.key_value, shape.hidden
+    yield shape.hidden, shape.query
+    if family.fused_gate:
+        yield 2 * shape.intermediate, shape.hidden
+    else:
+        for _ in range(2 if family.gated else 1):
+            yield shape.intermediate, shape.hidden
+    yield shape.hidden, shape.intermediate
+
+
+def layer_tensors(shape: Shape) -> Iterator[int]:
+    """Elements of each tensor of one layer."""
+    family = shape.family
+    linear = list(linear_layers(shape))
+    attention = len(linear) - (2 if not family.gated or family.fused_gate else 3)
+    for index, (rows, columns) in enumerate(linear):
+        yield rows * columns
+        if index < attention - 1:
+            bias = family.qkv_bias
+        else:
+            bias = family.output_bias if index == attention - 1 else family.mlp_bias
+        if bias:
+            yield rows
+    if family.head_norm:
+        yield shape.head_dim
+        yield shape.head_dim
+    for _ in range(family.norms):
+        yield shape.hidden
+        if family.norm == "layer":
+            yield shape.hidden
+
+
+def outer_tensors(shape: Shape) -> Iterator[int]:
+    """Elements of the embeddings, the last norm and the head."""
+    family = shape.family
+    yield shape.vocabulary * shape.hidden
+    if family.learned_positions:
+        yield shape.positions * shape.hidden
+    yield shape.hidden
+    if family.norm == "layer":
+        yield shape.hidden
+    if not shape.tied:
+        yield shape.vocabulary * shape.hidden
+    if family.head_bias:
+        yield shape.vocabulary

@@ -1,0 +1,123 @@
+"""`launch --after RUN`: a run that starts when others have ended, and finds what they have left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.environments.mount import Mount
+from runner.errors import RunnerError
+from runner.runs.job import Job
+from runner.site import Site
+
+if TYPE_CHECKING:
+    from runner.runs.run import Run
+    from runner.runs.status import RunStatus
+
+PLACE = "{after}"
+"""in a word of the user's: the folder of the run that is waited for"""
+FILE = "after"
+"""of the run folder: that folder's path, which payload/attempt.sh exports as RUNNER_AFTER"""
+MOUNT = Mount("${RUNNER_AFTER}", "${RUNNER_AFTER}", ("ro",))
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The runs that come before."""
+
+    ok: tuple[Run, ...] = ()
+    """those that must end well"""
+    anyhow: tuple[Run, ...] = ()
+    """those that must end"""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        return (*self.ok, *self.anyhow)
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        """What the job's containers see of them: the first one's folder, to read."""
+        return (MOUNT,) if self.runs else ()
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Files of the run folder."""
+        return {FILE: f"{self.runs[0].folder}\n"} if self.runs else {}
+
+    def placed(self, job: Job) -> Job:
+        """The job with `{after}` in its words replaced. Raises RunnerError where it does not say which run."""
+        words = (*job.command, *job.arguments)
+        if not any(PLACE in word for word in words):
+            return job
+        if len(self.runs) != 1:
+            raise RunnerError(
+                f"{PLACE} stands for the folder of one run, and --after names {len(self.runs) or 'none'}",
+                "it is that of the run which this one waits for",
+                "runner launch --after RUN …, or write the path",
+            )
+        folder = str(self.runs[0].folder)
+        return replace(
+            job,
+            command=tuple(word.replace(PLACE, folder) for word in job.command),
+            arguments=tuple(word.replace(PLACE, folder) for word in job.arguments),
+        )
+
+
+def find(ok: Sequence[str], anyhow: Sequence[str], runs: Path, site: Site) -> Waits:
+    """The runs that the user's words mean. Raises RunnerError for one of another cluster."""
+    if not ok and not anyhow:
+        return Waits()
+    from runner.runs.run import find_runs  # most launches wait for nothing
+
+    waits = Waits(*(tuple(run for word in words for run in find_runs(word, runs)) for words in (ok, anyhow)))
+    for run in waits.runs:
+        if run.scheduler != site.scheduler:
+            raise RunnerError(
+                f"cannot wait for {run.name}",
+                f"it runs under {run.scheduler}, this job under {site.scheduler}",
+                "launch it on the same site, or when the other has ended",
+            )
+    return waits
+
+
+def open_ones(waits: Waits) -> Waits:
+    """Those that are still to be waited for. Raises RunnerError for one that has ended badly, and must not have."""
+    if not waits.runs:
+        return waits
+    from runner.runs.status import ask
+
+    found = {status.run.name: status for status in ask(waits.runs)}
+    for run in waits.ok:
+        status = found[run.name]
+        if not _is_open(status) and status.state != "COMPLETED":
+            code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+            raise RunnerError(
+                f"{run.name}, which this run is to follow, has ended badly: {status.state}{code}",
+                "--after starts a run only when the one before has ended with 0",
+                f"runner why {run.name}; or --after-any {run.name}, however it ended",
+            )
+    kinds = (waits.ok, waits.anyhow)
+    return Waits(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))
+
+
+def _is_open(status: RunStatus) -> bool:
+    return status.active or status.state == "UNKNOWN"
+
+
+def slurm_flags(waits: Waits) -> tuple[str, ...]:
+    """The sbatch flags that make a job wait; it is cancelled, not left in the queue, where it can never start."""
+    kinds = (("afterok", waits.ok), ("afterany", waits.anyhow))
+    words = [":".join((kind, *(run.job_id for run in runs))) for kind, runs in kinds if runs]
+    return (f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes") if words else ()
+
+
+def local_words(waits: Waits) -> tuple[str, ...]:
+    """The words of payload/after.sh: `ok` or `any`, the process, and the folder of each run."""
+    return tuple(
+        word
+        for kind, runs in (("ok", waits.ok), ("any", waits.anyhow))
+        for run in runs
+        for word in (kind, run.job_id.removeprefix("local-"), str(run.folder))
+    )

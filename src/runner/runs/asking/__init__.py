@@ -1,1 +1,0 @@
-"""What a user asks for: a job file and a command line become a Job, every value with where it came from."""

@@ -1,1 +1,0 @@
-"""The cache that runs share, and what of the hub lies in it."""

@@ -1,1 +1,0 @@
-"""What is looked at before a job is submitted, so that it fails here and not in the queue."""

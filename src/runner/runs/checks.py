@@ -1,0 +1,376 @@
+"""What a job may say, checked before anything is made: each refusal names the value, the reason and what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
+from runner.errors import RunnerError, unknown
+from runner.expansion import expand
+from runner.images.squashfs_file import Squashfs, find_squashfs
+from runner.machine.files import explain
+from runner.machine.probe import oci_architecture
+from runner.runs.hub import CACHE_MOUNT
+from runner.runs.job import Job, Overrides
+from runner.runs.schedulers.quoting import WORD_BYTES
+from runner.site import Origin, Site
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MEMORY = re.compile(r"\d+[KMGT]?")
+
+# set for every task by the launcher or by us: another value would break the world size or meet another job's port
+_LAUNCHERS_OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+# variables that a shell sets, protects or lives by: bash-as-sh, dash and busybox each refuse or change some of them
+_SHELLS_OWN = {"_", "IFS", "PWD", "OLDPWD", "OPTIND", "OPTARG", "OPTERR", "PPID", "UID", "EUID", "GROUPS", "LINENO",
+               "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "SHLVL", "FUNCNAME", "DIRSTACK",
+               "PIPESTATUS", "SHELLOPTS", "HISTCMD", "COMP_WORDBREAKS", "POSIXLY_CORRECT"}  # fmt: skip
+
+NOTIFY_EVENTS = ("start", "first_step", "requeue", "failure", "end")
+MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT",
+               "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")  # fmt: skip
+
+
+def check(job: Job, site: Site, overrides: Overrides) -> None:
+    """Raise RunnerError for the first thing about the job that cannot be, on this site."""
+    _check_name(job.name)
+    _check_numbers(job)
+    _check_site(job, site, overrides)
+    if overrides.chain is not None:
+        _check_chain(overrides.chain, site)
+    for name, value in job.env.items():
+        check_variable(name, value)
+    for what in ("setup", "task_prolog", "task_epilog"):
+        _check_shell_text(getattr(job, what), what)
+    for event in job.mail_events:
+        if event.upper() not in MAIL_EVENTS:
+            raise unknown("mail event", event, MAIL_EVENTS)
+    for event in job.notify:
+        if event not in NOTIFY_EVENTS:
+            raise unknown("event of notify", event, NOTIFY_EVENTS)
+    if job.mail_events and not job.mail_user:
+        raise RunnerError("mail events without an address", "[mail] has events but no user", 'user = "you@example.org"')
+    if job.script is not None and not job.script.endswith((".py", ".sh")):
+        raise RunnerError(
+            f"cannot run the script {job.script!r}",
+            "a script is a .py or a .sh file",
+            f"run it as a command: -- {job.script}",
+        )
+
+
+def _check_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise RunnerError(
+            f"cannot use the job name {name!r}",
+            "it becomes the name of the run folder, which is mounted into containers: letters, digits, `.`, `_` and "
+            "`-`, beginning with a letter or digit, 60 at most",
+            "choose such a name",
+        )
+
+
+def _where(origin: Origin | None) -> str:
+    return f" ({origin})" if origin is not None else ""
+
+
+def _check_numbers(job: Job) -> None:
+    resources = job.resources
+    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1}
+    for key, minimum in least.items():
+        value = getattr(resources, key)
+        if value < minimum:
+            raise RunnerError(
+                f"{key} is {value}{_where(job.origins.get(key))}", f"it must be at least {minimum}", "give a number"
+            )
+    if job.save_seconds < 0 or job.save_seconds > 65535:
+        raise RunnerError(
+            f"save_seconds is {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
+            "Slurm gives a warning 0 to 65535 seconds before the time limit",
+            "0 for no warning, 120 for two minutes",
+        )
+    if job.hang_seconds < 0:
+        raise RunnerError(
+            f"hang_seconds is {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
+            "it is a time without progress, in seconds",
+            "0 for never, 3600 for an hour",
+        )
+    if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
+        raise RunnerError(
+            f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
+            "it is a number with K, M, G or T, per node",
+            '"450G"',
+        )
+    for key in ("partition", "account"):
+        if getattr(resources, key) == "":
+            raise RunnerError(f"the {key} is empty", "an empty name is no name", f"leave out {key}, or name one")
+
+
+def _check_site(job: Job, site: Site, overrides: Overrides) -> None:
+    if site.scheduler == "local":
+        if job.resources.nodes > 1:
+            raise RunnerError(
+                f"the site {site.name!r} has one node, and the job asks for {job.resources.nodes}"
+                + _where(job.origins.get("nodes")),
+                "without a scheduler a job runs on this machine alone",
+                "--nodes 1, or another --site",
+            )
+        if overrides.sbatch or overrides.srun:
+            raise RunnerError(
+                f"the site {site.name!r} has no sbatch and no srun to pass flags to",
+                f"given: {' '.join((*overrides.sbatch, *overrides.srun))}",
+                "leave out --sbatch and --srun, or name another --site",
+            )
+        return
+    cpus = job.resources.cpus_per_task * job.resources.tasks_per_node
+    most = (site.cpus_per_gpu or 0) * job.resources.gpus_per_node
+    if most and cpus > most:
+        raise RunnerError(
+            f"the job asks for {cpus} CPUs and {job.resources.gpus_per_node} GPUs per node",
+            f"the site {site.name!r} gives {site.cpus_per_gpu} CPUs with each GPU: {most}",
+            f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
+        )
+    if lacks_account(job, site):
+        raise RunnerError(
+            f"the site {site.name!r} needs an account",
+            "jobs without one are refused there",
+            f"--account NAME, or for all jobs: runner init --site {site.name} --account NAME",
+        )
+
+
+def lacks_account(job: Job, site: Site) -> bool:
+    """Whether the site refuses the job because nobody has named an account."""
+    return site.account_required and job.resources.account is None and not _has_account(job)
+
+
+def _check_chain(links: int, site: Site) -> None:
+    if links < 2:
+        raise RunnerError(f"a chain of {links} jobs", "it takes two to make one", "--chain 5, or leave it out")
+    if site.scheduler != "slurm":
+        raise RunnerError(
+            f"the site {site.name!r} has no queue for a chain of jobs",
+            "without a scheduler nothing ends a job when its time is over",
+            "leave out --chain; [restart] in the job file starts it anew by itself",
+        )
+
+
+def _has_account(job: Job) -> bool:
+    return any(word.startswith(("--account=", "-A")) for word in job.sbatch)
+
+
+def check_variable(name: str, value: str) -> None:
+    """Raise RunnerError for a variable that no shell can set, or that another part sets for each task."""
+    if not _VARIABLE.fullmatch(name):
+        raise RunnerError(
+            f"cannot set the variable {name!r}",
+            "a name has letters, digits and `_`, and does not begin with a digit",
+            "rename it",
+        )
+    if name in _LAUNCHERS_OWN or name.upper().startswith("RUNNER_"):
+        raise RunnerError(
+            f"cannot set the variable {name}",
+            "the batch script sets it for each task",
+            "leave it out; tasks_per_node, nodes and launcher decide about ranks",
+        )
+    if name in _SHELLS_OWN or name.startswith("BASH"):
+        raise RunnerError(f"cannot set the variable {name}", "shells keep it for themselves", "use another name")
+    _check_shell_text(value, f"the variable {name}")
+    if len(f"{name}={value}".encode()) > WORD_BYTES:
+        raise RunnerError(
+            f"the variable {name} is {len(value.encode())} bytes long",
+            f"Linux gives a program at most {WORD_BYTES} bytes of name and value",
+            "write it to a file, and set the variable to the file's name",
+        )
+
+
+def _check_shell_text(text: str, what: str) -> None:
+    if "\0" in text:
+        raise RunnerError(f"{what} has a NUL character", "neither shells nor variables can hold one", "leave it out")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RunnerError(
+            f"{what} is not UTF-8 text: {text[:60]!r}", "the batch script is written in UTF-8", "write it as UTF-8"
+        ) from error
+
+
+RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
+CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
+"""over RUN_MOUNT: what a run was made of stays as it was"""
+
+
+@dataclass(frozen=True)
+class LaunchImage:
+    """What the emitted EDF names as its image."""
+
+    reference: str
+    """an absolute squashfs path named by content, a registry reference, or empty: no container"""
+    squashfs: Squashfs | None = None
+    """what is known of a file that `runner import` made; None for anybody else's"""
+    stable: Path | None = None
+    """the path that the EDF names, a symlink as a rule"""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> bool:
+        """Whether a file is named that is not there."""
+        return self.stable is not None and not self.stable.exists()
+
+
+def find_image(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool = True) -> LaunchImage:
+    """The image that an environment names, with its squashfs file resolved to the one named by content.
+
+    Where the path has a variable that is not defined here, the job's own counts (`strict`: RunnerError).
+    """
+    text = environment.image
+    if not environment.is_squashfs:
+        return LaunchImage(text)
+    try:
+        folder = site.images(environ) if "${RUNNER_IMAGES" in text else None
+        return _file(environment, {**environ, **({"RUNNER_IMAGES": str(folder)} if folder else {})})
+    except RunnerError as error:
+        if strict:
+            raise
+        text = text.replace("${RUNNER_IMAGES}", site.image_folder)
+        return LaunchImage(text, notes=(f"{error.what}: the image is not checked",))
+
+
+def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage:
+    stable = Path(expand(environment.image, variables, f"the image of {environment.name}"))
+    if not stable.is_absolute():
+        # plain srun reads it from where it is started; the file's own folder is what its author meant
+        stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()
+    found = find_squashfs(stable)
+    if found is None and stable.exists():
+        return _foreign(stable)
+    return LaunchImage(str(found.path if found else stable), found, stable)
+
+
+def _foreign(stable: Path) -> LaunchImage:
+    """A squashfs file that somebody else has made (enroot, an admin): used as it is. Raises RunnerError otherwise."""
+    path = stable.resolve()
+    try:
+        with path.open("rb") as file:
+            mark = file.read(4)
+    except OSError as error:
+        raise explain(error, f"read the image {path}") from error
+    if mark != b"hsqs":
+        raise RunnerError(
+            f"the image {path} is not a squashfs file",
+            "it does not begin with squashfs' mark: damaged, or of another kind",
+            "import it again: runner import --force NAME",
+        )
+    return LaunchImage(str(path), None, stable)
+
+
+def missing_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> RunnerError:
+    """The error for an image that is not there, with the commands that make it, or the folder that has it."""
+    assert image.stable is not None
+    recipe = image.stable.name.removesuffix(".sqsh")
+    what = f"the image of environment {environment.name!r} is not here: {image.stable}"
+    if found := _elsewhere(image.stable, environ):
+        site, folder = found
+        return RunnerError(
+            what,
+            f"the image folder of site {site} has it: {folder / image.stable.name}",
+            f"export RUNNER_IMAGES={folder}\nor import it here too: runner import {recipe}",
+        )
+    return RunnerError(
+        what,
+        "it was not built and imported yet",
+        f"runner build {recipe}\nrunner import {recipe}\nor add --build, which does both first",
+    )
+
+
+def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | None:
+    """The site, and its image folder, that has the image."""
+    from runner.site_files import load_site, site_names  # only errors need them
+
+    without = {name: value for name, value in environ.items() if name != "RUNNER_IMAGES"}
+    for name in site_names(environ):
+        try:
+            folder = load_site(name, environ).images(without)
+        except RunnerError:  # a variable that is not defined here
+            continue
+        if folder != image.parent and (folder / image.name).exists():
+            return name, folder
+    return None
+
+
+def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
+    """Warnings, none as a rule. Raises RunnerError where the image is for other processors than the site's nodes."""
+    if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
+        return ()
+    own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
+    if own != wanted:
+        raise RunnerError(
+            f"{image.squashfs.path.name} is an image for {own}, and the nodes of {site.name} are {wanted}",
+            "its programs cannot run there (`exec format error`)",
+            f"build it for them: runner build --site {site.name}, on such a machine; or choose another site",
+        )
+    return ()
+
+
+def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: bool = False) -> tuple[str, ...]:
+    """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing.
+
+    `here`: the job runs on this machine, so every mount can be judged.
+    """
+    notes: list[str] = []
+    for mount in environment.mounts:
+        if mount in (RUN_MOUNT, CACHE_MOUNT):
+            continue
+        try:
+            source = Path(expand(mount.source, environ, "a mount"))
+        except RunnerError:
+            notes.append(f"the mount {mount.text()} is not checked: its variables are known only in the job")
+            continue
+        if source.exists():
+            continue
+        ancestor = next(parent for parent in source.parents if parent.exists())
+        if ancestor == Path("/") and not here:
+            notes.append(f"the mount source {source} is not on this machine: it must exist on the nodes")
+            continue
+        origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
+        raise RunnerError(
+            f"the mount source {source} does not exist" + (f" ({origin})" if origin else ""),
+            f"the environment {environment.name!r} mounts it; {ancestor} holds no {_below(source, ancestor)}",
+            f"make it, or correct the mount in {environment.path or 'the environment'}",
+        )
+    return tuple(notes)
+
+
+def _below(source: Path, ancestor: Path) -> str:
+    return source.relative_to(ancestor).parts[0]
+
+
+def check_run_folder(folder: Path, site: Site, engine: str) -> None:
+    """Raise RunnerError for a path that Slurm or a container engine would read as something else.
+
+    Source: sbatch(1), "filename pattern"; the mount syntax SOURCE:TARGET of all engines, pyxis' comma between mounts.
+    """
+    reasons: dict[str, str] = {}
+    if site.scheduler == "slurm":
+        reasons |= {"%": "Slurm fills in `%j` and the like", "\\": "Slurm reads it as an escape"}
+    if engine != "host":
+        reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
+    for character, why in reasons.items():
+        if character in str(folder):
+            raise RunnerError(
+                f"cannot make runs in {str(folder)!r}",
+                f"the path has {character!r}, and {why}",
+                "name another folder: export RUNNER_RUNS=/path/to/runs",
+            )
+    if not str(folder).isprintable():
+        raise RunnerError(
+            f"cannot make runs in {str(folder)!r}",
+            "the path has a line break or another character that cannot be printed",
+            "name another folder: export RUNNER_RUNS=/path/to/runs",
+        )
+
+
+def for_the_run(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:
+    """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
+    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more))

@@ -1,0 +1,252 @@
+"""What differs between two launches: each a run folder, or what a launch here would be made of now."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.runs import lock
+from runner.runs.launch import EDF, RunPlan
+from runner.runs.run import Run
+from runner.runs.secrets import HIDDEN
+from runner.runs.snapshot import Snapshot
+
+Table = Mapping[str, Any]
+
+# table of the lock -> what a person calls it; a table that is not named here is shown under its own name
+_KINDS = {"job": "arguments", "job.resources": "resources", "job.env": "variables", "environment.env": "variables",
+          "site.env": "variables", "site.values": "site", "image": "image", "recipe": "image"}  # fmt: skip
+# names, places and times of one launch; where a value came from; what the code, the image and the EDF themselves tell
+_OWN = {"run": {"name", "created", "command_line", "project", "script_sha256", "again", "after"},
+        "environment": {"path", "edf_sha256"},
+        "image": {"link", "size_bytes"}, "job": {"name"}}  # fmt: skip
+_SKIPPED = {"code", "job.sources", "site.sources", "files", "sweep"}
+# compared where both sides know them: an image that is not here has no sum, and Slurm is not asked about itself
+_IF_KNOWN = {("image", "digest"), ("image", "sha256"), ("image", "content"), ("slurm", "version")}
+_NOTED = {"packages", "inside"}  # by the job itself: unknown of a launch that has not begun
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two launches."""
+
+    name: str
+    tables: Mapping[str, Table]
+    """of its lock, dotted names; and of what its newest attempt found in its container"""
+    edf: str
+    """the text of its EDF; empty where there is none"""
+    code: Tree | None
+    """None where the snapshot is gone"""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that is not the same."""
+
+    kind: str
+    """code, arguments, resources, image, EDF, variables, site, packages, inside, or a table of the lock"""
+    name: str
+    left: Any
+    """None: not there"""
+    right: Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What differs, and what could not be compared."""
+
+    differences: tuple[Difference, ...]
+    left_out: tuple[str, ...] = field(default=())
+
+
+def side_of_run(run: Run) -> Side:
+    """The side of a run folder. Raises RunnerError where its lock cannot be read."""
+    path = run.folder / "lock.toml"
+    try:
+        tables = lock.read(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise RunnerError(
+            f"cannot read {path}",
+            str(error),
+            "restore it: what a run was made of stands there, and is compared from there",
+        ) from error
+    try:
+        edf = (run.folder / EDF).read_text()
+    except OSError:
+        edf = ""
+    code = tree_of_run(run, int(tables.get("code", {}).get("files", 0)))
+    return Side(run.name, {**tables, **_inside(run)}, edf, code)
+
+
+def _inside(run: Run) -> Mapping[str, Table]:
+    """What the newest attempt that got so far noted of its container (payload/inside.sh)."""
+    for attempt in reversed(run.attempts):
+        with suppress(OSError, ValueError):
+            table = tomllib.loads((attempt / "inside.toml").read_text())
+            return {"packages": table.pop("packages", {}), "inside": table}
+    return {}
+
+
+def side_of_plan(plan: RunPlan, run: Run) -> Side:
+    """The side of a launch that was only planned; `run` is the one that it is compared with."""
+    tables = lock.read(lock.lock_text(lock.tables(plan, run)))
+    tables.pop("slurm", None)  # that of the other run
+    return Side(".", tables, plan.files[EDF], tree_of_snapshot(plan.snapshot))
+
+
+def compare(left: Side, right: Side) -> Comparison:
+    """What differs between two launches, code first."""
+    found: list[Difference] = []
+    left_out: list[str] = []
+    if left.code is None or right.code is None:
+        gone = left.name if left.code is None else right.name
+        left_out.append(f"code: the snapshot of {gone} is gone; compared by commit alone")
+        found += _table("code", *(_only(side.tables.get("code", {}), ("commit", "modified")) for side in (left, right)))
+    else:
+        changed, written = compare_trees(left.code, right.code)
+        found += [Difference("code", *each) for each in changed]
+        left_out += [f"code: {count} files that {name} wrote there itself" for name, count in written]
+    names = dict.fromkeys((*left.tables, *right.tables))
+    for name in names:
+        lacking = [side.name for side in (left, right) if name not in side.tables]
+        if name in _NOTED and lacking:
+            left_out.append(f"{name}: {lacking[0]} has not noted what its container holds")
+        elif name not in _SKIPPED:
+            found += _table(name, left.tables.get(name, {}), right.tables.get(name, {}))
+    found += _edf(left.edf, right.edf)
+    if any(HIDDEN in str(side.tables) for side in (left, right)):
+        left_out.append("values that look like secrets: no lock holds them")
+    order = ("code", "arguments", "resources", "image", "EDF", "variables", "site")
+    rank = {kind: number for number, kind in enumerate(order)}
+    return Comparison(tuple(sorted(found, key=lambda each: rank.get(each.kind, len(rank)))), tuple(left_out))
+
+
+def _only(table: Table, keys: Sequence[str]) -> Table:
+    return {key: table[key] for key in keys if key in table}
+
+
+def _table(name: str, left: Table, right: Table) -> Iterator[Difference]:
+    for key in dict.fromkeys((*left, *right)):
+        if key in _OWN.get(name, ()) or ((name, key) in _IF_KNOWN and not (left.get(key) and right.get(key))):
+            continue
+        if left.get(key) != right.get(key):
+            yield Difference(_KINDS.get(name, name), key, left.get(key), right.get(key))
+
+
+def _edf(left: str, right: str) -> Iterator[Difference]:
+    """Comments and variables apart (the lock has these, without secrets); of lists the items that one side lacks."""
+    sides = [lock.read(text) for text in (left, right)]
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        if name in ("env", "image"):  # the image is compared by what it holds
+            continue
+        for each in _table(name, *(side.get(name, {}) for side in sides)):
+            key = f"{name}.{each.name}".removesuffix(".")
+            if isinstance(each.left or [], list) and isinstance(each.right or [], list):
+                yield from _items(key, each.left or [], each.right or [])
+            else:
+                yield Difference("EDF", key, each.left, each.right)
+
+
+def _items(key: str, left: Sequence[Any], right: Sequence[Any]) -> Iterator[Difference]:
+    missing = [Difference("EDF", key, item, None) for item in left if item not in right]
+    added = [Difference("EDF", key, None, item) for item in right if item not in left]
+    # the same items in another order: of two mounts on one place the later counts
+    yield from (missing + added) or [Difference("EDF", key, shown(left), shown(right))]
+
+
+def shown(value: Any) -> str:
+    """A value as a person reads it in a table."""
+    if isinstance(value, list | tuple):
+        return shlex.join(map(str, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "-" if value is None else str(value)
+
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The files of a snapshot, or those that would go into one."""
+
+    name: str
+    files: Mapping[str, Path]
+    """path in the snapshot -> where it lies"""
+    since: float = float("inf")
+    """a file that is newer may be the job's own, which works in this folder; infinite where no job has"""
+
+
+def tree_of_run(run: Run, count: int) -> Tree | None:
+    """The tree of RUN/code, which had `count` files at launch; None where it is gone."""
+    if not run.code.is_dir():
+        return None
+    files: dict[str, Path] = {}
+    for folder, inner, names in os.walk(run.code):
+        inner[:] = [name for name in inner if name != "__pycache__"]
+        links = [name for name in inner if (Path(folder) / name).is_symlink()]
+        for name in (*names, *links):
+            path = Path(folder) / name
+            files[path.relative_to(run.code).as_posix()] = path
+    has_more = len(files) > count
+    return Tree(run.name, files, datetime.fromisoformat(run.created).timestamp() if has_more else float("inf"))
+
+
+def tree_of_snapshot(snapshot: Snapshot) -> Tree:
+    """The tree that a snapshot would become; of two sources with the same file the first one's counts."""
+    return Tree(
+        ".", {name: source.root / name for source in reversed(snapshot.sources) for name in source.files}
+    )  # fmt: skip
+
+
+def compare_trees(left: Tree, right: Tree) -> tuple[list[tuple[str, str | None, str | None]], list[tuple[str, int]]]:
+    """(file, left, right) for each file that differs, None where one has it not; and (name, count) of files that a
+    run has written among its code, which are left out.
+    """
+    found: list[tuple[str, str | None, str | None]] = []
+    written = {left.name: 0, right.name: 0}
+    for name in sorted({*left.files, *right.files}):
+        mine, theirs = left.files.get(name), right.files.get(name)
+        if mine is not None and theirs is not None:
+            said = _difference(mine, theirs)
+            if said:
+                found.append((name, *said))
+            continue
+        tree, path = (left, mine) if mine is not None else (right, theirs)
+        assert path is not None
+        if path.lstat().st_mtime > tree.since:
+            written[tree.name] += 1
+        else:
+            found.append((name, "there", None) if tree is left else (name, None, "there"))
+    return found, [(name, count) for name, count in written.items() if count]
+
+
+def _difference(left: Path, right: Path) -> tuple[str, str] | None:
+    """What two files of the same name have unlike."""
+    one, two = left.lstat(), right.lstat()
+    if stat.S_ISLNK(one.st_mode) or stat.S_ISLNK(two.st_mode):
+        targets = tuple(f"link to {path.readlink()}" if path.is_symlink() else "a file" for path in (left, right))
+        return None if targets[0] == targets[1] else (targets[0], targets[1])
+    if one.st_size != two.st_size:
+        return f"{one.st_size} bytes", f"{two.st_size} bytes"
+    if not _same_bytes(left, right):
+        return "other text", "other text"
+    modes = tuple("executable" if each.st_mode & stat.S_IXUSR else "not executable" for each in (one, two))
+    return None if modes[0] == modes[1] else (modes[0], modes[1])
+
+
+def _same_bytes(left: Path, right: Path) -> bool:
+    with left.open("rb") as one, right.open("rb") as two:
+        while chunk := one.read(_CHUNK_BYTES):
+            if chunk != two.read(_CHUNK_BYTES):
+                return False
+    return True

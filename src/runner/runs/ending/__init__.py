@@ -1,1 +1,0 @@
-"""What ends runs, and what takes away their folders, their code and their images."""

@@ -1,0 +1,210 @@
+"""Which runs, and which snapshots of code, may go: those that are over, old enough, and that no live job uses."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from runner.errors import RunnerError, unknown
+from runner.images.squashfs_file import Squashfs, index_path, sidecar
+from runner.machine import files, folders, process
+from runner.runs.run import PREPARING, Run, members
+from runner.runs.schedulers import slurm
+from runner.runs.status import ask
+
+_ANSWER_SECONDS = 30.0
+_QUIET_SECONDS = 86_400
+"""an attempt that has left no exit code is taken for a live one until nothing has changed in it for so long"""
+_LAUNCH_SECONDS = 3600
+"""how long a launch that is not submitted yet is taken for one at work"""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that stays, and why."""
+
+    run: Run
+    why: str
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """What may go, and what stays although it is old enough."""
+
+    going: tuple[Run, ...]
+    kept: tuple[Kept, ...]
+
+
+def sort(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Sorted:
+    """The runs that were launched before that moment, by whether they may go. The scheduler is asked twice, for all."""
+    old = [run for run in runs if _time(run) < before.timestamp()]
+    live = _live(runs)
+    needed = {name for run in runs if run.name in live for name in run.after}
+    going, kept = [], []
+    for run in old:
+        why = live.get(run.name, "")
+        why = why or ("a live run follows it" if run.name in needed else "")
+        why = why or (f"tagged {', '.join(run.tags)}" if run.tags and not tagged else "")
+        if why:
+            kept.append(Kept(run, why))
+        else:
+            going.append(run)
+    return Sorted(tuple(going), tuple(kept))
+
+
+def _live(runs: Sequence[Run]) -> dict[str, str]:
+    """Name -> why it counts as live, of the runs that do."""
+    found: dict[str, str] = {}
+    work, trouble = _work_folders(runs)
+    for status in ask(runs):
+        run = status.run
+        if status.active or status.state == "UNKNOWN":
+            found[run.name] = f"it is {status.state}"
+        elif run.scheduler == "slurm" and trouble:
+            found[run.name] = trouble
+        elif run.folder.resolve() in work:
+            found[run.name] = "a job in the queue works in it"
+        elif run.state == PREPARING and time.time() - _time(run) < _LAUNCH_SECONDS:
+            found[run.name] = "it is being launched"
+        elif _goes_on(run):
+            found[run.name] = "its newest attempt has left no exit code, and was at work within a day"
+    return found
+
+
+def _work_folders(runs: Sequence[Run]) -> tuple[set[Path], str]:
+    """Where the user's jobs work, those that were submitted by hand too; and why that is not known."""
+    if not any(run.scheduler == "slurm" for run in runs):
+        return set(), ""
+    try:
+        done = process.run(slurm.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS)
+    except RunnerError as error:
+        return set(), f"squeue cannot be asked: {error.why}"
+    if done.exit_code != 0:
+        return set(), f"squeue does not answer: {(done.stderr.strip() or 'no word').splitlines()[-1]}"
+    return {Path(line.strip()).resolve() for line in done.stdout.splitlines() if line.strip()}, ""
+
+
+def _goes_on(run: Run) -> bool:
+    if not run.attempts or (run.attempts[-1] / "exit_code").exists():
+        return False
+    newest = max((_changed(path) for path in (run.attempts[-1], *run.attempts[-1].iterdir(), run.log)), default=0.0)
+    return time.time() - newest < _QUIET_SECONDS
+
+
+def _changed(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _time(run: Run) -> float:
+    """When it was launched; now where the record does not say so: then it stays."""
+    try:
+        return datetime.fromisoformat(run.created).timestamp()
+    except ValueError:
+        return time.time()
+
+
+def size_bytes(folder: Path) -> int:
+    """What a folder takes, symlinks not followed."""
+    total = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(f"{path}/{name}").st_size
+            except OSError:
+                continue
+    return total
+
+
+def remove(path: Path) -> None:
+    """Remove a folder of a run; under another name first, so that nobody takes what is left of it for a run."""
+    hidden = path.parent / f".going-{path.name}"
+    folders.move(path, hidden)
+    folders.remove(hidden)
+
+
+def empty_sweeps(runs_folder: Path) -> tuple[Path, ...]:
+    """The folders of sweeps all of whose runs are gone."""
+    found = [path.parent for path in runs_folder.glob("*/array.sbatch")]
+    return tuple(folder for folder in found if not members(folder))
+
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class ImageUse:
+    """A squashfs file, the symlinks to it, and the runs that name it."""
+
+    squashfs: Squashfs
+    links: tuple[str, ...]
+    runs: tuple[Run, ...]
+    active: tuple[str, ...]
+    """the names of those that wait or run, or of which the scheduler does not say"""
+
+    @property
+    def shown_runs(self) -> str:
+        """The newest runs, in one cell of a table."""
+        names = [run.name for run in reversed(self.runs)]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        return ", ".join(names[:_SHOWN]) + more
+
+
+def uses_of(found: Sequence[tuple[Squashfs, tuple[str, ...]]], runs: Sequence[Run]) -> tuple[ImageUse, ...]:
+    """Who uses each file. The scheduler is asked once, about the runs that name one of them."""
+    names = {str(squashfs.path.resolve()): squashfs.path for squashfs, _ in found}
+    naming = [run for run in runs if run.image and str(Path(run.image).resolve()) in names]
+    active = {status.run.name for status in ask(naming) if status.active or status.state == "UNKNOWN"}
+    by_path: dict[str, list[Run]] = {}
+    for run in naming:
+        by_path.setdefault(str(Path(run.image).resolve()), []).append(run)
+    uses = []
+    for squashfs, links in found:
+        mine = tuple(by_path.get(str(squashfs.path.resolve()), ()))
+        uses.append(ImageUse(squashfs, links, mine, tuple(run.name for run in mine if run.name in active)))
+    return tuple(uses)
+
+
+def unused_images(uses: Sequence[ImageUse], *, ended: bool) -> tuple[ImageUse, ...]:
+    """Those that no symlink and no run names; with `ended`, also those that only runs name which are over."""
+    return tuple(use for use in uses if not use.links and not use.active and (ended or not use.runs))
+
+
+def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) -> tuple[ImageUse, ...]:
+    """The files that a user named. Raises RunnerError for an unknown one, and for one that a job waits for or uses."""
+    found: list[ImageUse] = []
+    for word in words:
+        path = Path(word).expanduser()
+        path = path if path.is_absolute() or path.exists() else folder / word
+        match = next((use for use in uses if use.squashfs.path.resolve() == path.resolve()), None)
+        if match is None:
+            names = [use.squashfs.path.name for use in uses]
+            raise unknown("squashfs file", word, names, "`runner images` lists those that `runner import` made")
+        if match.active:
+            raise RunnerError(
+                f"{match.squashfs.path.name} is in use",
+                f"queued or running: {', '.join(match.active)}",
+                f"wait for it, or end it: runner cancel {match.active[0]}",
+            )
+        if match not in found:
+            found.append(match)
+    return tuple(found)
+
+
+def remove_image(use: ImageUse) -> None:
+    """Remove a file of ours, its symlinks, its index and its sidecar, under its lock."""
+    path = use.squashfs.path
+    try:
+        with files.locked(path, timeout_seconds=5):
+            for name in use.links:
+                (path.parent / name).unlink(missing_ok=True)
+            for part in (path, index_path(path), sidecar(path)):
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise files.explain(error, f"remove {path}") from error

@@ -1,0 +1,211 @@
+"""Past launches, ten thousand of them in a moment: from their folders, and for those not over from `status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from runner.errors import RunnerError
+from runner.machine import files
+from runner.runs.run import CANCELLED, PREPARING, Run, is_cancelled, is_over
+from runner.runs.schedulers.slurm import UNFINISHED
+
+if TYPE_CHECKING:
+    from runner.runs.status import RunStatus
+
+STATES = ("PREPARING", "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL",
+          "OUT_OF_MEMORY", "LOST", "UNKNOWN", *sorted(UNFINISHED - {"PENDING", "RUNNING"}))  # fmt: skip
+"""the states of `runner status`"""
+_REMEMBERED_SECONDS = 900  # how long after its end Slurm may still tell more of a job than its folder (MinJobAge)
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True)
+class Past:
+    """A launch, as its folder tells it."""
+
+    run: Run
+    state: str
+    """one of STATES; from the folder alone, PENDING or RUNNING where no exit code was left"""
+    exit_code: int | None
+    """of the newest attempt"""
+    attempts: int
+    script: str
+    """its path in the project; empty where a command was launched, or the lock is gone"""
+    command: tuple[str, ...]
+    settled: bool = True
+    """whether the folder tells all that there is to know about its end"""
+
+    @property
+    def program(self) -> str:
+        """The script, else the command as one would type it."""
+        return self.script or shlex.join(self.command)
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        run = self.run
+        return {"run": run.name, "job": run.job, "environment": run.environment, "script": self.script,
+                "command": list(self.command), "site": run.site, "state": self.state, "exit_code": self.exit_code,
+                "created": run.created, "attempts": self.attempts, "job_ids": list(run.job_ids), "image": run.image,
+                "tags": list(run.tags), "sweep": run.sweep, "parameters": dict(run.parameters),
+                "after": list(run.after), "nodes": run.nodes, "folder": str(run.folder)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which launches to show; an empty value lets all pass. Words may be patterns: `*`, `?`, `[...]`."""
+
+    env: str = ""
+    script: str = ""
+    """its path, file name or stem; of a command its first word"""
+    job: str = ""
+    """of the run, or its sweep"""
+    tags: tuple[str, ...] = ()
+    """all of them"""
+    site: str = ""
+    states: tuple[str, ...] = ()
+    since: datetime | None = None
+
+    def passes_record(self, run: Run) -> bool:
+        """Whether run.json alone lets it pass: no other file of the folder needs to be read else."""
+        return (
+            _matches(self.env, run.environment)
+            and (_matches(self.job, run.job) or self.job == run.sweep)
+            and all(any(_matches(tag, own) for own in run.tags) for tag in self.tags)
+            and self.site in ("", run.site)
+            and (self.since is None or _created(run) >= self.since)
+        )
+
+    def passes(self, past: Past) -> bool:
+        """Whether state and script let it pass too."""
+        return (not self.states or past.state in self.states) and (not self.script or self._is_script(past))
+
+    def _is_script(self, past: Past) -> bool:
+        path = PurePosixPath(past.script or (past.command[0] if past.command else ""))
+        return any(_matches(self.script, name) for name in (str(path), path.name, path.stem))
+
+
+def find(runs: Sequence[Run], wanted: Wanted) -> Iterator[Past]:
+    """The launches that are wanted, in the order given."""
+    found = [look(run) for run in runs if wanted.passes_record(run)]
+    now = _now([past.run for past in found if not past.settled])
+    for past in found:
+        status = now.get(past.run.name)
+        past = replace(past, state=status.state, exit_code=status.exit_code) if status else past
+        if wanted.passes(past):
+            yield past
+
+
+def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
+    """Name -> status of the runs of which a scheduler, or this machine, may know more than their folders."""
+    if not runs:
+        return {}
+    from runner.runs.status import ask
+
+    return {status.run.name: status for status in ask(runs)}
+
+
+def look(run: Run) -> Past:
+    """What the folder of a run tells."""
+    folder = str(run.folder)
+    attempts = _attempts(folder)
+    newest = f"{folder}/attempts/{attempts[-1]}" if attempts else ""
+    code = _exit_code(newest) if newest else None
+    script, command = _program(f"{folder}/lock.toml")
+    state = _state(run, newest, code)
+    settled = state in ("PREPARING", "COMPLETED") or (code is not None and _is_old(newest) and is_over(run))
+    return Past(run, state, code, len(attempts), script, command, settled)
+
+
+def _state(run: Run, newest: str, code: int | None) -> str:
+    if run.state == PREPARING or not run.job_ids:
+        return "PREPARING"
+    if is_cancelled(run) if run.state == CANCELLED else _cause(newest) == b"cancelled":
+        return "CANCELLED"  # whatever code it left: it may have saved in good order
+    if code is not None:
+        return "FAILED" if code else "COMPLETED"
+    return "RUNNING" if newest else "PENDING"
+
+
+def _cause(attempt: str) -> bytes:
+    try:
+        return files.content(f"{attempt}/cause").strip() if attempt else b""
+    except OSError:
+        return b""
+
+
+def _is_old(attempt: str) -> bool:
+    """Whether the attempt has ended so long ago that no scheduler tells more, and no other one follows it."""
+    try:
+        return time.time() - os.stat(f"{attempt}/exit_code").st_mtime > _REMEMBERED_SECONDS  # noqa: PTH116
+    except OSError:
+        return True
+
+
+# os and files.content instead of Path: of ten thousand folders, the objects would take longer than the questions
+def _attempts(folder: str) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(f"{folder}/attempts") if name.isdigit())  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _exit_code(attempt: str) -> int | None:
+    try:
+        return int(files.content(f"{attempt}/exit_code"))
+    except (OSError, ValueError):
+        return None
+
+
+_PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)
+
+
+def _program(lock: str) -> tuple[str, tuple[str, ...]]:
+    """The script, or the command, of the table [job] of a lock.
+
+    Not by tomllib, which would take seconds for ten thousand locks: the lock is our own writing (lock.py), in which
+    texts and lists of texts are JSON but for the comma after a list's last line.
+    """
+    try:
+        found = _PROGRAM.search(files.content(lock).decode())
+        value = json.loads(re.sub(r",\s*\Z", "]", found[2])) if found else ""
+    except (OSError, ValueError):
+        return "", ()
+    return (value, ()) if isinstance(value, str) else ("", tuple(map(str, value)))
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return not pattern or pattern == text or fnmatchcase(text, pattern)
+
+
+def _created(run: Run) -> datetime:
+    """When it was launched; the beginning of time where the record does not say so."""
+    try:
+        return datetime.fromisoformat(run.created).astimezone()
+    except ValueError:
+        return datetime.fromtimestamp(0).astimezone()
+
+
+def parse_since(text: str, now: datetime, option: str = "--since") -> datetime:
+    """The moment that `7d`, `12h`, `2026-11-01` or `2026-11-01T08:30` means. Raises RunnerError otherwise."""
+    found = re.fullmatch(r"(\d{1,6})([mhdw])", text)
+    try:
+        if found:
+            return now - timedelta(**{_UNITS[found[2]]: int(found[1])})
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise RunnerError(
+            f"{option} {text!r} is no time",
+            "it is an age (30m, 12h, 7d, 2w) or a date (2026-11-01, 2026-11-01T08:30)",
+            f"{option} 7d",
+            exit_code=2,
+        ) from None

@@ -1,0 +1,261 @@
+"""What a job's arguments name on the Hugging Face hub, and whether `runner prefetch` has brought it here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
+from runner.errors import RunnerError
+from runner.expansion import expand
+from runner.project import Project
+from runner.runs.job import Job
+from runner.site import Site
+
+HOME = "huggingface"
+"""in the shared cache: HF_HOME of jobs that do not say otherwise; jobs/training/run.py decides the same"""
+NOTES = "prefetched"
+OWN = frozenset({"tiny-llama", "python-docs"})
+"""made by the scripts themselves: jobs/training/course_arguments.py"""
+
+# argument -> kind, part; the names are those of transformers' and TRL's scripts
+_NAMES = {
+    "model_name_or_path": ("model", ""),
+    "tokenizer_name": ("model", "tokenizer"),
+    "tokenizer_name_or_path": ("model", "tokenizer"),
+    "config_name": ("model", "tokenizer"),
+    "dataset_name": ("dataset", ""),
+}
+_PARTS = ("dataset_config", "dataset_config_name")
+_REVISIONS = {"model": ("model_revision",), "dataset": ("dataset_revision",)}
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_FILE = re.compile(r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$")
+_LINE = re.compile(r"^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A repository of the hub."""
+
+    kind: str
+    """model or dataset"""
+    name: str
+    revision: str = "main"
+    part: str = ""
+    """of a dataset: its configuration; of a model: `tokenizer`, where its weights are not asked for"""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r}"
+
+    @property
+    def note(self) -> str:
+        """The name of the note that says it is here. jobs/prefetch.py writes it under the same name."""
+        words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
+        return "--".join(word for word in words if word) + ".json"
+
+
+@dataclass(frozen=True)
+class State:
+    """Whether a repository is here."""
+
+    ready: bool
+    fault: str = ""
+    """what is wrong with one that was here; empty where it never was"""
+
+
+def wanted(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tuple[Wanted, ...]:
+    """What the words of a script name on the hub; what lies in one of the `folders` under that name is no hub's."""
+    roots = tuple(folders)
+    values = {**_config_values(arguments, roots), **_values(arguments)}
+    found: dict[Wanted, None] = {}
+    for argument, (kind, part) in _NAMES.items():
+        name = values.get(argument, "")
+        if not _NAME.fullmatch(name) or _FILE.search(name) or name in OWN or _is_local(name, roots):
+            continue
+        revision = next((values[key] for key in _REVISIONS[kind] if key in values), "main")
+        named = next((values[key] for key in _PARTS if key in values), "") if kind == "dataset" else part
+        found[Wanted(kind, name, revision, named)] = None
+    whole = {(each.kind, each.name, each.revision) for each in found if each.kind == "model" and not each.part}
+    return tuple(each for each in found if not each.part or (each.kind, each.name, each.revision) not in whole)
+
+
+def pushes(arguments: Sequence[str], folders: Iterable[Path] = ()) -> bool:
+    """Whether the job writes to the hub, so that it cannot be kept from the network."""
+    values = {**_config_values(arguments, tuple(folders)), **_values(arguments)}
+    return values.get("push_to_hub", "false").lower() in ("", "true", "1", "yes")
+
+
+def cache_state(home: Path, each: Wanted) -> State:
+    """Whether every file that the note of a prefetch lists is there in its size."""
+    try:
+        note = json.loads((home / NOTES / each.note).read_text(encoding="utf-8"))
+        folder = home / Path(str(note["folder"])).relative_to(_home_of(note))
+        files: Mapping[str, int] = note["files"]
+    except FileNotFoundError:
+        return State(False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return State(False, f"{home / NOTES / each.note} cannot be read ({error})")
+    for name, size_bytes in files.items():
+        try:
+            actual = (folder / name).stat().st_size
+        except OSError:
+            return State(False, f"{folder / name} is missing")
+        if actual != size_bytes:
+            return State(False, f"{folder / name} has {actual} bytes, not {size_bytes}")
+    return State(True)
+
+
+def _home_of(note: Mapping[str, str]) -> Path:
+    """HF_HOME as the prefetch saw it, in a container perhaps: FOLDER is HOME/hub/REPOSITORY/snapshots/COMMIT."""
+    return Path(str(note["folder"])).parents[3]
+
+
+def in_hub_cache(home: Path, each: Wanted) -> bool:
+    """Whether the hub's own cache has some commit of it: fetched by hand, or by an earlier job."""
+    folder = home / "hub" / f"{each.kind}s--{each.name.replace('/', '--')}" / "snapshots"
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _is_local(name: str, folders: Sequence[Path]) -> bool:
+    return any((folder / name).exists() for folder in folders)
+
+
+def _values(arguments: Sequence[str]) -> dict[str, str]:
+    """The values of `--name value` and `--name=value`, by name with underscores; a switch has the value ''."""
+    found: dict[str, str] = {}
+    words = list(arguments)
+    for index, word in enumerate(words):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, equals, value = word[2:].partition("=")
+        following = words[index + 1] if index + 1 < len(words) else "--"
+        found[name.replace("-", "_")] = value if equals else "" if following.startswith("--") else following
+    return found
+
+
+def _config_values(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, str]:
+    """The plain `name: value` lines of the YAML file that `--config` names, where it can be read here."""
+    name = _values(arguments).get("config", "")
+    for folder in folders if name else ():
+        try:
+            text = (folder / name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        return {key: first or second or third for key, first, second, third in _LINE.findall(text)}
+    return {}
+
+
+CACHE_MOUNT = Mount("${RUNNER_CACHE}", "${RUNNER_CACHE}")
+"""at the same path inside and outside; payload/attempt.sh sets the variable for a job"""
+
+
+def shared_cache(run_folder: Path, environ: Mapping[str, str]) -> Path:
+    """The folder: RUNNER_CACHE, else `.cache` beside the run. payload/attempt.sh decides the same for a job."""
+    named = environ.get("RUNNER_CACHE", "")
+    usable = named.startswith("/") and not set(named) & {":", ","}
+    return Path(named) if usable else run_folder.parent / ".cache"
+
+
+NOT_HERE = "(not here yet)"
+
+
+def revisions(words: Sequence[str], run_folder: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """`model NAME`, `dataset NAME` -> commit, for what the words of a job name on the hub."""
+    named = env.get("HF_HOME", "")
+    home = Path(named) if named.startswith("/") else shared_cache(run_folder, os.environ) / HOME
+    return {f"{each.kind} {each.name}": _commit(home, each) for each in wanted(words)}
+
+
+def _commit(home: Path, each: Wanted) -> str:
+    folder = home / "hub" / f"{each.kind}s--{each.name.replace('/', '--')}"
+    try:
+        return (folder / "refs" / each.revision).read_text().strip() or NOT_HERE
+    except (OSError, UnicodeDecodeError):
+        return each.revision if (folder / "snapshots" / each.revision).is_dir() else NOT_HERE
+
+
+OFFLINE = "HF_HUB_OFFLINE"
+TRUE = ("1", "true", "yes", "on")
+
+
+def model_folders(project: Project) -> tuple[Path, ...]:
+    """Where a relative path among a script's arguments may lie."""
+    return tuple(dict.fromkeys((project.start, *((project.root,) if project.root else ()))))
+
+
+def hub_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of whoever launches that matter here: they enter every container."""
+    return {name: environ[name] for name in ("HF_HOME", OFFLINE) if name in environ}
+
+
+def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -> Path:
+    """HF_HOME of a job: what its variables say, else in the cache that runs share. Raises RunnerError."""
+    cache = shared_cache(runs / "run", environ)
+    text = given.get("HF_HOME")
+    return Path(expand(text, {**environ, "RUNNER_CACHE": str(cache)}, "HF_HOME")) if text else cache / HOME
+
+
+def settle_offline(
+    job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str], *, strict: bool = True
+) -> tuple[Job, tuple[str, ...]]:
+    """The job, offline where all that it names is here; and notes on what is not.
+
+    Raises RunnerError, where `strict`, for what was prefetched and is damaged, and for a job that is offline and lacks
+    something; a note otherwise.
+    """
+    try:
+        return _settled(job, environment, project, site, environ)
+    except RunnerError as error:
+        if strict:
+            raise
+        return job, (f"{error.what}: {error.why}",)
+
+
+def _settled(
+    job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str]
+) -> tuple[Job, tuple[str, ...]]:
+    named = wanted(job.arguments, model_folders(project))
+    given = {**hub_variables(environ), **environment.env, **job.env}
+    if not named:
+        return job, ()
+    try:
+        home = hub_home(given, site.runs(environ, project), environ)
+    except RunnerError as error:
+        return job, (f"{error.what}: whether {named[0]} is here is not checked",)
+    offline = given.get(OFFLINE, "").lower() in TRUE
+    states = {each: cache_state(home, each) for each in named}
+    for each, state in states.items():
+        if state.fault:
+            raise _error(f"the {each} is not whole in the cache", state.fault, job)
+    absent = [each for each, state in states.items() if not state.ready]
+    if not absent:
+        return _kept_offline(job, given, named, project)
+    if offline:
+        lacking = [each for each in absent if not in_hub_cache(home, each)]
+        if lacking:
+            why = f"{OFFLINE} is set, and {home} does not hold it"
+            raise _error(f"the job cannot find the {lacking[0]}", why, job)
+        return job, ()
+    listed = ", ".join(map(str, absent))
+    return job, (f"not prefetched: {listed}; the job needs network to fetch it (before: runner prefetch {job.name})",)
+
+
+def _kept_offline(
+    job: Job, given: Mapping[str, str], named: tuple[Wanted, ...], project: Project
+) -> tuple[Job, tuple[str, ...]]:
+    if OFFLINE in given:
+        return job, ()
+    if pushes(job.arguments, model_folders(project)):
+        return job, (
+            "all that the job names is prefetched; it is not kept from the network, since it pushes to the hub",
+        )
+    return replace(job, env={**job.env, OFFLINE: "1"}), ()
+
+
+def _error(what: str, why: str, job: Job) -> RunnerError:
+    return RunnerError(what, why, f"runner prefetch {job.name}, where the hub can be reached (with the same arguments)")

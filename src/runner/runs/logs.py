@@ -1,0 +1,272 @@
+"""The files that a run prints into: the one appended job.log, and in each attempt those of single ranks."""
+
+from __future__ import annotations
+
+import heapq
+import re
+import sys
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.runs.run import Run
+
+_ATTEMPT = re.compile(rb"^job\.sbatch: attempt (\d{1,6}) on ", re.MULTILINE)
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A file, or the part of job.log that one attempt has written."""
+
+    path: Path
+    attempt: int
+    rank: int | None = None
+    """None: job.log, where rank 0 is seen; or what a node says before its ranks start"""
+    node: int | None = None
+    """of what a node says"""
+    begin: int = 0
+    end: int | None = None
+    """bytes; None: to the end"""
+
+    @property
+    def label(self) -> str:
+        """What stands before each line; nothing for job.log."""
+        return f"{self.rank}| " if self.rank is not None else f"n{self.node}| " if self.node is not None else ""
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Which of two comes first where time does not tell: job.log, the nodes, the ranks."""
+        kind = 2 if self.rank is not None else 0 if self.node is None else 1
+        return kind, self.rank or self.node or 0, str(self.path)
+
+
+def of_attempt(run: Run, attempt: Path) -> Iterator[Stream]:
+    """The files of single nodes and ranks. That of rank 0 is left out where job.log shows it.
+
+    Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py: LOG_DIR/RUN_ID/attempt_K/LOCAL_RANK/std*.log.
+    """
+    number = int(attempt.name)
+    for path in attempt.glob("rank-*.log"):
+        if (rank := _number(path.stem)) is not None:
+            yield Stream(path, number, rank)
+    for path in attempt.glob("*-node-*.log"):
+        yield Stream(path, number, node=_number(path.stem))
+    for path in attempt.glob("node-*/*/attempt_*/*/std*.log"):
+        node, local = _number(path.parents[3].name), path.parent.name
+        if node is not None and local.isdigit():
+            yield Stream(path, number, node * run.processes_per_node + int(local))
+
+
+def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
+    """The streams of all attempts, of these ranks alone where some are named."""
+    found: list[Stream] = []
+    own_files = set()
+    for attempt in run.attempts:
+        mine = tuple(of_attempt(run, attempt))
+        own_files |= {(each.attempt, each.rank) for each in mine}
+        found += (each for each in mine if (each.rank in ranks if ranks else each.rank != 0))
+    if not ranks:
+        return (*job_log(run), *found)
+    if 0 in ranks:  # with srun ranks, and wherever one task is all, rank 0 writes to job.log
+        found += (each for each in job_log(run) if (each.attempt, 0) not in own_files)
+    return tuple(found)
+
+
+def job_log(run: Run) -> tuple[Stream, ...]:
+    """job.log, cut where its attempts begin; what stands before the first belongs to it."""
+    starts = _starts(run.log)
+    cuts = [(int(number), at) for number, at in starts] or [(1, 0)]
+    cuts[0] = (cuts[0][0], 0)
+    ends: list[int | None] = [at for _, at in cuts[1:]]
+    return tuple(
+        Stream(run.log, number, begin=at, end=end) for (number, at), end in zip(cuts, [*ends, None], strict=True)
+    )
+
+
+def _starts(log: Path) -> list[tuple[int, int]]:
+    """(attempt, byte at which it begins)."""
+    found: list[tuple[int, int]] = []
+    try:
+        with log.open("rb") as file:
+            offset, carry = 0, b""
+            while data := file.read(_PIECE_BYTES):
+                piece = carry + data
+                cut = max(piece.rfind(b"\n") + 1, len(piece) - 4096)
+                for mark in _ATTEMPT.finditer(piece, 0, cut):
+                    found.append((int(mark[1]), offset - len(carry) + mark.start()))
+                offset += len(data)
+                carry = piece[cut:]
+    except OSError:
+        return []
+    return found
+
+
+def check_ranks(run: Run, ranks: Iterable[int]) -> None:
+    """Raise RunnerError for a rank that the run does not have, or that has no log of its own."""
+    world = run.nodes * run.processes_per_node
+    if not run.attempts:
+        raise RunnerError(f"{run.name} has not started yet", "there is no attempt", f"runner status {run.name}")
+    for rank in ranks:
+        if rank >= world:
+            why = f"its ranks are 0 to {world - 1}"
+        elif not all_streams(run, (rank,)):
+            why = "its launcher gives the ranks no files of their own, or they have not started: all is in job.log"
+        else:
+            continue
+        raise RunnerError(f"{run.name} has no log of rank {rank}", why, f"runner logs {run.name}")
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """The ranks in `3`, `0,3` or `0-7,16`. Raises RunnerError otherwise."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise RunnerError(
+                f"--rank {text!r} names no ranks", "they are numbers, lists and ranges", "--rank 0,3,8-11", exit_code=2
+            )
+        found += range(int(first), int(last or first) + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _number(stem: str) -> int | None:
+    found = re.search(r"(\d{1,6})$", stem)
+    return int(found[1]) if found else None
+
+
+TIMES = "log-times"
+_TAIL_BYTES = 1 << 16
+
+
+def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
+    """The last lines of what the pieces hold."""
+    kept: deque[bytes] = deque(maxlen=count)
+    for piece in pieces:
+        kept.extend(piece.splitlines(keepends=True)[-count:])
+    return b"".join(kept)
+
+
+def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail: int | None = None) -> Iterator[bytes]:
+    """What the run has printed, attempt by attempt, in pieces of whole lines.
+
+    With `tail` each file is read from its own last lines on: the last ones of all are among them.
+    """
+    streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
+    if tail is not None:
+        streams = [replace(each, begin=_begin(each, tail)) for each in streams]
+    alone = len({(each.rank, each.node) for each in streams}) == 1
+    for number in sorted({each.attempt for each in streams}):
+        mine = [each for each in streams if each.attempt == number]
+        if ranks and len(run.attempts) > 1:
+            yield f"--- attempt {number} ---\n".encode()
+        times = read_times(run.folder / "attempts" / str(number) / TIMES)
+        pieces = [_timed(each, times.get(_name(each, run), ())) for each in mine]
+        for _, _, stream, data in heapq.merge(*pieces, key=lambda piece: piece[:2]):
+            yield data if alone else labelled(stream.label, data)
+
+
+def without_times(run: Run) -> tuple[int, ...]:
+    """The attempts whose files cannot be merged by time: nobody has written down when they grew."""
+    several = {each.attempt for each in all_streams(run) if each.rank is not None}
+    return tuple(sorted(n for n in several if not (run.folder / "attempts" / str(n) / TIMES).is_file()))
+
+
+def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
+    """What a log-times tells; a line that is cut is passed over."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    for line in lines:
+        second, _, rest = line.partition(" ")
+        size, _, name = rest.partition(" ")
+        if second.isdecimal() and size.isdecimal() and name:
+            grown = found.setdefault(name, [])
+            if not grown or grown[-1][0] < int(size):
+                grown.append((int(size), int(second)))
+    return found
+
+
+def labelled(label: str, data: bytes) -> bytes:
+    """The text with the label before each line; a last line without its end gets one."""
+    if not label or not data:
+        return data
+    start = label.encode()
+    body = data.removesuffix(b"\n")
+    return start + body.replace(b"\n", b"\n" + start) + b"\n"
+
+
+def _name(stream: Stream, run: Run) -> str:
+    return stream.path.relative_to(run.folder).as_posix()
+
+
+def _timed(
+    stream: Stream, samples: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, tuple[int, int, str], Stream, bytes]]:
+    """(second, order, stream, whole lines): the first second at which the lines' ends were seen."""
+    sizes = [size for size, _ in samples]
+    for at, data in _lines(stream, sizes):
+        index = bisect_left(sizes, at + len(data))
+        # what came after the last look came later than all that was seen
+        second = samples[index][1] if index < len(samples) else samples[-1][1] + 1 if samples else _last_change(stream)
+        yield second, stream.order, stream, data
+
+
+def _begin(stream: Stream, lines: int) -> int:
+    """The byte at which the last lines of a stream begin."""
+    try:
+        at = min(stream.path.stat().st_size, stream.end or sys.maxsize)
+    except OSError:
+        return stream.begin
+    left = lines + 1  # the end of the line before them
+    while at > stream.begin:
+        count = min(_TAIL_BYTES, at - stream.begin)
+        data = _read(stream.path, at - count, count)
+        found = data.count(b"\n")
+        if found < left:
+            at, left = at - count, left - found
+            continue
+        cut = len(data)
+        for _ in range(left):
+            cut = data.rfind(b"\n", 0, cut)
+        return at - count + cut + 1
+    return stream.begin
+
+
+def _last_change(stream: Stream) -> int:
+    try:
+        return int(stream.path.stat().st_mtime)
+    except OSError:
+        return 0
+
+
+def _lines(stream: Stream, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    """(byte, whole lines) of a stream, cut behind the last line that was whole at each size."""
+    at = stream.begin
+    for size in (*sizes, None):
+        limit = stream.end if size is None else size if stream.end is None else min(size, stream.end)
+        while limit is None or at < limit:
+            data = _read(stream.path, at, _PIECE_BYTES if limit is None else min(_PIECE_BYTES, limit - at))
+            # the rest of a line that was not whole yet belongs to the next piece; one without end is cut
+            final = size is None and len(data) < _PIECE_BYTES
+            too_long = len(data) == _PIECE_BYTES and b"\n" not in data
+            whole = data if final or too_long else data[: data.rfind(b"\n") + 1]
+            if not whole:
+                break
+            yield at, whole
+            at += len(whole)
+
+
+def _read(path: Path, at: int, count: int) -> bytes:
+    """Opened anew each time: a run has more files than a process may hold open."""
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            return file.read(count)
+    except OSError:
+        return b""

@@ -1,1 +1,0 @@
-"""How much memory a training takes, on paper."""

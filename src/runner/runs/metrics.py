@@ -1,0 +1,251 @@
+"""A run's metrics over its steps, as curves."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError, unknown
+
+# what the axis shows, and the key of metrics.jsonl that it is made of
+AXES = {"step": "step", "tokens": "total_tokens", "hours": "time"}
+_NO_METRICS = frozenset({"step", "total_steps", "attempt", "time"})
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One metric of one run."""
+
+    run: str
+    metric: str
+    points: tuple[tuple[float, float], ...]
+    """place on the axis and value, left to right; values that are no finite number are left out"""
+    steps: tuple[int, ...] = ()
+    """the step of each point"""
+    left_out: int = 0
+    """how many values were no finite number"""
+    attempts: tuple[tuple[int, float], ...] = ()
+    """each later attempt, and where its first point lies"""
+
+
+@dataclass
+class _Points:
+    """A curve in the making."""
+
+    rows: list[tuple[int, float, float, int]] = field(default_factory=list)
+    """step, place, value, attempt"""
+
+    def add(self, step: int, place: float, value: float, attempt: int) -> None:
+        """A later attempt that begins again at a step makes what was written of it and of later steps void."""
+        while self.rows and self.rows[-1][0] >= step:
+            self.rows.pop()
+        self.rows.append((step, place, value, attempt))
+
+
+def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step") -> tuple[Curve, ...]:
+    """One curve for each metric, in their order. Raises RunnerError for one that the run does not have."""
+    points = {metric: _Points() for metric in metrics}
+    known: set[str] = set()
+    begun: float | None = None
+    for entry in records(path):
+        step = entry.get("step")
+        if not isinstance(step, int) or isinstance(step, bool):
+            continue
+        known.update(name for name, value in entry.items() if _number(value) is not None)
+        begun = _number(entry.get("time")) if begun is None else begun
+        place = _place(entry, axis, begun)
+        for metric, found in points.items():
+            value = _number(entry.get(metric))
+            if value is not None and place is not None:
+                found.add(step, place, value, int(_number(entry.get("attempt")) or 1))
+    if not known:
+        raise RunnerError(f"{run} has no metrics yet", f"{path} holds no step", "wait for its first log step")
+    for metric, found in points.items():
+        if not found.rows:
+            raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "name one of them")
+    return tuple(_curve(run, metric, found.rows) for metric, found in points.items())
+
+
+def _place(entry: Mapping[str, Any], axis: str, begun: float | None) -> float | None:
+    value = _number(entry.get(AXES[axis]))
+    if axis != "hours" or value is None or begun is None:
+        return value
+    return (value - begun) / 3600
+
+
+def _curve(run: str, metric: str, rows: Sequence[tuple[int, float, float, int]]) -> Curve:
+    whole = [row for row in rows if math.isfinite(row[2])]
+    starts = [(after[3], after[1]) for before, after in pairwise(rows) if after[3] > before[3]]
+    return Curve(
+        run,
+        metric,
+        tuple((place, value) for _, place, value, _ in whole),
+        tuple(step for step, _, _, _ in whole),
+        len(rows) - len(whole),
+        tuple(starts),
+    )
+
+
+def _number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+_TAIL_BYTES = 1 << 16
+_PACE_ENTRIES = 50  # log steps that the estimate looks back on
+
+NAMES = ("step", "total_steps", "loss", "tokens_per_second", "estimated_end")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest entry of a run's metrics."""
+
+    step: int
+    total_steps: int | None = None
+    """None where the job does not tell"""
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    end: float | None = None
+    """when the last step will be done at the pace of the newest steps, Unix seconds; None where that is not known"""
+
+    @property
+    def steps_text(self) -> str:
+        """`30/60`, or `30` where the job does not tell how many there will be."""
+        return f"{self.step}/{self.total_steps}" if self.total_steps else str(self.step)
+
+    def record(self, *, running: bool) -> dict[str, object]:
+        """What --json prints; a loss that is no number stands as text, which JSON can hold."""
+        loss = self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss)
+        end = datetime.fromtimestamp(self.end).astimezone().isoformat("T", "seconds") if running and self.end else None
+        return dict(zip(NAMES, (self.step, self.total_steps, loss, self.tokens_per_second, end), strict=True))
+
+
+def read_progress(metrics: Path) -> Progress | None:
+    """The progress that a metrics.jsonl tells; None where there is none yet."""
+    entries = [
+        entry
+        for entry in newest_records(metrics, _TAIL_BYTES)
+        if _entry_number(entry, "step") is not None and "loss" in entry
+    ]
+    if not entries:
+        return None
+    last = entries[-1]
+    step, total = int(last["step"]), _entry_number(last, "total_steps")
+    return Progress(
+        step,
+        int(total) if total else None,
+        _entry_number(last, "loss"),
+        _entry_number(last, "tokens_per_second"),
+        _end(entries, total),
+    )
+
+
+def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | None:
+    """When the last step will be done; a pace is taken within one attempt only, since waiting is no training."""
+    last = entries[-1]
+    mine = [entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")]
+    begun, now = _entry_number(mine[0], "time"), _entry_number(last, "time")
+    steps = last["step"] - mine[0]["step"]
+    if total is None or begun is None or now is None or steps <= 0 or now < begun:
+        return None
+    return float(now + max(total - last["step"], 0) * (now - begun) / steps)
+
+
+def _entry_number(entry: Mapping[str, Any], name: str) -> float | None:
+    value: object = entry.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
+    """The entries in the last `size_bytes` of the file; a line that is cut at either end is passed over."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, 2) - size_bytes, 0))
+            lines = file.read(size_bytes).split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            found.append(entry)
+    return found
+
+
+def records(path: Path) -> Iterator[dict[str, Any]]:
+    """All entries, oldest first, one at a time: a long run's file is never in memory as a whole."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(entry, dict):
+                    yield entry
+    except OSError:
+        return
+
+
+_PACE_TAIL_BYTES = 4 << 20
+_WINDOW = 20  # records that are compared
+_SLOWER = 0.7  # of the speed that it had
+_STUCK_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the metrics of a run tell."""
+
+    step: int
+    note: str = ""
+    """what is wrong with the pace, or nothing"""
+    stuck: bool = False
+
+
+def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace | None:
+    """The pace that metrics.jsonl tells; None where there is none yet."""
+    records = newest_records(path, _PACE_TAIL_BYTES)
+    steps = [
+        each for each in records if isinstance(each.get("step"), int) and isinstance(each.get("time"), int | float)
+    ]
+    if not steps:
+        return None
+    last = steps[-1]
+    since = max((time.time() if now is None else now) - float(last["time"]), 0.0)
+    usual = _usual_pause(steps)
+    if running and since > max(_STUCK_SECONDS, 10 * usual):
+        note = f"no step since {since:.0f} s; a step's record came every {usual:.1f} s before"
+        return Pace(int(last["step"]), note, stuck=True)
+    return Pace(int(last["step"]), _slower(steps))
+
+
+def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
+    times = [float(each["time"]) for each in steps[-200:]]
+    pauses = [after - before for before, after in pairwise(times) if after > before]
+    return statistics.median(pauses) if pauses else 0.0
+
+
+def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
+    """What to say when the newest records are slower than the best stretch of as many before."""
+    rates = [(int(each["step"]), float(rate)) for each in steps
+             if isinstance(rate := each.get("tokens_per_second"), int | float) and rate > 0]  # fmt: skip
+    if len(rates) < 3 * _WINDOW:
+        return ""
+    now = statistics.median(rate for _, rate in rates[-_WINDOW:])
+    blocks = [rates[at : at + _WINDOW] for at in range(0, len(rates) - _WINDOW, _WINDOW)]
+    best = max(statistics.median(rate for _, rate in block) for block in blocks)
+    if now >= _SLOWER * best:
+        return ""
+    return f"{now:,.0f} tokens/s now, {best:,.0f} in its best stretch: {now / best:.0%}"

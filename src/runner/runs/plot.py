@@ -1,0 +1,262 @@
+"""Curves as lines of text: braille dots, eight to a character, or letters where colours or braille cannot be had."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine import process
+from runner.project import shipped_folder
+from runner.runs.metrics import Curve
+
+COLOURS = ("36", "33", "35", "32", "31", "34")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # bit of each dot: row, column
+
+
+@dataclass(frozen=True)
+class Style:
+    """What the terminal can show."""
+
+    width: int = 80
+    height: int = 16
+    """rows of the field within the axes"""
+    colour: bool = False
+    unicode: bool = True
+
+    def letters(self, curves: int) -> bool:
+        """Whether curves are told apart by letters: without colour dots of several cannot be."""
+        return not self.unicode or (curves > 1 and not self.colour)
+
+
+def draw(curves: Sequence[Curve], axis: str, style: Style) -> list[str]:
+    """The lines of one picture: a legend, the field with its axes, the name of the axis. All curves: one metric."""
+    values = [value for curve in curves for _, value in curve.points]
+    places = [place for curve in curves for place, _ in curve.points]
+    labels = _labels(make_scale(values, style.height, 0.03), style.height)
+    margin = max(len(label) for label in labels) + 1
+    columns = max(style.width - margin - 1, 10)
+    across = make_scale(places, columns)
+    legend = [_legend(index, curve, len(curves), style) for index, curve in enumerate(curves)]
+    if style.letters(len(curves)):
+        rows = _by_letters(curves, across, make_scale(values, style.height, 0.03))
+    else:
+        rows = _by_dots(curves, across, make_scale(values, style.height * 4, 0.03), style)
+    bar, tick = ("│", "┤") if style.unicode else ("|", "+")
+    field = [
+        f"{label:>{margin - 1}} {tick if label else bar}{row}".rstrip() for label, row in zip(labels, rows, strict=True)
+    ]
+    return [*legend, *field, *_bottom(curves, across, axis, margin, style)]
+
+
+def _labels(scale: Scale, height: int) -> list[str]:
+    """What stands left of each row, from the top."""
+    chosen = ticks(scale, max(height // 4, 2))
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(scale.high - scale.low)
+    labels = [""] * height
+    for value in chosen:
+        labels[height - 1 - scale.place(value)] = written(value, step)
+    return labels
+
+
+def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
+    """Who it is, from where to where it went, and its lowest or highest point."""
+    first, last = curve.points[0][1], curve.points[-1][1]
+    arrow = "→" if style.unicode else "->"
+    name = f"{LETTERS[index % len(LETTERS)]} {curve.run}" if style.letters(count) and count > 1 else curve.run
+    text = f"{name}  {curve.metric} {_short(first)} {arrow} {_short(last)}, {len(curve.points)} points"
+    if curve.attempts:
+        text += f", attempts to {curve.attempts[-1][0]}"
+    if curve.left_out:
+        text += f", {curve.left_out} no finite numbers"
+    text = text[: style.width]
+    return f"\x1b[{COLOURS[index % len(COLOURS)]}m{text}\x1b[0m" if style.colour else text
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _bottom(curves: Sequence[Curve], across: Scale, axis: str, margin: int, style: Style) -> list[str]:
+    """The axis with its ticks, later attempts marked on it, the numbers, and its name."""
+    line, tick, corner, start = ("─", "┬", "└", "▲") if style.unicode else ("-", "+", "+", "^")
+    chosen = [value for value in ticks(across, max(across.places // 10, 2)) if axis != "step" or value == int(value)]
+    step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(across.high - across.low)
+    marks = [line] * across.places
+    numbers = [" "] * (margin + 1 + across.places)
+    for value in chosen:
+        place = across.place(value)
+        marks[place] = tick
+        text = written(value, step)
+        begin = min(max(margin + 1 + place - len(text) // 2, 0), len(numbers) - len(text))
+        if all(letter == " " for letter in numbers[max(begin - 1, 0) : begin + len(text) + 1]):
+            numbers[begin : begin + len(text)] = text
+    for curve in curves:
+        for _, begun in curve.attempts:
+            marks[across.place(begun)] = start
+    restarts = f"  ({start} a later attempt)" if any(curve.attempts for curve in curves) else ""
+    name = f"{axis}{restarts}"
+    return [" " * margin + corner + "".join(marks), "".join(numbers).rstrip(), f"{' ' * (margin + 1)}{name}"]
+
+
+def _by_dots(curves: Sequence[Curve], across: Scale, up: Scale, style: Style) -> list[str]:
+    dots = Scale(across.low, across.high, across.places * 2)
+    cells = [[0] * across.places for _ in range(style.height)]
+    owner = [[0] * across.places for _ in range(style.height)]
+    for index, curve in enumerate(curves):
+        for column, dot in _path(curve, dots, up):
+            row = up.places - 1 - dot
+            cells[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
+            owner[row // 4][column // 2] = index
+    return [_row(bits, owners, style) for bits, owners in zip(cells, owner, strict=True)]
+
+
+def _row(bits: Sequence[int], owners: Sequence[int], style: Style) -> str:
+    if not style.colour:
+        return "".join(chr(0x2800 + bit) if bit else " " for bit in bits).rstrip()
+    text, colour = "", ""
+    for bit, index in zip(bits, owners, strict=True):
+        wanted = COLOURS[index % len(COLOURS)] if bit else ""
+        if wanted != colour:
+            text += f"\x1b[{wanted}m" if wanted else "\x1b[0m"
+            colour = wanted
+        text += chr(0x2800 + bit) if bit else " "
+    return text + ("\x1b[0m" if colour else "")
+
+
+def _by_letters(curves: Sequence[Curve], across: Scale, up: Scale) -> list[str]:
+    """One letter for each column of each curve; `*` where two meet."""
+    cells = [[" "] * across.places for _ in range(up.places)]
+    for index, curve in enumerate(curves):
+        letter = LETTERS[index % len(LETTERS)] if len(curves) > 1 else "*"
+        for column, height in _path(curve, across, up):
+            row = up.places - 1 - height
+            cells[row][column] = letter if cells[row][column] in (" ", letter) else "*"
+    return ["".join(row).rstrip() for row in cells]
+
+
+def _path(curve: Curve, across: Scale, up: Scale) -> Iterator[tuple[int, int]]:
+    """The places that a curve passes, without gaps. Of many points at one place the outermost count."""
+    before: tuple[int, int] | None = None
+    for place in _thinned([(across.place(x), up.place(y)) for x, y in curve.points]):
+        yield from _between(before, place) if before is not None else (place,)
+        before = place
+
+
+def _thinned(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """For each column its first, lowest, highest and last place."""
+    start = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end][0] != places[start][0]:
+            same = places[start:end]
+            yield from dict.fromkeys((same[0], min(same), max(same), same[-1]))
+            start = end
+
+
+def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The places on the straight way from one to another, the first left out."""
+    steps = max(abs(right[0] - left[0]), abs(right[1] - left[1]), 1)
+    for number in range(1, steps + 1):
+        share = number / steps
+        yield (
+            math.floor(left[0] + (right[0] - left[0]) * share + 0.5),
+            math.floor(left[1] + (right[1] - left[1]) * share + 0.5),
+        )
+
+
+# the same script that a job draws its loss.png with
+SCRIPT = Path("jobs") / "training" / "pictures.py"
+
+
+def find_python() -> str:
+    """A Python that has matplotlib: our own, else the python3 on PATH. Raises RunnerError where neither has it."""
+    candidates = [sys.executable, process.which("python3")]
+    for python in dict.fromkeys(candidate for candidate in candidates if candidate):
+        asked = process.run((python, "-c", "import matplotlib"), check=False, timeout_seconds=60)
+        if asked.exit_code == 0:
+            return python
+    raise RunnerError(
+        "no Python here has matplotlib",
+        f"asked: {', '.join(dict.fromkeys(candidate for candidate in candidates if candidate))}",
+        "pip install 'runner-hpc[plot]', or load a module whose python3 has it; a run's own loss.png is in its folder",
+    )
+
+
+def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Path:
+    """Draw a panel for each metric, all runs in it, and return the file's absolute path."""
+    panels = [
+        {
+            "metric": metric,
+            "curves": [
+                {"name": curve.run, "points": curve.points, "starts": curve.attempts}
+                for curve in curves
+                if curve.metric == metric
+            ],
+        }
+        for metric in dict.fromkeys(curve.metric for curve in curves)
+    ]
+    target = path.absolute()
+    if not target.parent.is_dir():
+        raise RunnerError(f"cannot write {path}", f"there is no folder {target.parent}", "make it, or name another")
+    picture = {"title": title, "axis": axis, "panels": panels}
+    drawn = process.run(
+        (find_python(), str(shipped_folder() / SCRIPT), str(target)), text_input=json.dumps(picture), check=False
+    )
+    if drawn.exit_code != 0:
+        raise process.failed(drawn)
+    return target
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A range of values laid over a number of places."""
+
+    low: float
+    high: float
+    places: int
+
+    def place(self, value: float) -> int:
+        """The place of a value, 0 to places - 1."""
+        share = (value - self.low) / (self.high - self.low)
+        return min(max(round(share * (self.places - 1)), 0), self.places - 1)
+
+
+def make_scale(values: Sequence[float], places: int, margin: float = 0.0) -> Scale:
+    """A scale that holds all values; where they are all the same, some room around them."""
+    low, high = min(values), max(values)
+    if low == high:
+        room = abs(low) * 0.1 or 1.0
+        return Scale(low - room, high + room, places)
+    room = (high - low) * margin
+    return Scale(low - room, high + room, places)
+
+
+def ticks(scale: Scale, wanted: int) -> tuple[float, ...]:
+    """About `wanted` round numbers within a scale: 1, 2 or 5 times a power of ten apart."""
+    rough = (scale.high - scale.low) / max(wanted, 1)
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next((factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999), 10 * power)
+    first, last = math.ceil(scale.low / step - 1e-9), math.floor(scale.high / step + 1e-9)
+    return tuple(number * step for number in range(first, last + 1))
+
+
+def written(value: float, step: float) -> str:
+    """A number as an axis shows it, with as many digits as tell it from its neighbour `step` away."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            size = 1e3 if letter == "k" else size
+            return _plain(value / size, step / size) + letter
+    if value and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return _plain(value, step)
+
+
+def _plain(value: float, step: float) -> str:
+    digits = max(0, -math.floor(math.log10(step) + 1e-9)) if step > 0 else 2
+    text = f"{value:.{min(digits, 6)}f}"
+    return "0" if float(text) == 0 else text

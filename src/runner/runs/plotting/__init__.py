@@ -1,1 +1,0 @@
-"""Curves of runs and pictures of them."""

@@ -1,0 +1,110 @@
+"""What a launch runs: the file or command that the user's words mean, and the folder whose code it belongs to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError, unknown
+from runner.project import Project, is_shared_place
+from runner.runs.git import work_tree
+
+SUFFIXES = (".py", ".sh")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A script at its place in the snapshot, or a bare command."""
+
+    script: str | None
+    """relative to RUN/code; None: `command` counts"""
+    command: tuple[str, ...]
+    main: Path | None
+    """the folder that is snapshotted; None: there is no code of the user's"""
+    outside: Path | None = None
+    """a script that lies outside of `main` and is laid at the snapshot's top"""
+    shipped: Path | None = None
+    """runner's own folder, where the script comes from there"""
+    notes: tuple[str, ...] = ()
+
+
+def find_script(word: str, project: Project) -> Path:
+    """The file that SCRIPT means: a name in jobs/ (the project's, then the shipped ones), or a path.
+
+    Raises RunnerError that lists the known scripts, or says why a path will not do.
+    """
+    if "/" in word or word.endswith(SUFFIXES):
+        path = (project.start / Path(word).expanduser()).absolute()
+        if not path.is_file() and "/" not in word:
+            return find_script(Path(word).stem, project)
+        return _checked(path, word)
+    for root in project.roots:
+        for suffix in SUFFIXES:
+            path = root / "jobs" / (word + suffix)
+            if path.is_file():
+                return path
+    raise unknown("script", word, script_names(project), "give a name of jobs/, or a path to a .py or .sh file")
+
+
+def script_names(project: Project) -> tuple[str, ...]:
+    """The scripts in the jobs/ of the project and of runner."""
+    found = {path.stem for root in project.roots for path in (root / "jobs").glob("*") if path.suffix in SUFFIXES}
+    return tuple(sorted(found - {"__init__", "conftest"}))
+
+
+def _checked(path: Path, word: str) -> Path:
+    if not path.is_file():
+        beside = path.parent.glob("*") if path.parent.is_dir() else ()
+        raise unknown("script", word, [each.name for each in beside if each.suffix in SUFFIXES])
+    if path.suffix not in SUFFIXES:
+        raise RunnerError(
+            f"cannot launch {word!r} as a script",
+            "a script ends in .py (run by the container's Python) or .sh (run by its bash, or sh)",
+            f"rename it, or give the whole command: runner launch -- COMMAND {word}",
+        )
+    return path
+
+
+def program_of_script(path: Path, project: Project) -> Program:
+    """The program for a script file: which folder is snapshotted, and where in it the script lies."""
+    for root in (project.root, project.shipped):
+        if root is not None and path.is_relative_to(root):
+            if root == project.shipped and root != project.root:
+                return Program(_posix(path, root), (), project.root, shipped=root)
+            return Program(_posix(path, root), (), root)
+    if project.root is not None:
+        return Program(path.name, (), project.root, outside=path)
+    tree = work_tree(path.parent)
+    if tree is not None and not is_shared_place(tree):
+        return Program(_posix(path, tree), (), tree)
+    if is_shared_place(path.parent):
+        note = f"only {path.name} is copied: {path.parent} is no folder of code"
+        return Program(path.name, (), None, outside=path, notes=(note,))
+    return Program(path.name, (), path.parent)
+
+
+def program_of_command(command: Sequence[str], project: Project) -> Program:
+    """The program for a bare command: the project or git work tree around the user, or the folder where a word of
+    the command names a file."""
+    main = project.root or work_tree(project.start)
+    notes: tuple[str, ...] = ()
+    if main is None or is_shared_place(main):
+        named = [word for word in command if not word.startswith("/") and _is_file(project.start, word)]
+        main = project.start if named and not is_shared_place(project.start) else None
+        if main is None and named:
+            notes = (f"{named[0]} is not copied: {project.start} is no folder of code",)
+    if main is not None and main != project.start:
+        inside = project.start.relative_to(main).as_posix()
+        notes = (f"the command starts in the snapshot's top, that is {main}, not in {inside}/",)
+    return Program(None, tuple(command), main, notes=notes)
+
+
+def _is_file(folder: Path, word: str) -> bool:
+    """Whether a word of a command names a file; it may be any text, of any length."""
+    return os.path.isfile(os.path.join(folder, word))  # noqa: PTH113, PTH118 (Path raises for names that are too long)
+
+
+def _posix(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix()

@@ -1,1 +1,0 @@
-"""The same launch again, and what differs between two."""

@@ -1,0 +1,234 @@
+"""`runner rerun`: the same launch again, from its lock. What was purged is made again; what cannot be had is said."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.images.build.build import BuildOptions, build
+from runner.images.importer.importer import import_image
+from runner.images.importer.plan import ImportOptions
+from runner.images.recipe import load_recipe
+from runner.machine import folders, process, sessions
+from runner.machine.report import Report
+from runner.project import Project
+from runner.runs import diff, hub, lock, snapshot, submit
+from runner.runs.after import Waits
+from runner.runs.git import command
+from runner.runs.run import SUBMITTED, Run, find_run, save
+from runner.runs.secrets import write_record
+from runner.runs.snapshot import DIFF
+
+LOCK = "lock.toml"
+
+
+@dataclass(frozen=True)
+class Locked:
+    """A lock, and what is still there of its run."""
+
+    path: Path
+    tables: Mapping[str, Table]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def name(self) -> str:
+        return str(self.tables.get("run", {}).get("name", self.folder.name))
+
+    @property
+    def changed_files(self) -> tuple[str, ...]:
+        """The files of the run folder that are gone, or are not what they were."""
+        wanted = self.tables.get("files", {})
+        return tuple(name for name, sha256 in wanted.items() if _sha256(self.folder / name) != sha256)
+
+    @property
+    def code(self) -> tuple[str, ...] | None:
+        """The files of the snapshot; None where it is gone, or is not what it was."""
+        table = self.tables.get("code", {})
+        run = Run(self.name, self.folder, "", "", "", str(self.tables.get("run", {}).get("created", "")))
+        if not table.get("files"):
+            return ()
+        tree = diff.tree_of_run(run, int(table["files"]))
+        if tree is None or not tree.files:
+            return None
+        names = tuple(name for name, path in tree.files.items() if path.lstat().st_mtime <= tree.since)
+        return names if snapshot.fingerprint_of_folder(run.code, names) == table.get("content") else None
+
+
+def find(word: str, runs: Path) -> Locked:
+    """The lock that a user's word means: a file, or a run's own. Raises RunnerError for one that cannot be read."""
+    path = Path(word).expanduser().resolve()
+    path = path if path.is_file() else find_run(word, runs).folder / LOCK
+    try:
+        tables = lock.read(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RunnerError(f"cannot read the lock {path}", str(error), "name a run, or a lock.toml") from error
+    if "files" not in tables:
+        raise RunnerError(
+            f"{path} does not tell enough to run it again",
+            "it has no table [files]: an earlier version of runner has written it",
+            "runner history tells the command line of that launch",
+        )
+    return Locked(path, tables)
+
+
+def is_whole(locked: Locked) -> bool:
+    """Whether the run folder itself has every byte that the launch was made of."""
+    return not locked.changed_files and locked.code is not None
+
+
+def losses(locked: Locked) -> tuple[str, ...]:
+    """What is not as it was, whatever is done about it."""
+    found = []
+    words = (*locked.tables.get("job", {}).get("command", ()), *locked.tables.get("job", {}).get("arguments", ()))
+    now = hub.revisions(words, locked.folder, locked.tables.get("job.env", {}))
+    for name, before in locked.tables.get("revisions", {}).items():
+        if before != hub.NOT_HERE and now.get(name) != before:
+            found.append(f"{name}: it was at {before}; in the cache now: {now.get(name, hub.NOT_HERE)}")
+    return tuple(found)
+
+
+def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
+    """Make the image again where it is gone. Raises RunnerError where it cannot be had as it was."""
+    table = locked.tables.get("image", {})
+    reference = str(table.get("reference", ""))
+    if not reference.startswith("/") or Path(reference).exists():
+        return
+    if dry_run:
+        report.say(f"would make the image again: {Path(reference).name}, from {table.get('source')}")
+        return
+    restore_image(table, locked.tables.get("recipe", {}), project, environ, report)
+
+
+def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] = ()) -> Run:
+    """A new run of the very files of an earlier one, started."""
+    tables, names = locked.tables, locked.code or ()
+    folder = folders.take_numbered(runs, str(tables["job"]["name"]))
+    submitted = False
+    try:
+        run = _record(locked, folder, tags)
+        save(run)
+        folders.copy(tables["files"], locked.folder, folder)
+        folders.make(run.code)
+        folders.copy(names, locked.folder / "code", run.code)
+        if (locked.folder / DIFF).is_file():
+            folders.copy((DIFF,), locked.folder, folder)
+        mine = {**tables["run"], "name": run.name, "created": run.created, "again": locked.name}
+        write_record(folder / LOCK, lock.lock_text({**tables, "run": mine}))
+        with sessions.uninterrupted():
+            if run.scheduler == "local":
+                run = submit.start_local(run, Waits())
+            else:
+                run = replace(run, job_ids=(submit.sbatch(folder, Waits(), report),), state=SUBMITTED)
+            submitted = True
+            save(run)
+            run = submit.with_chain(run, tables["job"].get("chain", 0))
+        return run
+    except BaseException:
+        if not submitted:
+            folders.remove(folder)
+        raise
+
+
+def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
+    tables = locked.tables
+    resources = tables["job.resources"]
+    return Run(
+        name=folder.name, folder=folder, job=tables["job"]["name"],
+        site=tables["run"]["site"], scheduler=tables["site.values"]["scheduler"],
+        created=datetime.now().astimezone().isoformat(), environment=tables["environment"]["name"],
+        engine=tables["environment"]["engine"], image=tables["image"]["reference"],
+        command_line=tuple(tables["run"]["command_line"]), project=tables["run"]["project"],
+        slurm=submit.slurm_version() if tables["site.values"]["scheduler"] == "slurm" else {},
+        nodes=resources["nodes"], processes_per_node=resources["tasks_per_node"], tags=tuple(tags),
+        restarts=bool(tables.get("job.restart")), gpu_hours=tables.get("job.restart", {}).get("gpu_hours", 0),
+    )  # fmt: skip
+
+
+def differences(locked: Locked, run: Run) -> tuple[str, ...]:
+    """What of a run that was made anew is not as in the lock."""
+    now = lock.read((run.folder / LOCK).read_text())
+    names = {**locked.tables["files"], **now["files"]}
+    found = [name for name in names if locked.tables["files"].get(name) != now["files"].get(name)]
+    same = locked.tables.get("code", {}).get("content") == now.get("code", {}).get("content")
+    return (*found, *(() if same else ("code/",)))
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+Table = Mapping[str, Any]
+
+
+def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> tuple[str, ...]:
+    """Lay the commit that a lock names into `target`, with the changes of a kept diff; returns what cannot be had.
+
+    Raises RunnerError where the commit is not in the repository of `root`.
+    """
+    commit = code.get("commit", "")
+    index = {"GIT_INDEX_FILE": str(target.parent / ".restored-index")}
+    below = process.run(command(root, "rev-parse", "--show-prefix"), check=False).stdout.strip()
+    tree = f"{commit}:{below.rstrip('/')}" if below else commit
+    read = process.run(command(root, "read-tree", tree), env=index, check=False) if commit else None
+    if read is None or read.exit_code != 0:
+        raise RunnerError(
+            "the code of that run cannot be had",
+            f"its snapshot is gone, and {root} has no commit {commit[:12]}" if commit else "it was under no git",
+            "git fetch, or run it in a clone that has the commit",
+        )
+    process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
+    Path(index["GIT_INDEX_FILE"]).unlink(missing_ok=True)
+    lost = [f"{name}: it was never committed" for name in code.get("untracked", ())]
+    changed: Sequence[str] = code.get("modified", ())
+    if changed and diff is not None and diff.is_file():
+        alone = {"GIT_CEILING_DIRECTORIES": str(target.parent)}  # a repository around it is none of its business
+        process.run(("git", "-C", str(target), "apply", "--binary", str(diff)), env=alone)
+    else:
+        lost += [f"{name}: its changes were not committed, and {DIFF} is gone" for name in changed]
+    return tuple(lost)
+
+
+def restore_image(table: Table, recipe: Table, project: Project, environ: Mapping[str, str], report: Report) -> None:
+    """Make the squashfs file that a lock names where it is gone: by its recipe, else from where it was imported.
+
+    Raises RunnerError where what is made is another image.
+    """
+    path = Path(table["reference"])
+    name, source = recipe.get("name", ""), table.get("source", "")
+    options = ImportOptions(architecture=table.get("architecture") or None)
+    report.say(f"the image {path.name} is gone: making it again from {f'the recipe {name}' if name else source}")
+    if name:
+        platform = f"linux/{table['architecture']}" if table.get("architecture") else None
+        build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)
+        source = name
+    made = import_image(_pinned(source, table), path.parent, project, environ, report, options).squashfs
+    if made.path != path:
+        raise RunnerError(
+            f"the image {path.name} cannot be had as it was",
+            f"{source} gives {made.path.name} now"
+            + (f"; its recipe was {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
+            "check that version of the recipe out, and try again; or launch anew with the image of today",
+        )
+
+
+def _pinned(source: str, table: Table) -> str:
+    """A registry's name with the digest that it had: a tag may have moved."""
+    digest = table.get("digest", "")
+    return f"{source}@{digest}" if source.startswith("docker://") and digest and "@" not in source else source
+
+
+def project_at(project: Project, root: Path) -> Project:
+    """The project as it lies in a restored tree."""
+    return replace(project, root=root, start=root)

@@ -1,0 +1,345 @@
+"""The code as it was at launch: which files of which folder go into RUN/code, and what git knows about them.
+
+In a git work tree: the tracked files as they are on disk, plus the untracked ones that git does not ignore.
+Elsewhere: the script's own folder. Deciding (`plan`) reads only; `take` copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine import folders, process, secrets
+from runner.machine.files import explain
+from runner.runs.git import Git, Question, command, work_tree
+
+FILE_LIMIT_BYTES = 10 * 2**20
+DIFF = "code.diff"
+TOTAL_LIMIT_BYTES = 200 * 2**20
+# never code, wherever they lie
+_NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
+             ".pytest_cache", ".ipynb_checkpoints", "wandb"}  # fmt: skip
+# beside a project's code, unless git tracks them
+_BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
+# files that hold secrets by convention, unless git tracks them
+_SECRET = {".env", ".netrc", ".pypirc", ".git-credentials", "id_rsa", "id_ed25519", "credentials.json"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files of one folder that go into the snapshot, laid under `below`."""
+
+    root: Path
+    files: tuple[str, ...]
+    """relative to root, POSIX"""
+    sizes: tuple[int, ...]
+    """bytes, one per file"""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What RUN/code will hold; of two sources with the same file the first one's counts."""
+
+    sources: tuple[Source, ...]
+    git: Git | None
+    left_out: tuple[tuple[str, str], ...] = ()
+    """(file or folder, why)"""
+    notes: tuple[str, ...] = ()
+    content: str = ""
+    """the sum of all files (fingerprint.py); empty where it was not taken"""
+    sums: Mapping[str, str] = field(default_factory=dict)
+    """name -> kind and sum of each file"""
+
+    def without(self, names: Collection[str], why: str) -> Snapshot:
+        """The snapshot without these files."""
+        if not names:
+            return self
+        sources = []
+        for source in self.sources:
+            kept = [(name, size) for name, size in zip(source.files, source.sizes, strict=True) if name not in names]
+            sources.append(Source(source.root, tuple(name for name, _ in kept), tuple(size for _, size in kept)))
+        return replace(self, sources=tuple(sources), left_out=(*self.left_out, *((name, why) for name in names)))
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return tuple(sorted({name for source in self.sources for name in source.files}))
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for source in self.sources for size in source.sizes)
+
+
+def plan(main: Path | None, script: Path | None = None, shipped: Path | None = None) -> Snapshot:
+    """What to copy for a launch.
+
+    main     the project, git work tree or folder whose code the job sees; None: there is none
+    script   a file that lies outside of `main` and is laid at the snapshot's top
+    shipped  runner's own folder, whose `jobs/` stands in for what the project lacks
+    """
+    return begin(main, script, shipped)()
+
+
+def begin(main: Path | None, script: Path | None, shipped: Path | None) -> Callable[[], Snapshot]:
+    """Ask git in the background; the function that waits for its answer and makes the plan."""
+    has_git = main is not None and work_tree(main) is not None and process.which("git") is not None
+    question = Question(main) if main is not None and has_git else None
+    return lambda: _plan(main, script, shipped, question)
+
+
+def _plan(main: Path | None, script: Path | None, shipped: Path | None, question: Question | None) -> Snapshot:
+    sources: list[Source] = []
+    left_out: list[tuple[str, str]] = []
+    notes: list[str] = []
+    git = None
+    if main is not None:
+        names, git, said = _names(main, question)
+        notes += said
+        tracked = set(names) - set(git.untracked) if git else set()
+        source, dropped = _measure(main, names, tracked)
+        sources.append(source)
+        left_out += dropped
+    if script is not None:
+        sources.append(_single(script, sources))
+    if shipped is not None:
+        source, _ = _measure(shipped, _walk(shipped, "jobs"), set())
+        sources.append(source)
+    return Snapshot(tuple(sources), git, tuple(left_out), tuple(notes))
+
+
+def take(snapshot: Snapshot, run_folder: Path) -> None:
+    """Copy the files to RUN/code and git's diff to RUN/code.diff."""
+    copy(snapshot, run_folder / "code")
+    write_diff(snapshot, run_folder)
+
+
+def copy(snapshot: Snapshot, code: Path) -> None:
+    """Copy the files into a folder."""
+    folders.make(code)
+    for source in snapshot.sources:
+        folders.copy(source.files, source.root, code)
+
+
+def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
+    """Have git write what differs from the commit to RUN/code.diff."""
+    if snapshot.git and snapshot.git.modified:
+        # git writes the file itself: bytes that are not UTF-8 and line ends stay as they are
+        words = (
+            "diff",
+            "HEAD",
+            "--binary",
+            "--no-color",
+            "--no-ext-diff",
+            "--relative",
+            f"--output={run_folder}/{DIFF}",
+        )
+        process.run(command(snapshot.sources[0].root, *words))
+
+
+def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
+    """The files of a folder, what git knows, and what to tell the user."""
+    if question is None:
+        without = work_tree(root) is not None  # else no git is expected
+        return _walk(root), None, ["git is not installed here: commit and changes are not recorded"] if without else []
+    answer = question.answer()
+    if isinstance(answer, str):
+        return _walk(root), None, [f"git does not answer ({answer}): commit and changes are not recorded"]
+    tracked, git = answer
+    code = tuple(name for name in git.untracked if not _skip(name))
+    others = len(git.untracked) - len(code)
+    notes = [f"{others} untracked files are not code: left out"] if others else []
+    return (*tracked, *code), replace(git, untracked=code), notes
+
+
+def _skip(name: str) -> bool:
+    """Whether an untracked file is left out: a cache, data, another run's output, or a file for secrets."""
+    *above, last = name.split("/")
+    return bool({*above, last} & _NOT_CODE or (above and above[0] in _BIG) or last in _SECRET or last.endswith(".sqsh"))
+
+
+def _walk(root: Path, below: str = "") -> tuple[str, ...]:
+    """The files below a folder that are not under git, sorted; what is not code is skipped."""
+    found: list[str] = []
+    for folder, inner, names in os.walk(root / below):
+        at = Path(folder).relative_to(root).as_posix()
+        prefix = "" if at == "." else at + "/"
+        inner[:] = sorted(name for name in inner if not _skip(f"{prefix}{name}/x"))
+        links = [name for name in inner if (Path(folder) / name).is_symlink()]
+        inner[:] = [name for name in inner if name not in links]
+        found += [prefix + name for name in (*names, *links) if not _skip(prefix + name)]
+        if len(found) > 20_000:
+            raise RunnerError(
+                f"{root} holds too many files for a snapshot of the code",
+                "more than 20000 files, and no git work tree that says which of them are code",
+                f"git init {root} with a .gitignore, or put the script into a folder of its own",
+            )
+    return tuple(sorted(found))
+
+
+def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Source, list[tuple[str, str]]]:
+    """The files that exist and are not too large, and those that are."""
+    kept: list[tuple[str, int]] = []
+    left_out: list[tuple[str, str]] = []
+    for name in names:
+        try:
+            found = os.lstat(f"{root}/{name}")  # of many files: a Path for each takes longer than the question
+        except OSError:
+            if "\ufffd" in name:
+                left_out.append((name, "its name is not UTF-8"))
+            continue  # else: deleted in the work tree
+        if stat.S_ISDIR(found.st_mode):
+            continue  # a submodule that is not checked out
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            left_out.append((name, "neither a file nor a symlink"))
+        elif found.st_size > FILE_LIMIT_BYTES:
+            kind = "tracked by git, yet " if name in tracked else ""
+            left_out.append((name, f"{kind}larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)"))
+        else:
+            kept.append((name, found.st_size))
+    kept, dropped = _within_total(kept)
+    return Source(root, tuple(name for name, _ in kept), tuple(size for _, size in kept)), [*left_out, *dropped]
+
+
+def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
+    """The largest files are dropped until the rest fits the limit."""
+    total = sum(size for _, size in kept)
+    dropped: set[str] = set()
+    for name, size in sorted(kept, key=lambda each: -each[1]):
+        if total <= TOTAL_LIMIT_BYTES:
+            break
+        dropped.add(name)
+        total -= size
+    why = f"the code is larger than {TOTAL_LIMIT_BYTES >> 20} MiB in all: largest files left out"
+    return [each for each in kept if each[0] not in dropped], [(name, why) for name in sorted(dropped)]
+
+
+def _single(script: Path, sources: Iterable[Source]) -> Source:
+    """One file of the user's from elsewhere, laid at the top under its own name."""
+    for source in sources:
+        if script.name in source.files:
+            raise RunnerError(
+                f"{script} would hide {source.root / script.name} in the code snapshot",
+                "a script from outside the project is laid at the snapshot's top, where a file has that name",
+                "rename the script, or copy it into the project",
+            )
+    return Source(script.parent, (script.name,), (script.stat().st_size,))
+
+
+STORE = ".code"
+_LAUNCH_SECONDS = 3600
+"""how long a copy without a link is taken for that of a launch at work"""
+
+
+def store_files(taken: Snapshot, run_folder: Path, *, shared: bool) -> Snapshot:
+    """Lay the files into RUN/code: as links to the copy by content, which is made where it is not there yet.
+
+    Returns what was taken: without untracked files that changed meanwhile.
+    """
+    if not shared or not taken.content or not taken.files:
+        take(taken, run_folder)
+        return taken
+    store = run_folder.parent / STORE / taken.content[:32]
+    if not store.is_dir():
+        fresh = store.parent / f".{store.name}.{os.getpid()}.partial"
+        copy(taken, fresh)
+        try:
+            taken = unchanged(taken, fresh)
+        except RunnerError:
+            folders.remove(fresh)
+            raise
+        store = run_folder.parent / STORE / taken.content[:32]
+        if store.is_dir():  # another launch of the same code was faster
+            folders.remove(fresh)
+        else:
+            folders.move(fresh, store)
+    folders.copy(taken.files, store, run_folder / "code", link=True)
+    write_diff(taken, run_folder)
+    return taken
+
+
+def unused_stores(runs: Path) -> tuple[Path, ...]:
+    """The copies to which no run has a link any more; those that a launch may be making are left out."""
+    if not (runs / STORE).is_dir():
+        return ()
+    old = (path for path in (runs / STORE).iterdir() if time.time() - path.lstat().st_mtime > _LAUNCH_SECONDS)
+    return tuple(path for path in old if path.is_dir() and not _has_links(path))
+
+
+def _has_links(store: Path) -> bool:
+    for folder, _, names in os.walk(store):
+        for name in names:
+            if os.lstat(f"{folder}/{name}").st_nlink > 1:
+                return True
+    return False
+
+
+def summed(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the sums of its files; untracked ones that are gone by now are left out.
+
+    Raises RunnerError where one holds a known secret.
+    """
+    roots = {name: source.root for source in reversed(snapshot.sources) for name in source.files}
+    gone = [name for name in (snapshot.git.untracked if snapshot.git else ()) if name in roots]
+    gone = [name for name in gone if not os.path.lexists(roots[name] / name)]
+    snapshot = snapshot.without(gone, "it was removed during the launch")
+    sums = _sums(((name, roots[name] / name) for name in snapshot.files), careful=True)
+    return replace(snapshot, sums=sums, content=_total(sums))
+
+
+def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
+    """The snapshot that a copy of it holds: without untracked files that changed meanwhile, which are removed there.
+
+    Raises RunnerError where another file has changed.
+    """
+    sums = _sums((name, code / name) for name in snapshot.files)
+    changed = [name for name in snapshot.files if sums[name] != snapshot.sums.get(name)]
+    untracked = {*snapshot.git.untracked} if snapshot.git else set()
+    if not changed:
+        return snapshot
+    if found := [name for name in changed if name not in untracked]:
+        raise RunnerError(f"{found[0]} was changed while the code was copied", "its sum is another one now",
+                          "launch again")  # fmt: skip
+    for name in changed:
+        folders.discard(code / name)
+    kept = {name: line for name, line in snapshot.sums.items() if name not in changed}
+    return replace(snapshot.without(changed, "it changed during the launch"), sums=kept, content=_total(kept))
+
+
+def fingerprint_of_folder(code: Path, names: Iterable[str]) -> str:
+    """The sum of these files of a RUN/code."""
+    return _total(_sums((name, code / name) for name in sorted(names)))
+
+
+def check_diff(run_folder: Path) -> None:
+    """Raise RunnerError where git's diff shows a secret, in a line that was taken out perhaps."""
+    path = run_folder / DIFF
+    if path.is_file():
+        secrets.refuse(path.read_bytes(), f"the record of what is not committed ({DIFF})")
+
+
+def _total(sums: Mapping[str, str]) -> str:
+    lines = (f"{sums[name]} {name}\n" for name in sorted(sums))
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _sums(files: Iterable[tuple[str, Path]], *, careful: bool = False) -> dict[str, str]:
+    """Name -> kind and sha256 of each file."""
+    sums: dict[str, str] = {}
+    try:
+        for name, path in files:
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                kind, data = "link", os.fsencode(path.readlink())
+            else:
+                kind, data = "program" if status.st_mode & stat.S_IXUSR else "file", path.read_bytes()
+                if careful:
+                    secrets.refuse(data, f"the code snapshot ({name})")
+            sums[name] = f"{kind} {hashlib.sha256(data).hexdigest()}"
+    except OSError as error:
+        raise explain(error, f"read {error.filename}") from error
+    return sums

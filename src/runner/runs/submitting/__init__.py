@@ -1,1 +1,0 @@
-"""From a plan to run folders and jobs of a scheduler."""

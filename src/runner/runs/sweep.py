@@ -1,0 +1,169 @@
+"""`launch --sweep NAME=VALUE,VALUE`: one launch, a run for each combination of values, together one array job.
+
+A run per combination, and not one run with children: so each has its own folder, checkpoints, lock and metrics, and
+every verb (logs, why, diff, cancel, rerun) works on it as on any other. What they share is a folder of the sweep with
+the array's script and a link to each run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.machine import files, folders, sessions
+from runner.machine.report import Report
+from runner.runs import after
+from runner.runs import submit as submission
+from runner.runs.after import Waits
+from runner.runs.job import Job
+from runner.runs.launch import SCHEDULERS, SCRIPT, RunPlan
+from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.secrets import write_record
+
+ARRAY = "array.sbatch"
+MOST = 1000
+"""runs of one sweep; Slurm's own limit, MaxArraySize, is 1001 where nobody has set another"""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What varies."""
+
+    axes: Mapping[str, tuple[str, ...]]
+    at_once: int | None = None
+    """how many may run at the same time; None: as many as there is room for"""
+
+    @property
+    def combinations(self) -> tuple[dict[str, str], ...]:
+        """Each value of each axis with each of the others, the last axis fastest."""
+        return tuple(dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
+
+
+def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
+    """The sweep in the words of --sweep; None without one. Raises RunnerError for what is none."""
+    axes: dict[str, tuple[str, ...]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        values = tuple(text.split(","))
+        if not equals or not _NAME.fullmatch(name) or "" in values:
+            raise RunnerError(
+                f"--sweep {word!r} names no values",
+                "it is a name, `=` and values with commas between them",
+                "--sweep learning_rate=1e-5,2e-5 --sweep seed=1,2,3",
+                exit_code=2,
+            )
+        if name in axes or len(set(values)) != len(values):
+            raise RunnerError(
+                f"--sweep names {name if name in axes else word!r} twice",
+                "each combination is to run once",
+                "leave out one of them",
+                exit_code=2,
+            )
+        axes[name] = values
+    if at_once is not None and (at_once < 1 or not axes):
+        raise RunnerError(
+            f"--at-once {at_once} has no meaning here", "it says how many runs of a --sweep may run at the same time",
+            "--sweep NAME=VALUE,VALUE --at-once 2", exit_code=2,
+        )  # fmt: skip
+    sweep = Sweep(axes, at_once) if axes else None
+    if sweep and len(sweep.combinations) > MOST:
+        raise RunnerError(
+            f"the sweep has {len(sweep.combinations)} combinations",
+            f"an array job may have {MOST} tasks where nobody has set another limit",
+            "sweep over less at a time",
+        )
+    return sweep
+
+
+def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
+    """The plan of one combination."""
+    job = _job(plan.job, values)
+    script = SCHEDULERS[plan.site.scheduler](job, plan.attachment, plan.site)
+    return replace(plan, job=job, script=script, files={**plan.files, SCRIPT: script})
+
+
+def _job(job: Job, values: Mapping[str, str]) -> Job:
+    """The job with `{name}` in its words replaced; a value that has no such place becomes the option `--name VALUE`."""
+    command, arguments = list(job.command), list(job.arguments)
+    added: list[str] = []
+    for name, value in values.items():
+        place = f"{{{name}}}"
+        if any(place in word for word in (*command, *arguments)):
+            command = [word.replace(place, value) for word in command]
+            arguments = [word.replace(place, value) for word in arguments]
+        else:
+            added += [f"--{name}", value]
+    return replace(job, command=tuple(command), arguments=(*arguments, *added))
+
+
+def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
+    """The array's batch script: task N becomes the run behind the link N. Its directives are those of the runs."""
+    given = [line for line in plan.script.splitlines() if line.startswith("#SBATCH ")]
+    own = [line for line in given if not line.startswith("#SBATCH --output=")]
+    limit = f"%{at_once}" if at_once else ""
+    return "\n".join(
+        (
+            "#!/bin/bash",
+            *own,
+            "#SBATCH --output=%a/job.log",
+            f"#SBATCH --array=0-{count - 1}{limit}",
+            "#",
+            "# A sweep: task N is the run behind the link N in this folder. The whole submission: "
+            f"cd SWEEP && sbatch {ARRAY}",
+            'cd "$SLURM_ARRAY_TASK_ID" || exit 1',
+            f"exec bash {SCRIPT}",
+            "",
+        )
+    )
+
+
+def submit_sweep(
+    plan: RunPlan, sweep: Sweep, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()
+) -> tuple[str, tuple[Run, ...]]:
+    """Make the runs and start them; returns the sweep's name and its runs. On any failure all is removed."""
+    plan = submission.checked(plan, runs, report)
+    waits = after.open_ones(plan.waits)
+    folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-sweep")
+    made: list[Run] = []
+    submitted = False
+    try:
+        for number, values in enumerate(sweep.combinations):
+            one = with_values(plan, values)
+            run = submission.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
+            made.append(run)
+            files.link(folder / str(number), f"../{run.name}")
+        write_record(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
+        with sessions.uninterrupted():
+            started = _start_local(made, waits, sweep.at_once or 1) if plan.site.scheduler == "local" else _sbatch(
+                folder, made, waits, report
+            )  # fmt: skip
+            submitted = True
+            for run in started:
+                save(run)
+        return folder.name, started
+    except BaseException:
+        if not submitted:
+            for run in made:
+                folders.remove(run.folder)
+            folders.remove(folder)
+        raise
+
+
+def _sbatch(folder: Path, made: Sequence[Run], waits: Waits, report: Report) -> tuple[Run, ...]:
+    job_id = submission.sbatch(folder, waits, report, ARRAY)
+    report.detail(f"array job {job_id}")
+    return tuple(replace(run, job_ids=(f"{job_id}_{n}",), state=SUBMITTED) for n, run in enumerate(made))
+
+
+def _start_local(made: Sequence[Run], waits: Waits, at_once: int) -> tuple[Run, ...]:
+    """Without a scheduler each waits for the one that came `at_once` places before it, however that ends."""
+    started: list[Run] = []
+    for number, run in enumerate(made):
+        before = (started[number - at_once],) if number >= at_once else ()
+        started.append(submission.start_local(run, replace(waits, anyhow=(*waits.anyhow, *before))))
+    return tuple(started)

@@ -1,0 +1,275 @@
+"""Reading logs of any size: one pass in pieces of 1 MiB, memory bounded; lines that hold one of some words are kept.
+
+Of a file beyond `HEAD_BYTES + TAIL_BYTES` only the head and the tail are searched; the newlines between them are
+counted, so that line numbers stay right. Logs repeat themselves: of lines that differ only in numbers, one is searched
+(sieve.py). A carriage return ends a line too, but does not count as one: editors number lines by newlines.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO
+
+PIECE_BYTES = 1 << 20
+HEAD_BYTES = 64 << 20
+TAIL_BYTES = 192 << 20
+LINE_BYTES = 4096  # of a longer line this much around the word is matched: no pattern can run away
+FIRST, LAST = 24, 8  # lines kept per word and file: a loud rank repeats itself
+SURVIVED = 20  # signs of progress after a line: whatever it said, the program went on
+
+# how transformers, Megatron, tqdm and our own scripts tell that they train
+_PROGRESS = tuple(re.compile(text) for text in (rb"loss['\"]?[:= ]{1,3}-?\d", rb"it/s[\],]", rb"s/it[\],]"))
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line that holds one of the words."""
+
+    path: Path
+    number: int
+    """from 1"""
+    offset: int
+    """of its first byte"""
+    text: str
+    progress: int
+    """how many signs of progress stood before it"""
+
+
+@dataclass
+class Scan:
+    """What one pass over a file found."""
+
+    path: Path
+    size_bytes: int = 0
+    progress: int = 0
+    """signs of progress in all that was read"""
+    skipped_bytes: int = 0
+    """between head and tail"""
+    trouble: str = ""
+    """why it could not be read"""
+    found: dict[bytes, tuple[list[Line], deque[Line]]] = field(default_factory=dict)
+
+    def lines(self) -> tuple[Line, ...]:
+        """The lines that were kept, each once, from first to last."""
+        kept = {line.offset: line for first, last in self.found.values() for line in (*first, *last)}
+        return tuple(kept[offset] for offset in sorted(kept))
+
+    def survived(self, line: Line) -> bool:
+        """Whether the program went on for long after this line."""
+        return self.progress - line.progress >= SURVIVED
+
+
+def scan(path: Path, words: Sequence[bytes], start: int = 0) -> Scan:
+    """Read a file from byte `start` on; what cannot be read is told in `trouble`."""
+    result, sieve = Scan(path), Sieve(words)
+    try:
+        with path.open("rb") as file:
+            result.size_bytes = size = path.stat().st_size
+            number = 1 + _newlines(file, 0, start)
+            if size - start > HEAD_BYTES + TAIL_BYTES:
+                middle, tail = start + HEAD_BYTES, size - TAIL_BYTES
+                result.skipped_bytes = tail - middle
+                number = _sift_all(file, start, middle, number, sieve, result)
+                number += _newlines(file, middle, tail)
+                start = tail
+            _sift_all(file, start, size, number, sieve, result)
+    except OSError as error:
+        result.trouble = error.strerror or str(error)
+    return result
+
+
+def _sift_all(file: BinaryIO, start: int, stop: int, number: int, sieve: Sieve, result: Scan) -> int:
+    for offset, piece in _pieces(file, start, stop):
+        _sift(piece, offset, number, sieve.words_in(piece), result)
+        number += piece.count(b"\n")
+    return number
+
+
+def _newlines(file: BinaryIO, start: int, stop: int) -> int:
+    file.seek(start)
+    count = 0
+    while start < stop and (data := file.read(min(PIECE_BYTES, stop - start))):
+        count += data.count(b"\n")
+        start += len(data)
+    return count
+
+
+def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
+    """Offset and bytes of whole lines; of a line beyond `LONG_LINE_BYTES` only the beginning and the end."""
+    file.seek(start)
+    carry, place, cut_off = b"", start, False
+    while place < stop and (data := file.read(min(PIECE_BYTES, stop - place))):
+        place += len(data)
+        piece = carry + data
+        offset = place - len(piece)
+        if end := max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1:
+            yield offset, piece[:end]
+            carry, cut_off = piece[end:], False
+        elif len(piece) <= LONG_LINE_BYTES:
+            carry = piece
+        else:
+            if not cut_off:
+                yield offset, piece
+            carry, cut_off = piece[-LONG_LINE_BYTES // 2 :] if cut_off else b"", True
+    if carry:
+        yield place - len(carry), carry
+
+
+def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result: Scan) -> None:
+    """Keep the piece's lines with a word: the first ones of a file, and the last ones."""
+    marks: list[int] = []
+    for pattern in _PROGRESS:
+        marks += [found.start() for found in pattern.finditer(piece)]
+    marks.sort()
+    text = piece.replace(b"\r", b"\n")
+
+    def line_at(place: int) -> Line:
+        begin = text.rfind(b"\n", 0, place) + 1
+        before = result.progress + bisect_left(marks, place)
+        newlines = piece.count(b"\n", 0, begin)
+        return Line(result.path, number + newlines, offset + begin, _text(text, begin, place), before)
+
+    for word in words:
+        place = text.find(word)
+        if place < 0:
+            continue
+        first, last = result.found.setdefault(word, ([], deque(maxlen=LAST)))
+        while place >= 0 and len(first) < FIRST:
+            first.append(line_at(place))
+            end = text.find(b"\n", place)
+            place = text.find(word, end) if end >= 0 else -1
+        if place >= 0:  # more than the first ones: of these the last of the piece are enough
+            last.extend(line_at(each) for each in _last_places(text, word, place))
+    result.progress += len(marks)
+
+
+def _last_places(text: bytes, word: bytes, start: int) -> list[int]:
+    places: list[int] = []
+    end = len(text)
+    while len(places) < LAST and (place := text.rfind(word, start, end)) >= 0:
+        places.append(place)
+        end = text.rfind(b"\n", start, place)
+        if end < 0:
+            break
+    return places[::-1]
+
+
+def _text(text: bytes, begin: int, place: int) -> str:
+    """The line around a place, cut where it is very long."""
+    end = text.find(b"\n", place)
+    end = min(len(text) if end < 0 else end, place + LINE_BYTES // 2)
+    return plain(text[max(begin, place - LINE_BYTES // 2) : end])
+
+
+def plain(data: bytes) -> str:
+    """Bytes of a log as text, without colours."""
+    return _COLOUR.sub("", data.decode(errors="replace")).rstrip("\r\n")
+
+
+def window(path: Path, offset: int, size_bytes: int) -> list[str]:
+    """The lines from a byte on, at most so many bytes; empty where the file has gone."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(offset, 0))
+            return [plain(line) for line in file.read(size_bytes).split(b"\n")]
+    except OSError:
+        return []
+
+
+_MOST = 100_000  # shapes of lines that are remembered
+_LONGEST = 512  # bytes of a shape that is remembered
+LONG_LINE_BYTES = 256 << 10  # of a longer line the first and the last half of this much are searched
+_NUMBERS = b"0123456789"
+_LINE_ENDS = bytes.maketrans(b"\r", b"\n")
+
+
+class Sieve:
+    """The words in question, and what is known of the lines seen so far."""
+
+    def __init__(self, words: Sequence[bytes]) -> None:
+        self._words: dict[bytes, list[bytes]] = {}
+        for word in words:
+            self._words.setdefault(word.translate(None, _NUMBERS), []).append(word)
+        self._known: dict[bytes, tuple[bytes, ...]] = {}
+
+    def words_in(self, piece: bytes) -> tuple[bytes, ...]:
+        """The words that may stand in a piece: all that do, and those that only differ from them in digits."""
+        shapes = set(piece.translate(_LINE_ENDS, _NUMBERS).split(b"\n"))
+        new = shapes - self._known.keys()
+        found = {word for shape in shapes & self._known.keys() for word in self._known[shape]}
+        found.update(self._learn(new))
+        return tuple(sorted(word for shape in found for word in self._words[shape]))
+
+    def _learn(self, shapes: set[bytes]) -> set[bytes]:
+        text = b"\n".join(map(_ends_of_long, shapes))
+        present = [word for word in self._words if word in text]
+        if len(self._known) + len(shapes) > _MOST:
+            self._known.clear()
+        for shape in shapes:
+            if len(shape) <= _LONGEST and len(self._known) < _MOST:
+                self._known[shape] = tuple(word for word in present if word in shape)
+        return set(present)
+
+
+def _ends_of_long(line: bytes) -> bytes:
+    half = LONG_LINE_BYTES // 2
+    return line if len(line) <= LONG_LINE_BYTES else b"%b\n%b" % (line[:half], line[-half:])
+
+
+# `[rank3]:` torch, `[default3]:` torchrun's tee, `[Rank 3]` ProcessGroupNCCL, `rank: 3` torchrun's summary,
+# `3: ` srun --label, `task 3:` srun, `rank 3 ` our own
+_RANK = re.compile(
+    r"\[rank ?(\d{1,6})\]|\[Rank (\d{1,6})\]|^\s*rank\s*: (\d{1,6})\b|^ ?(\d{1,6}): "
+    r"|\b[Rr]ank[ :=]{1,3}(\d{1,6})\b|\btask (\d{1,6}):"
+)
+_RANK_FILE = re.compile(r"rank[-_.]?(\d{1,6})\b")
+_NODE = re.compile(
+    r"\bsrun: error: ([A-Za-z][\w.-]{0,63}): task|\bON ([A-Za-z][\w.-]{0,63}) CANCELLED|^\s*host\s*: (\S{1,64})"
+)
+_ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_GLOG = re.compile(r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")  # torch writes no leading zero
+_PREFIX = re.compile(r"^(?:\s?\d{1,6}: |\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?)+")
+
+
+def rank_of(text: str, path: Path | None = None) -> int | None:
+    """The global rank that wrote a line, from the line, else from the file's name."""
+    found = _RANK.search(text)
+    if found:
+        return int(next(group for group in found.groups() if group is not None))
+    in_name = _RANK_FILE.search(path.name) if path else None
+    return int(in_name[1]) if in_name else None
+
+
+def node_of(text: str) -> str:
+    """The node that a line names, or nothing."""
+    found = _NODE.search(text)
+    return next((group for group in found.groups() if group), "") if found else ""
+
+
+def time_of(text: str, year: int) -> datetime | None:
+    """The time in a line; `year` is taken where it names none."""
+    if found := _ISO.search(text):
+        numbers = found.groups()
+    elif short := _GLOG.search(text):
+        numbers = (str(year), *short.groups())
+    else:
+        return None
+    *parts, fraction = numbers
+    try:
+        year, month, day, hour, minute, second = map(int, parts)
+        return datetime(year, month, day, hour, minute, second, int((fraction or "0")[:6].ljust(6, "0")))
+    except ValueError:
+        return None
+
+
+def without_prefix(text: str) -> tuple[str, str]:
+    """(what a launcher put before a line to tell the rank, the line itself)."""
+    found = _PREFIX.match(text)
+    return (found[0], text[found.end() :]) if found else ("", text)
