@@ -14,11 +14,19 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "runner"
 JOBS = ROOT / "jobs"
 
-# who may import whom: each room only those after it (cli > commands > runs > environments > images > the ground)
-FLOORS = ("cli", "commands", "runs", "environments", "images", "ground", "machine", "errors")
-GROUND = {"cluster", "detection", "site", "site_files", "doctor", "expansion", "located_toml", "project", "toml_lines"}
-# the rooms that may touch subprocess, sockets, or files for writing
-DOORS = ("machine", "images/oci", "images/squashfs")
+# who may import whom: each floor only itself and those after it
+FLOORS = (
+    *("cli", "commands", "runs", "doctor and memory", "environments", "images"),
+    *("detection", "site", "texts", "machine", "errors"),
+)
+TOGETHER = {
+    **dict.fromkeys(("doctor", "memory"), "doctor and memory"),
+    **dict.fromkeys(("detection", "cluster_facts"), "detection"),
+    **dict.fromkeys(("site", "site_files"), "site"),
+    **dict.fromkeys(("located_toml", "toml_lines", "expansion", "project"), "texts"),
+}
+# the packages that may start processes, open sockets, and write files; all others ask machine/
+DOORS = ("machine", "images/build/run", "images/importer", "images/sources", "images/squashfs")
 SLOW = {"jinja2", "tomlkit", "docker", "rich", "shtab", "urllib3", "requests", "certifi"}
 TRAINING = {"torch", "deepspeed", "transformers", "trl", "datasets", "accelerate", "peft"}
 
@@ -45,7 +53,7 @@ def floor_of(module: str) -> str | None:
     parts = module.split(".")
     if len(parts) < 2 or parts[1] == "__main__":
         return None
-    return "ground" if parts[1] in GROUND else parts[1]
+    return TOGETHER.get(parts[1], parts[1])
 
 
 @cache
@@ -120,18 +128,35 @@ def test_the_rooms_of_runs_lie_one_above_the_other() -> None:
     TopologicalSorter(arrows).prepare()  # raises CycleError, which names the circle
 
 
+WRITES = {
+    *("write_text", "write_bytes", "unlink", "chmod", "rmdir", "rmtree", "symlink_to", "hardlink_to"),
+    *("NamedTemporaryFile", "TemporaryFile", "TemporaryDirectory", "mkstemp", "mkdtemp"),
+}
+STARTS = {"os.system", "os.popen", "os.execvp", "os.spawnvp"}
+
+
+def opens_for_writing(node: ast.Call) -> bool:
+    """Whether a call is open(...) or path.open(...) with a mode that writes."""
+    if ast.unparse(node.func).rpartition(".")[2] != "open":
+        return False
+    words = [*node.args, *(each.value for each in node.keywords)]
+    modes = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+    return any(len(mode) <= 3 and set(mode) & set("wax+") for mode in modes)
+
+
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_only_the_doors_touch_the_machine(path: Path) -> None:
-    """Only machine/ and the byte pumps of images/ use subprocess, sockets, or open files for writing."""
+    """Only machine/ and the named byte pumps of images/ use subprocess and sockets, or write."""
     place = path.relative_to(SOURCE).as_posix()
     if place.startswith(DOORS):
         return
     assert not imports(path) & {"subprocess", "socket", "pty", "fcntl"}, place
     for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             call = ast.unparse(node.func)
-            assert node.func.attr not in {"write_text", "write_bytes"}, f"{place}:{node.lineno} {call}"
-            assert call not in {"os.system", "os.popen", "os.execvp", "os.spawnvp"}, f"{place}:{node.lineno} {call}"
+            where = f"{place}:{node.lineno} {call}"
+            assert call.rpartition(".")[2] not in WRITES, where
+            assert call not in STARTS and not opens_for_writing(node), where
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
@@ -176,10 +201,10 @@ def test_jobs_never_import_runner_and_shadow_no_package() -> None:
 @pytest.mark.parametrize(
     "path", [*modules(), *sorted(JOBS.rglob("*.py"))], ids=lambda p: p.relative_to(ROOT).as_posix()
 )
-def test_rooms_are_small(path: Path) -> None:
-    """No module over 300 lines, no function over 50."""
+def test_modules_and_functions_are_short(path: Path) -> None:
+    """No module over 400 lines, no function over 50."""
     text = path.read_text()
-    assert text.count("\n") <= 300, path
+    assert text.count("\n") <= 400, path
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or node.lineno) - node.lineno + 1 <= 50, f"{path}:{node.lineno} {node.name}"

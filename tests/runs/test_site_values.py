@@ -39,7 +39,7 @@ def test_a_line_of_the_site_that_fails_ends_the_job_before_its_step(tmp_path: Pa
     site = replace(LOCAL, host_setup=(". /nowhere/set_nccl_env.sh",))
     done = run_locally(write_run(tmp_path, shell_job("echo started"), site=site))
     assert done.returncode == 1 and "started" not in done.stdout
-    assert "a line that the site wants has failed: . /nowhere/set_nccl_env.sh" in done.stderr
+    assert "this line of the site's setup failed: . /nowhere/set_nccl_env.sh" in done.stderr
 
 
 def test_a_site_without_own_lines_leaves_no_trace() -> None:
@@ -96,7 +96,7 @@ def test_annotations_of_a_site_lie_under_the_environments_own() -> None:
     assert 'cxi.enabled = "false"' in text and 'PMIX_MCA_psec = "native"' in text
     own = replace(environment, annotations={"com.hooks.cxi.enabled": "true"})
     assert '"false"' not in attach(own, site, environ={}).files["environment.toml"]
-    step = script(command_job("true"), attach(environment, site, environ={}), site).partition("\nsrun ")[2]
+    step = script(command_job("true"), attach(environment, site, environ={}), site).partition("    srun ")[2]
     assert "--mpi=pmix" in step and "--network=disable_rdzv_get" in step
 
 

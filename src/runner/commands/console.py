@@ -136,19 +136,17 @@ class Console:
 
     def bug(self, error: Exception, argv: Sequence[str]) -> int:
         """Keep the traceback of our own fault in a file and say where; returns exit code 3."""
-        import tempfile
         import traceback
 
-        with tempfile.NamedTemporaryFile(
-            "w", prefix="runner-bug-", suffix=".log", delete=False, errors="backslashreplace"
-        ) as log:
-            log.write(f"runner {' '.join(argv)}\n\n")
-            traceback.print_exception(error, file=log)
+        from runner.machine import files
+
+        trace = "".join(traceback.format_exception(error))
+        log = files.write_new("runner-bug-", ".log", f"runner {' '.join(argv)}\n\n{trace}")
         if self.verbose:
             traceback.print_exception(error)
         self.error_line(
             f"runner: this is a fault in runner itself: {type(error).__name__}: {error}\n"
-            f"  because: it was not foreseen; the traceback is kept in {log.name}\n"
+            f"  because: it was not foreseen; the traceback is kept in {log}\n"
             "  try:     report it with that file; -v shows the traceback"
         )
         return 3

@@ -54,11 +54,11 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
 
 def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console) -> Run:
     """The launch of the lock's command line, in the code of its commit."""
-    import tempfile
     from pathlib import Path
 
     from runner.commands.launch import launch_request
     from runner.errors import RunnerError
+    from runner.machine import folders
     from runner.runs import rerun
     from runner.runs.launch import prepare
     from runner.runs.rerun import code_from_git, project_at
@@ -73,9 +73,9 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             "lock keeps",
             "launch it by hand",
         )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="runner-rerun-") as folder:
+    with folders.temporary("runner-rerun-") as folder:
         code = locked.tables.get("code", {})
-        root = Path(folder) / "code"
+        root = folder / "code"
         root.mkdir()
         here = project
         if locked.tables["run"]["project"]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import resource
-import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.errors import RunnerError, unknown
-from runner.machine import files, probe, process
+from runner.machine import files, folders, probe, process
 from runner.machine.folders import cache_folder, home
 
 if TYPE_CHECKING:
@@ -186,11 +185,11 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
 def _overlay_works(folder: Path) -> bool:
     """Whether podman can keep a storage of kind overlay below the folder: tried on a passing one."""
     trial = folder / f"runner-trial-{os.getpid()}"
-    with tempfile.TemporaryDirectory(prefix="run-", dir="/tmp") as run:  # podman takes 50 characters at most there
+    with folders.temporary("run-", Path("/tmp")) as run:  # podman takes 50 characters at most there
         where = (f"--root={trial}", f"--runroot={run}", "--storage-driver=overlay")
         done = process.run(("podman", *where, "info"), check=False)
         clean = 'umount "$1/overlay"; rm -rf "$1" "$2"/*'
-        process.run(("podman", *where, "unshare", "sh", "-c", clean, "sh", str(trial), run), check=False)
+        process.run(("podman", *where, "unshare", "sh", "-c", clean, "sh", str(trial), str(run)), check=False)
     return done.exit_code == 0
 
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,6 +97,15 @@ def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: b
                 unfinished.chmod(stat.S_IMODE(target.stat().st_mode))
     except OSError as error:
         raise explain(error, f"write {target}") from error
+
+
+def write_new(prefix: str, suffix: str, text: str) -> Path:
+    """Write a file under a new name in TMPDIR, readable by this user alone, and return its path."""
+    with tempfile.NamedTemporaryFile(
+        "w", prefix=prefix, suffix=suffix, delete=False, errors="backslashreplace"
+    ) as file:
+        file.write(text)
+    return Path(file.name)
 
 
 def refuse_to_replace(link: Path) -> None:

@@ -156,6 +156,13 @@ def open_to_others(folder: Path) -> bool:
         return False
 
 
+@contextmanager
+def temporary(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A new, private folder below `parent` (default: TMPDIR), removed on leaving."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
+        yield Path(folder)
+
+
 def discard(file: Path) -> None:
     """Remove a file of a folder that we are making."""
     file.unlink(missing_ok=True)

@@ -203,8 +203,8 @@ def remove_image(use: ImageUse) -> None:
     try:
         with files.locked(path, timeout_seconds=5):
             for name in use.links:
-                (path.parent / name).unlink(missing_ok=True)
+                folders.discard(path.parent / name)
             for part in (path, index_path(path), sidecar(path)):
-                part.unlink(missing_ok=True)
+                folders.discard(part)
     except OSError as error:
         raise files.explain(error, f"remove {path}") from error

@@ -189,7 +189,7 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
             "git fetch, or run it in a clone that has the commit",
         )
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
-    Path(index["GIT_INDEX_FILE"]).unlink(missing_ok=True)
+    folders.discard(Path(index["GIT_INDEX_FILE"]))
     lost = [f"{name}: it was never committed" for name in code.get("untracked", ())]
     changed: Sequence[str] = code.get("modified", ())
     if changed and diff is not None and diff.is_file():

@@ -43,16 +43,3 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
         },
         prefix=("bash", "${RUNNER_RUN}/payload/container.sh"),
     )
-
-
-def attach_docker(environment: Environment, site: Site) -> Attachment:
-    """The script, what it is to enter, and the words that start it."""
-    if environment.is_squashfs:
-        raise refuse(
-            environment,
-            "image",
-            "docker",
-            f"it knows images of its storage only, and {environment.image!r} is a squashfs file",
-            "use podman or the sandbox, or name an image",
-        )
-    return attach(environment, site, "docker")
