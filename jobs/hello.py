@@ -1,4 +1,4 @@
-"""The first thing to try: each process says who it is, and all of them add up one number.
+"""The first thing to try: each process says who it is, all of them add up one number, and rank 0 lists the nodes.
 
     runner launch --env cpu --script hello
 
@@ -23,16 +23,18 @@ def main(argv: Sequence[str]) -> int:
     where = f"rank {rank} of {world_size} on {node}, Python {platform.python_version()} {platform.machine()}"
     print(f"hello from {where}{f', words {list(argv)!r}' if argv else ''}", flush=True)
     if world_size > 1 and importlib.util.find_spec("torch"):
-        total = _sum_of_ranks(rank, world_size)
+        total, nodes = _meet(rank, world_size, node)
         expected = world_size * (world_size - 1) // 2
         if rank == 0:
+            print(*(f"  rank {other} is on {where}" for other, where in enumerate(nodes)), sep="\n")
             print(f"all-reduce over {world_size} processes: {total}, expected {expected}", flush=True)
         if total != expected:
             return 1
     return int(argv[argv.index("--exit") + 1]) if "--exit" in argv else 0
 
 
-def _sum_of_ranks(rank: int, world_size: int) -> int:
+def _meet(rank: int, world_size: int, node: str) -> tuple[int, list[str]]:
+    """Return the sum of all ranks and the node of each."""
     from datetime import timedelta
 
     import torch
@@ -41,8 +43,10 @@ def _sum_of_ranks(rank: int, world_size: int) -> int:
     torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
     number = torch.tensor([rank])
     torch.distributed.all_reduce(number)
+    nodes = [""] * world_size
+    torch.distributed.all_gather_object(nodes, node)
     torch.distributed.destroy_process_group()
-    return int(number.item())
+    return int(number.item()), nodes
 
 
 if __name__ == "__main__":

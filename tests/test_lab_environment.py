@@ -68,6 +68,15 @@ def test_two_nodes_have_a_container_each(slurm: SlurmLab, edf: Path) -> None:
     assert len(lines) == 2 and len(set(lines)) == 2
 
 
+def test_a_step_of_a_job_knows_the_node_that_it_is_on(slurm: SlurmLab, edf: Path, tmp_path: Path) -> None:
+    """The batch script's own node name must not enter the containers of other nodes."""
+    step = f"srun --nodes=2 --environment={edf} sh -c 'echo $SLURMD_NODENAME'"
+    out = tmp_path / "out"
+    argv = ("sbatch", "--parsable", "--nodes=2", f"--output={out}", "--wrap", step)
+    slurm.wait_for(slurm.run(argv).stdout.strip(), "COMPLETED")
+    assert len(set(out.read_text().split())) == 2
+
+
 def test_writable_false_makes_the_root_read_only(slurm: SlurmLab, busybox_sqsh: Path, tmp_path: Path) -> None:
     edf = write(tmp_path / "e.toml", busybox_sqsh, "writable = false")
     assert shell(slurm, edf, "touch /x 2>&1; touch /tmp/x && echo tmp") == "touch: /x: Read-only file system\ntmp\n"

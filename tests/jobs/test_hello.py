@@ -31,7 +31,7 @@ def test_the_shell_one_prints_each_word_on_its_own_line(tmp_path: Path) -> None:
 def test_two_processes_add_up_their_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
-    environment = Launcher(tmp_path).environment(tmp_path)
+    environment = {**Launcher(tmp_path).environment(tmp_path), "SLURMD_NODENAME": "nid001"}
     done = subprocess.run(
         (*torchrun, str(JOBS / "hello.py")), env=environment, capture_output=True, text=True, check=True, timeout=150
     )
@@ -39,4 +39,5 @@ def test_two_processes_add_up_their_ranks(tmp_path: Path) -> None:
         "hello from rank 0 of 2",
         "hello from rank 1 of 2",
     ]
-    assert "all-reduce over 2 processes: 1, expected 1" in done.stdout
+    shown = "  rank 0 is on nid001\n  rank 1 is on nid001\nall-reduce over 2 processes: 1, expected 1\n"
+    assert shown in done.stdout, "rank 0 lists all of them: its output is what launch --wait shows"

@@ -103,12 +103,14 @@ def build_busybox(podman: Podman, name: str = "localhost/lab/busybox:1", entrypo
 
 
 def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The file `name` of the cache, made by `make` when it is not there: once, however many ask, and only whole."""
+    """The file or folder `name` of the cache; `make` makes it when it is not there: once, and only whole."""
     target = cache_folder() / name
     with (target.parent / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             partial = target.with_name(f".{name}.partial")
+            if partial.is_dir():
+                shutil.rmtree(partial)
             partial.unlink(missing_ok=True)
             make(partial)
             partial.replace(target)

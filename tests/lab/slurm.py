@@ -13,11 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.lab import configuration, processes
+from tests.lab import configuration, debian, processes
 from tests.lab.ports import free_ports
 from tests.lab.processes import LabError
 
 PLUGINS = ("environment", "pyxis")
+NEWER = "RUNNER_LAB_NEWER"  # set: labs run the Slurm of tests/lab/debian.py
 
 
 class SlurmLab:
@@ -29,11 +30,14 @@ class SlurmLab:
         plugins: Sequence[str] = PLUGINS,
         folder: Path | None = None,
         extra_config: Sequence[str] = (),
+        newer: bool = bool(os.environ.get(NEWER)),
     ) -> None:
-        """`plugins`: names of SPANK plugins to load; `extra_config`: lines for slurm.conf, such as PreemptType."""
+        """`plugins`: names of SPANK plugins to load; `extra_config`: lines for slurm.conf, such as PreemptType;
+        `newer`: Slurm and all other programs of jobs are those of `debian.SUITE`."""
         self.nodes = tuple(f"nid{number:03}" for number in range(1, nodes + 1))
-        self.plugins = tuple(plugins)
+        self.plugins = () if newer else tuple(plugins)  # they are compiled for this machine's Slurm
         self.extra_config = tuple(extra_config)
+        self.root = debian.root() if newer else None
         # A short path: a munge or podman socket has room for 107 characters.
         self._guard: subprocess.Popen[bytes] | None = None
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="runner-lab-"))).resolve()
@@ -46,7 +50,8 @@ class SlurmLab:
             for name, value in os.environ.items()
             if not name.startswith(("SLURM_", "SBATCH_", "SALLOC_", "PYXIS_", processes.MARK))
         }
-        path = ":".join(dict.fromkeys([*inherited.get("PATH", os.defpath).split(":"), "/usr/sbin", "/sbin"]))
+        first = [str(self.folder / "bin")] if self.root else []
+        path = ":".join(dict.fromkeys([*first, *inherited.get("PATH", os.defpath).split(":"), "/usr/sbin", "/sbin"]))
         return {**inherited, "PATH": path, "SLURM_CONF": str(self.folder / "slurm.conf")}
 
     def run(self, argv: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -118,6 +123,8 @@ class SlurmLab:
 
     def _start(self) -> None:
         configuration.write(self.folder, self.nodes, free_ports(len(self.nodes) + 1), self.plugins, self.extra_config)
+        if self.root:
+            debian.write_wrappers(self.root, self.folder / "bin")
         self._start_munge()
         self.start_controller("-c", "-i")
         for node in self.nodes:
@@ -127,7 +134,7 @@ class SlurmLab:
     def start_controller(self, *flags: str) -> None:
         """Start slurmctld; without `-c` it goes on with the state that an earlier one has left."""
         processes.start_daemon(
-            (_daemon("slurmctld"), *flags, "-f", str(self.folder / "slurm.conf")),
+            (*self._daemon("slurmctld"), *flags, "-f", str(self.folder / "slurm.conf")),
             self.environ,
             self.folder / "slurmctld.start",
             self.folder,
@@ -140,7 +147,7 @@ class SlurmLab:
     def start_node(self, node: str) -> None:
         """Start the slurmd of one node."""
         processes.start_daemon(
-            (_daemon("slurmd"), "-N", node, "-f", str(self.folder / "slurm.conf")),
+            (*self._daemon("slurmd"), "-N", node, "-f", str(self.folder / "slurm.conf")),
             self.environ,
             self.folder / f"slurmd-{node}.start",
             self.folder,
@@ -183,7 +190,7 @@ class SlurmLab:
         key.chmod(0o600)
         processes.start_daemon(
             (
-                _daemon("munged"),
+                *self._daemon("munged"),
                 "--force",  # a private TMPDIR above the folder is a warning then
                 f"--key-file={key}",
                 f"--socket={folder}/munge.socket",
@@ -210,9 +217,11 @@ class SlurmLab:
         processes.kill(pid for pid in listed if pid is not None and processes.is_marked(pid, self.folder))
         processes.end_all(self.folder)
 
-
-def _daemon(name: str) -> str:
-    path = shutil.which(name, path=f"/usr/sbin:/sbin:{os.environ.get('PATH', os.defpath)}")
-    if path is None:
-        raise LabError(f"{name} is not installed")
-    return path
+    def _daemon(self, name: str) -> tuple[str, ...]:
+        """The words that start the daemon."""
+        if self.root:
+            return (*debian.prefix(self.root), f"/usr/sbin/{name}")
+        path = shutil.which(name, path=f"/usr/sbin:/sbin:{os.environ.get('PATH', os.defpath)}")
+        if path is None:
+            raise LabError(f"{name} is not installed")
+        return (path,)

@@ -112,7 +112,7 @@ def test_a_job_that_another_job_has_submitted_restarts_itself(lab: SlurmLab, tmp
     outer.write_text(f"""#!/bin/bash
 #SBATCH --array=1-1 --output={tmp_path}/outer.log --open-mode=append
 echo started
-cd {run} && SLURM_RESTART_COUNT=3 SLURM_TRES_PER_TASK=cpu=7 srun --overlap --ntasks=1 sbatch job.sbatch
+cd {run} && srun --overlap --ntasks=1 env SLURM_RESTART_COUNT=3 SLURM_TRES_PER_TASK=cpu=7 sbatch job.sbatch
 """)
     lab.run(("sbatch", "--parsable", str(outer)), cwd=tmp_path)
     until((run / "attempts/2/exit_code").exists, 120)
