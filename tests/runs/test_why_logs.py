@@ -67,7 +67,7 @@ def test_there_are_thirty_clean_logs() -> None:
 
 
 def test_the_first_failing_rank_is_named_not_the_loudest(tmp_path: Path) -> None:
-    """One rank says it once, ten minutes earlier; seven others shout about the consequence, and stand before it."""
+    """One rank says it once, ten minutes earlier; seven others shout about the consequence, in lines before it."""
     log = tmp_path / "job.log"
     early = "[rank5]:[E321 02:07:01.101 x.cpp:1] shutting down\n" + ECC
     log.write_text("".join(WATCHDOG.format(rank=rank) for rank in range(5) for _ in range(50)) + early)
