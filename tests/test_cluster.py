@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.cluster_facts import Partition, likely, parse_partitions
-from runner.commands.site_file import Seen, base_of, site_file
+from runner.commands.init import Seen, base_of, site_file
 from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
 

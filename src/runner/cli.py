@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 # `runner --help` near the start of Python itself.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "images": {
-        "build": ("images", "Containerfile -> OCI image; prints NAME:TAG"),
-        "import": ("images", "OCI image -> squashfs; prints the path"),
-        "images": ("image_store", "list the squashfs files: source, size, age, runs"),
-        "gc": ("image_store", "remove squashfs files that nothing uses, and old runs"),
+        "build": ("build", "Containerfile -> OCI image; prints NAME:TAG"),
+        "import": ("import_", "OCI image -> squashfs; prints the path"),
+        "images": ("images", "list the squashfs files: source, size, age, runs"),
+        "gc": ("gc", "remove squashfs files that nothing uses, and old runs"),
     },
     "environments": {
-        "env": ("environments", "show | emit | check | adopt an environment (an EDF)"),
+        "env": ("env", "show | emit | check | adopt an environment (an EDF)"),
     },
     "runs": {
         "launch": ("launch", "start a script or a command in an environment; prints RUN"),
-        "shell": ("runs", "a prompt, or a command, in an environment or a run"),
+        "shell": ("shell", "a prompt, or a command, in an environment or a run"),
         "status": ("status", "what the runs are doing"),
-        "watch": ("status", "the status again and again, until all have ended"),
-        "logs": ("runs", "what a run has printed; -f follows it"),
-        "cancel": ("runs", "end runs"),
+        "watch": ("watch", "the status again and again, until all have ended"),
+        "logs": ("logs", "what a run has printed; -f follows it"),
+        "cancel": ("cancel", "end runs"),
         "history": ("history", "the launches that there were, by job, environment, script"),
         "rerun": ("rerun", "the same launch again, from its lock"),
         "diff": ("diff", "what differs between two launches"),
@@ -47,14 +47,14 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),
     },
     "models": {
-        "prefetch": ("models", "bring models and data that a job names into the site's cache"),
+        "prefetch": ("prefetch", "bring models and data that a job names into the site's cache"),
         "memory": ("memory", "memory per GPU of a training by ZeRO stage and micro batch, on paper"),
     },
     "machine": {
-        "init": ("host", "copy recipes, environments and jobs here, to edit them"),
-        "site": ("host", "list | show the sites (clusters) and where each value comes from"),
-        "doctor": ("host", "what this machine can do, and how to mend what it cannot"),
-        "completion": ("host", "print the completion script of a shell"),
+        "init": ("init", "copy recipes, environments and jobs here, to edit them"),
+        "site": ("site", "list | show the sites (clusters) and where each value comes from"),
+        "doctor": ("doctor", "what this machine can do, and how to mend what it cannot"),
+        "completion": ("completion", "print the completion script of a shell"),
     },
 }
 VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
+from runner.quoting import literal
 from runner.runs.checks import check_variable
-from runner.runs.schedulers.quoting import literal
 from tests.end_to_end.conftest import Runner, environment, quoted, write
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import CORPUS

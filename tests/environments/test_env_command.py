@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.commands.emitted import emitted
+from runner.environments.emit import emitted
 from runner.environments.environment import load_environment
 from runner.project import Project
 from runner.site import Site

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
-from runner.commands.emitted import emitted
+from runner.environments.emit import emitted
 from runner.environments.engines import with_site
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.commands.emitted import emitted
+from runner.environments.emit import emitted
 from runner.environments.environment import Environment, Mount
 from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError

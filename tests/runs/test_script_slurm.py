@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runner import quoting
 from runner.errors import RunnerError
 from runner.runs.job import Job, Resources
-from runner.runs.schedulers import quoting
 from runner.runs.schedulers import slurm as scheduler
 from runner.runs.schedulers.slurm import JobStatus
 from tests.lab.slurm import SlurmLab

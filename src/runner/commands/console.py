@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from runner.errors import RunnerError
+    from runner.runs.status import RunStatus
 
 
 # What moves the cursor, renames the window, reaches the clipboard or reorders the text of a terminal: C0, C1, bidi.
@@ -159,6 +160,12 @@ class Console:
         from runner.commands.bars import live_bar, plain_bar
 
         return live_bar(visible(what), total, unit) if self.terminal else plain_bar(self, what, total, unit)
+
+
+def say_end(status: RunStatus, console: Console) -> None:
+    """How a run has ended."""
+    code = "" if status.exit_code is None else f", exit code {status.exit_code}"
+    console.say(f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}")
 
 
 def _columns() -> int:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
-from runner.commands.options import add_job
-from runner.commands.runs import add_resources, overrides, say_end
+from runner.commands.console import say_end
+from runner.commands.options import add_job, add_resources, overrides
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import estimate
@@ -17,10 +17,13 @@ from runner.runs.launch import SCRIPT, RunPlan
 
 TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from runner.commands.console import Console
     from runner.project import Project
     from runner.runs.launch import MakeImage, Request, RunPlan
     from runner.runs.run import Run
+    from runner.runs.sweep import Sweep
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -82,17 +85,16 @@ def launch_request(args: argparse.Namespace) -> Request:
 
 def launch_run(args: argparse.Namespace, console: Console) -> int:
     """`runner launch`: print the run's name, or with --dry-run the batch script."""
-    from runner.commands import sweeps
     from runner.project import find_project
     from runner.runs.launch import prepare
 
     project = find_project()
-    sweep = sweeps.of(args)
+    sweep = _sweep_of(args)
     make_image = _make_image(project, console) if args.build and not args.dry_run else None
     plan = prepare(launch_request(args), project, os.environ, console, make_image)
     if args.dry_run:
         if sweep is not None:
-            plan = sweeps.explain(plan, sweep, console)
+            plan = _explain_sweep(plan, sweep, console)
         return _explain(plan, project, console)
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
@@ -100,7 +102,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     if not _confirmed(plan, console, yes=args.yes, runs=len(sweep.combinations) if sweep else 1):
         return 1
     if sweep is not None:
-        return sweeps.launch(plan, sweep, runs, args, console)
+        return _launch_sweep(plan, sweep, runs, args, console)
     from runner.runs.submit import submit
 
     run = submit(plan, runs, sys.argv[1:], console, args.tag)
@@ -140,7 +142,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
 
 
 def _make_image(project: Project, console: Console) -> MakeImage:
-    from runner.commands.images import image_maker
+    from runner.commands.build import image_maker
 
     return image_maker(project, os.environ, console)
 
@@ -272,3 +274,51 @@ def _command_line(plan: RunPlan, runs: str) -> str:
     if plan.site.scheduler == "slurm":
         return f"cd {folder} && sbatch {SCRIPT}"
     return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"
+
+
+def _sweep_of(args: argparse.Namespace) -> Sweep | None:
+    """The sweep that a command line of `launch` asks for."""
+    from runner.runs.sweep import parse
+
+    sweep = parse(args.sweep, args.at_once)
+    if sweep is not None and args.wait:
+        raise RunnerError(
+            "--wait shows one run, and a sweep has many", "their output would mingle",
+            "runner watch $(runner launch --sweep …)", exit_code=2,
+        )  # fmt: skip
+    if sweep is not None and args.chain:
+        raise RunnerError(
+            "--sweep and --chain do not go together", "a chain is of one run, and a sweep is one array job",
+            "[restart] in the job file: each run of the sweep goes on by itself", exit_code=2,
+        )  # fmt: skip
+    return sweep
+
+
+def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
+    """Say what the runs of a sweep would be; returns the plan of the first."""
+    from runner.runs.sweep import ARRAY, array_script, with_values
+
+    for number, values in enumerate(sweep.combinations):
+        console.say(f"task {number}: " + ", ".join(f"{name} = {value}" for name, value in values.items()))
+    first = with_values(plan, sweep.combinations[0])
+    if plan.site.scheduler == "slurm":
+        console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
+    console.say("on stdout the script of task 0:")
+    return first
+
+
+def _launch_sweep(plan: RunPlan, sweep: Sweep, runs: Path, args: argparse.Namespace, console: Console) -> int:
+    """Start the runs; print the sweep's name."""
+    from runner.runs.sweep import submit_sweep
+
+    name, made = submit_sweep(plan, sweep, runs, sys.argv[1:], console, args.tag)
+    console.say(
+        f"{name}: {len(made)} runs, {made[0].name} to {made[-1].name}, jobs {made[0].job_id} to {made[-1].job_id}"
+    )
+    console.say(f"its table: runner status {name}")
+    if args.json:
+        console.answer_json({"sweep": name, "runs": [
+            {"run": run.name, "job_id": run.job_id, "parameters": run.parameters} for run in made]})  # fmt: skip
+    else:
+        console.answer(made[0].job_id.partition("_")[0] if args.parsable else name)
+    return 0

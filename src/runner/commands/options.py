@@ -8,6 +8,16 @@ from typing import NoReturn
 
 from runner.errors import RunnerError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from runner.commands.console import Console
+    from runner.runs.job import Overrides
+    from runner.site import Site
+
+DEFAULT_RECIPE = "ngc-deepspeed"
+
 # argparse looks for translations of its words; there is none of ours, and looking took time from each short command
 argparse._ = str  # type: ignore[attr-defined]
 
@@ -84,6 +94,40 @@ def add_job(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
 
 
+def add_resources(parser: argparse.ArgumentParser) -> None:
+    """The options that launch and shell have in common."""
+    parser.add_argument("--engine", help="the container engine (default: the site's)")
+    parser.add_argument("--gpus-per-node", type=int, metavar="N")
+    parser.add_argument("--cpus-per-task", type=int, metavar="N")
+    parser.add_argument("--memory", metavar="SIZE", help="per node: 450G")
+    parser.add_argument("--time", metavar="LIMIT", help="MINUTES, HH:MM:SS or D-HH:MM:SS")
+    parser.add_argument("--account")
+    parser.add_argument("--partition")
+    parser.add_argument("--srun", action="append", default=[], metavar="FLAG", help="any flag, as --srun=FLAG")
+
+
+def overrides(args: argparse.Namespace) -> Overrides:
+    """What the command line says about the job."""
+    from runner.runs.job import Overrides
+
+    return Overrides(
+        name=getattr(args, "name", None),
+        launcher=getattr(args, "launcher", None),
+        nodes=getattr(args, "nodes", None),
+        gpus_per_node=args.gpus_per_node,
+        tasks_per_node=getattr(args, "tasks_per_node", None),
+        cpus_per_task=args.cpus_per_task,
+        memory=args.memory,
+        time=args.time,
+        partition=args.partition,
+        account=args.account,
+        sbatch=tuple(getattr(args, "sbatch", ())),
+        srun=tuple(args.srun),
+        chain=getattr(args, "chain", None),
+        preflight=getattr(args, "preflight", None),
+    )
+
+
 def add_wide(verb: argparse.ArgumentParser) -> None:
     """The option of verbs that print a table; the console looks for it itself."""
     verb.add_argument("--wide", action="store_true", help="do not cut columns to the width of the terminal")
@@ -95,3 +139,20 @@ def common_options() -> argparse.ArgumentParser:
     common.add_argument("--site", metavar="NAME", help="the cluster (default: RUNNER_SITE, then detection)")
     common.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
     return common
+
+
+def chosen_site(args: argparse.Namespace, console: Console) -> Site:
+    """The site that the command line means; says which, and why."""
+    from runner.detection import find_site
+
+    site, why = find_site(args.site, os.environ)
+    console.say(f"site: {site.name} ({why})")
+    return site
+
+
+def runs_folder(site: str | None) -> Path:
+    """The folder of the runs of a site, named or detected."""
+    from runner.detection import find_site
+    from runner.project import find_project
+
+    return find_site(site, os.environ)[0].runs(os.environ, find_project())

@@ -1,12 +1,10 @@
-"""status, watch: what the runs are doing."""
+"""status: what the runs are doing."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 
-from runner.commands.options import add_wide
+from runner.commands.options import add_wide, runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -19,32 +17,30 @@ if TYPE_CHECKING:
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _NEWEST = 20
-_CLEAR = "\x1b[H\x1b[J"  # to the top left, and away with what stands below
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verbs."""
+    """Register the verb."""
     status = subparsers.add_parser("status", parents=[common], help="what the runs are doing")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=show_status)
-    watch = subparsers.add_parser("watch", parents=[common], help="the status again and again, until all have ended")
-    watch.set_defaults(run=watch_status)
-    for parser in (status, watch):
-        parser.add_argument(
-            "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
-        )
-        add_wide(parser)
-        parser.add_argument("--all", action="store_true", help=f"all runs, not only the {_NEWEST} newest")
+    add_runs(status)
 
 
-def _chosen(args: argparse.Namespace, console: Console) -> list[Run]:
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """The words that say which runs are meant."""
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
+    )
+    add_wide(parser)
+    parser.add_argument("--all", action="store_true", help=f"all runs, not only the {_NEWEST} newest")
+
+
+def chosen_runs(args: argparse.Namespace, console: Console) -> list[Run]:
     """The runs that were named, else the newest; says so where there are none."""
-    from runner.detection import find_site
-    from runner.project import find_project
     from runner.runs.run import find_runs, list_runs
 
-    site, _ = find_site(args.site, os.environ)
-    folder = site.runs(os.environ, find_project())
+    folder = runs_folder(args.site)
     if args.runs:
         return [run for word in args.runs for run in find_runs(word, folder)]
     runs = list_runs(folder)
@@ -57,7 +53,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
     """`runner status`: one line per run."""
     from runner.runs.status import ask
 
-    found = ask(_chosen(args, console))
+    found = ask(chosen_runs(args, console))
     if args.json:
         console.answer_json([each.record() for each in found])
     elif found:
@@ -67,30 +63,6 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
             console.say(f"output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):
             console.say(f"reason: runner why {newest}")
-    return 0
-
-
-def watch_status(args: argparse.Namespace, console: Console) -> int:
-    """`runner watch`: the table in place on a terminal; elsewhere a new one whenever something has changed."""
-    from runner.runs.status import watch
-
-    runs = _chosen(args, console)
-    live = sys.stdout.isatty()
-    before: list[object] = []
-
-    def show(found: tuple[RunStatus, ...]) -> None:
-        header, rows = table(found)
-        moved = [(each.state, each.reason, each.attempt, each.progress) for each in found]
-        if live:
-            sys.stdout.write(_CLEAR)
-        elif moved == before:
-            return
-        before[:] = moved
-        console.table(header, rows)
-        sys.stdout.flush()
-
-    if runs:
-        watch(runs, show)
     return 0
 
 

@@ -14,9 +14,9 @@ from runner.expansion import expand
 from runner.images.squashfs_file import Squashfs, find_squashfs
 from runner.machine.files import explain
 from runner.machine.probe import oci_architecture
+from runner.quoting import WORD_BYTES
 from runner.runs.hub import CACHE_MOUNT
 from runner.runs.job import Job, Overrides
-from runner.runs.schedulers.quoting import WORD_BYTES
 from runner.site import Origin, Site
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")

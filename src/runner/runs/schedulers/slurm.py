@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner import quoting
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
 from runner.runs.job import Job, Resources, time_limit_text
-from runner.runs.schedulers import flags, quoting, template
+from runner.runs.schedulers import flags, template
 from runner.site import Site
 
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")

@@ -13,13 +13,12 @@ from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from runner import __version__
+from runner import __version__, quoting
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
 from runner.machine import files
 from runner.machine.folders import cache_folder
 from runner.runs.job import Job
-from runner.runs.schedulers import quoting
 from runner.site import Site
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from runner.environments.engines.shared import has_variables, inside_words, slas
 from runner.environments.environment import Environment, emit_edf
 from runner.errors import RunnerError
 from runner.expansion import literal
-from runner.runs.schedulers.quoting import live
+from runner.quoting import live
 from runner.site import Site
 
 _USE = {

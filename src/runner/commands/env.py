@@ -1,4 +1,4 @@
-"""env show, emit; check lies in env_check.py, adopt in env_adopt.py."""
+"""env show, env emit; `check` is in env_check.py, `adopt` in env_adopt.py."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env emit`: an EDF, or a bash script of the engine's own words; with -o the file's path."""
     import os
 
-    from runner.commands.emitted import emitted
+    from runner.environments.emit import emitted
 
     environment, site, engine = _load(args, console)
     text, notes = emitted(environment, site, engine, os.environ)

@@ -1,17 +1,121 @@
-"""The site file that `runner init --site NAME` writes: what was said and seen, the rest as comments to fill in."""
+"""init: files to edit in a project of the user's own, or a site file."""
 
 from __future__ import annotations
 
+import argparse
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from runner import cluster_facts
 from runner.detection import cluster_name, find_site
 from runner.environments.environment import quoted
 from runner.machine import process
-from runner.site import Site
 from runner.site_files import load_site, signs, site_names
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    init = subparsers.add_parser(
+        "init",
+        parents=[common],
+        help="copy recipes, environments and jobs here, to edit them; with --site NAME write a site file instead",
+    )
+    init.add_argument("--account", metavar="NAME", help="with --site: the account that pays")
+    init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")
+    init.add_argument("--dry-run", action="store_true", help="say what would be written")
+    init.set_defaults(run=init_project)
+
+
+def init_project(args: argparse.Namespace, console: Console) -> int:
+    """`runner init`: prints the path of each file that was written."""
+    from runner.machine import files
+    from runner.project import find_project
+
+    if args.site:
+        return _init_site(args, console)
+    shipped, here = find_project().shipped, Path.cwd()
+    texts = {path.relative_to(shipped): path.read_bytes() for path in _copied(shipped)}
+    texts[Path("runner.toml")] = (
+        b"# This folder is a runner project: its containers/, edf/ and jobs/ win over the ones that come with runner.\n"
+        b'# environment = "ngc-ds"    # the environment where none is named\n'
+    )
+    for path, content in texts.items():
+        if (here / path).exists():
+            same = (here / path).read_bytes() == content
+            console.detail(f"kept: {path}") if same else console.warn(f"kept: {path} is there already, and differs")
+            continue
+        if not args.dry_run:
+            files.write(here / path, content, mode=0o777 if content.startswith(b"#!") else 0o666)
+        console.answer(str(path))
+    console.say("edit what you need, remove the rest: a file that is not here is looked up in runner itself")
+    return 0
+
+
+def _copied(shipped: Path) -> list[Path]:
+    """The files that belong into a project of the user's own."""
+    found = [*shipped.glob("Containerfile.*")]
+    for kind in ("containers", "edf", "jobs"):
+        found += [path for path in (shipped / kind).rglob("*") if path.is_file()]
+    return sorted(path for path in found if "__pycache__" not in path.parts)
+
+
+def _init_site(args: argparse.Namespace, console: Console) -> int:
+    """Write the user's own file of a site: an overlay of one that is known, else a new one."""
+    from runner.errors import RunnerError
+    from runner.machine import files
+    from runner.site_files import user_folder
+
+    path = user_folder(os.environ) / f"{args.site}.toml"
+    if path.exists():
+        raise RunnerError(
+            f"the site file {path} is there already", "a file of yours is never overwritten", f"edit it: {path}"
+        )
+    seen = look(os.environ)
+    if not args.dry_run:
+        _ask(args, seen, base_of(args.site, seen, os.environ))
+    text, questions = site_file(args.site, args.account, args.partition, os.environ, seen)
+    for question in questions:
+        console.warn(question)
+    if args.dry_run:
+        console.answer(text)
+        return 0
+    files.write(path, text)
+    console.answer(str(path))
+    console.say(f"use it: --site {args.site}, or export RUNNER_SITE={args.site}")
+    return 0
+
+
+def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
+    """At a terminal, ask for what nobody can guess: the account, and the partition where there are several."""
+    from runner.machine import probe
+
+    if not probe.has_terminal():
+        return
+    if args.account is None and base.account is None and (base.account_required or len(seen.accounts) > 1):
+        args.account = _answer("account that pays", seen.accounts, None)
+    if args.partition is None and base.partition is None and len(seen.partitions) > 1:
+        likely = seen.partition(None)
+        names = tuple(partition.name for partition in seen.partitions)
+        args.partition = _answer("partition", names, likely.name if likely else None)
+
+
+def _answer(what: str, known: tuple[str, ...], default: str | None) -> str | None:
+    import sys
+
+    choices = f" ({', '.join(known)})" if known else ""
+    print(f"{what}{choices}{f' [{default}]' if default else ''}: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip() or default
+
 
 _HINTS = {
     "account": "the project that pays: sbatch --account",

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runner import quoting
 from runner.errors import RunnerError
-from runner.runs.schedulers import quoting
 from tests.runs.scripts import CORPUS
 
 ANY_TEXT = st.text(max_size=200)

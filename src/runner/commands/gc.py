@@ -1,28 +1,21 @@
-"""images, gc: what lies in the image folder, who uses it, and what may go; runs and their code too."""
+"""gc: what may go from the image folder; runs and their code too."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from runner.commands.options import add_wide
+from runner.commands.images import image_uses
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.commands.console import Console
-    from runner.runs.gc import ImageUse
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verbs."""
-    images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
-    images.add_argument("--json", action="store_true", help="print JSON")
-    add_wide(images)
-    images.set_defaults(run=list_images)
+    """Register the verb."""
     gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses, and old runs")
     gc.add_argument("files", nargs="*", metavar="FILE", help="these, and the symlinks to them (default: all unused)")
     gc.add_argument("--ended", action="store_true", help="also those that only runs use which are over")
@@ -36,37 +29,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     gc.set_defaults(run=collect_garbage)
 
 
-def list_images(args: argparse.Namespace, console: Console) -> int:
-    """`runner images`: the squashfs files of the site's image folder."""
-    from dataclasses import asdict
-
-    from runner.images.squashfs_file import age
-
-    folder, uses = _uses(args, console)
-    if args.json:
-        console.answer_json(
-            [{**asdict(use.squashfs), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
-        )
-        return 0
-    console.say(f"folder: {folder}")
-    if not uses:
-        console.say("no squashfs file of ours there; `runner build && runner import` makes one")
-        return 0
-    rows = [
-        (
-            use.squashfs.path.name,
-            f"{use.squashfs.size_bytes / 1e6:,.0f} MB",
-            age(use.squashfs),
-            ", ".join(use.links) or "-",
-            use.shown_runs or "-",
-            use.squashfs.source,
-        )
-        for use in uses
-    ]
-    console.table(("FILE", "SIZE", "AGE", "LINKS", "RUNS", "SOURCE"), rows)
-    return 0
-
-
 def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     """`runner gc`: prints the paths that were removed."""
     if args.runs or args.code:
@@ -74,7 +36,7 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
     from runner.images.importer.leftovers import clear_leftovers
     from runner.runs.gc import chosen_images, remove_image, unused_images
 
-    folder, uses = _uses(args, console)
+    folder, uses = image_uses(args, console)
     console.say(f"folder: {folder}")
     going = chosen_images(args.files, uses, folder) if args.files else unused_images(uses, ended=args.ended)
     if not args.dry_run:
@@ -137,19 +99,3 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     done = ", would be removed" if args.dry_run else " removed"
     console.say(f"{len(paths)} {'snapshots' if args.code else 'runs'}, {freed / 1e6:,.0f} MB{done}")
     return 0
-
-
-def _uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
-    """The image folder of the site, and who uses what lies in it."""
-    from runner.detection import find_site
-    from runner.images.squashfs_file import list_squashfs
-    from runner.project import find_project
-    from runner.runs.gc import uses_of
-    from runner.runs.run import list_runs
-
-    site, why = find_site(args.site, os.environ)
-    console.say(f"site: {site.name} ({why})")
-    folder = site.images(os.environ)
-    runs_folder = site.runs(os.environ, find_project())
-    console.detail(f"runs: {runs_folder}")
-    return folder, uses_of(list_squashfs(folder), list_runs(runs_folder))

@@ -1,0 +1,205 @@
+"""build: Containerfile -> OCI image."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from runner.commands.options import DEFAULT_RECIPE, chosen_site
+from runner.errors import RunnerError
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from runner.commands.console import Console
+    from runner.environments.environment import Environment
+    from runner.images.build.build import BuildOptions
+    from runner.machine.report import Report
+    from runner.project import Project
+    from runner.runs.checks import LaunchImage
+    from runner.runs.launch import MakeImage
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    build = subparsers.add_parser("build", parents=[common], help="Containerfile -> OCI image; prints NAME:TAG")
+    build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
+    build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
+    build.add_argument("--tag", metavar="NAME[:TAG]", help="another name for the image")
+    build.add_argument("--base-tag", metavar="TAG", help="a variant of the recipe: a newer tag of its base")
+    build.add_argument("--platform", metavar="OS/ARCH", help="linux/amd64 or linux/arm64 (default: this machine's)")
+    build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="an ARG's value")
+    build.add_argument("--no-cache", action="store_true", help="build every step anew, on a base asked for anew")
+    build.add_argument("--import", action="store_true", dest="then_import", help="then make the squashfs; prints PATH")
+    build.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help="for sites that build in a job")
+    build.add_argument("--json", action="store_true", help="print JSON")
+    build.add_argument("--dry-run", action="store_true", help="print a bash script that does the same")
+    build.set_defaults(run=build_image)
+
+
+def build_image(args: argparse.Namespace, console: Console) -> int:
+    """`runner build`: prints NAME:TAG, or with --import the squashfs file's path."""
+    from dataclasses import asdict
+
+    from runner.images.build.build import build, dry_run
+    from runner.images.build.job import goes_to_a_job
+    from runner.images.recipe import load_recipe
+    from runner.project import find_project
+
+    project = find_project()
+    recipe = load_recipe(args.recipe, project, args.base_tag)
+    console.say(f"recipe: {recipe.path}")
+    report = BuildConsole(console)
+    options = _build_options(args)
+    site = chosen_site(args, console) if args.then_import else None
+    if site is not None and goes_to_a_job(site, os.environ):
+        return _build_in_a_job(recipe.name, site, args, console)
+    if args.dry_run:
+        console.answer(dry_run(recipe, options, os.environ, report))
+        return 0
+    image = build(recipe, options, os.environ, report)
+    if site is not None:
+        from runner.commands.import_ import import_source
+
+        return import_source(f"{_scheme(image.engine)}://{image.reference}", site, args, console)
+    if args.json:
+        console.answer_json({**asdict(image), "reference": image.reference})
+    else:
+        console.answer(image.reference)
+    return 0
+
+
+def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
+    """`runner build --import` for a site whose nodes keep podman's images in their memory: one job does both."""
+    from pathlib import Path
+
+    from runner.images.build import job as build_job
+    from runner.images.squashfs_file import find_squashfs
+
+    values = [
+        ("--tag", args.tag),
+        ("--base-tag", args.base_tag),
+        ("--platform", args.platform),
+        ("--engine", args.engine),
+    ]
+    values += [("--build-arg", word) for word in args.build_arg]
+    flags = [f"{flag}={value}" for flag, value in values if value] + (["--no-cache"] if args.no_cache else [])
+    words = (sys.executable, "-m", "runner", "build", args.recipe, "--import", f"--site={site.name}", *flags)
+    images = site.images(os.environ)
+    if args.dry_run:
+        job = build_job.planned_job(name, words, site, images, Path.cwd())
+        console.say(" ".join(build_job.submission(job, site, args.sbatch)))
+        console.answer(build_job.script(job))
+        return 0
+    build_job.check_account(site, args.sbatch, os.environ)
+    job = build_job.make_job(name, words, site, images, os.environ)
+    path = build_job.run(job, site, args.sbatch, os.environ, console)
+    squashfs = find_squashfs(path)
+    if args.json and squashfs is not None:
+        from runner.commands.import_ import as_dict
+
+        console.answer_json(as_dict(squashfs))
+    else:
+        console.answer(str(path))
+    return 0
+
+
+def _scheme(engine: str) -> str:
+    return "dockerd" if engine == "docker" else engine
+
+
+def _build_options(args: argparse.Namespace) -> BuildOptions:
+    from runner.images.build.build import BuildOptions
+
+    for word in args.build_arg:
+        if "=" not in word or word.startswith("="):
+            raise RunnerError(
+                f"--build-arg {word!r} is no NAME=VALUE",
+                "an ARG of the Containerfile and its value",
+                "NAME=VALUE",
+                exit_code=2,
+            )
+    pairs = (word.split("=", 1) for word in args.build_arg)
+    return BuildOptions(args.engine, args.tag, args.no_cache, args.platform, {key: value for key, value in pairs})
+
+
+def image_maker(project: Project, environ: Mapping[str, str], report: Report) -> MakeImage:
+    """The function that makes the image which an environment names: IMAGES/RECIPE.sqsh."""
+    from runner.images.build.build import BuildOptions, build
+    from runner.images.importer.importer import import_image
+    from runner.images.importer.plan import ImportOptions
+    from runner.images.recipe import load_recipe
+
+    def make(environment: Environment, image: LaunchImage, site: Site) -> None:
+        assert image.stable is not None
+        folder = site.images(environ)
+        if image.stable.parent != folder:
+            raise RunnerError(
+                f"--build cannot make {image.stable}",
+                f"only files in the image folder {folder} come from a recipe of their name",
+                f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
+            )
+        name = image.stable.name.removesuffix(".sqsh")
+        recipe = load_recipe(name, project)
+        platform = f"linux/{site.architecture}" if site.architecture else None
+        report.say(f"building {name}, as `runner build {name}` does")
+        build(recipe, BuildOptions(platform=platform), environ, report)
+        report.say(f"importing {name}, as `runner import {name}` does")
+        import_image(name, folder, project, environ, report, ImportOptions(architecture=site.architecture))
+
+    return make
+
+
+class BuildConsole:
+    """The console, with a line below the current step that each next line of output replaces (on a terminal)."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.shown = False
+
+    def say(self, line: str) -> None:
+        """One line that every user should see."""
+        self._wipe()
+        self.console.say(line)
+
+    def detail(self, line: str) -> None:
+        """One line that is shown with -v."""
+        self._wipe()
+        self.console.detail(line)
+
+    def warn(self, line: str) -> None:
+        """One line about something that will hurt later."""
+        self._wipe()
+        self.console.warn(line)
+
+    def passing(self, line: str) -> None:
+        """The step's last output line; with -v, or without a terminal, a line as any other with -v."""
+        if self.console.verbose or not self.console.terminal:
+            if line:
+                self.console.detail(line)
+            return
+        self._wipe()
+        if line:
+            import shutil
+
+            width = shutil.get_terminal_size().columns - 3
+            plain = "".join(letter for letter in line if letter.isprintable())
+            sys.stderr.write(f"  {plain[:width]}")
+            sys.stderr.flush()
+            self.shown = True
+
+    def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
+        """A progress bar."""
+        self._wipe()
+        return self.console.bar(what, total, unit)
+
+    def _wipe(self) -> None:
+        if self.shown:
+            sys.stderr.write("\r\x1b[2K")
+            self.shown = False

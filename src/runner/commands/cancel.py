@@ -1,0 +1,43 @@
+"""cancel: end runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from runner.commands.options import runs_folder
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    cancel = subparsers.add_parser("cancel", parents=[common], help="end runs")
+    cancel.add_argument("runs", nargs="+", metavar="RUN")
+    cancel.add_argument("--dry-run", action="store_true", help="print what would be done")
+    cancel.add_argument("--json", action="store_true", help="print JSON")
+    cancel.set_defaults(run=cancel_runs)
+
+
+def cancel_runs(args: argparse.Namespace, console: Console) -> int:
+    """`runner cancel`: end runs, and print which."""
+    from runner.runs import cancel as cancelling
+    from runner.runs.run import find_runs
+
+    folder = runs_folder(args.site)
+    runs = [run for word in args.runs for run in find_runs(word, folder)]
+    if args.dry_run:
+        for line in cancelling.explain(runs):
+            console.answer(line)
+        return 0
+    done = cancelling.cancel(runs, console)
+    if args.json:
+        console.answer_json([{"run": run.name, "job_id": run.job_id, "cancelled": was} for run, was in done])
+    else:
+        for run, was in done:
+            console.say(f"{run.name}: " + ("cancelled" if was else "had ended already"))
+            console.answer(run.name) if was else None
+    return 0

@@ -1,0 +1,111 @@
+"""import: OCI image -> squashfs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from runner.commands.options import DEFAULT_RECIPE, chosen_site
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+    from runner.images.importer.plan import ImportOptions
+    from runner.images.squashfs_file import Squashfs
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    parser = subparsers.add_parser("import", parents=[common], help="OCI image -> squashfs; prints PATH")
+    parser.add_argument(
+        "image",
+        nargs="?",
+        default=DEFAULT_RECIPE,
+        metavar="IMAGE",
+        help=(
+            "a recipe or image, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
+            "oci-archive:FILE, docker-archive:FILE"
+        ),
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="write this file, and no symlink")
+    parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
+    _add_packing(parser)
+    parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not make it")
+    parser.add_argument("--no-cache", action="store_true", help="make the file anew")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be read, reused and written")
+    parser.set_defaults(run=import_squashfs)
+
+
+def _add_packing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--compression", default="lz4", metavar="NAME[:LEVEL]", help="lz4 (default), zstd:1, …")
+    parser.add_argument("--owners", default="root", metavar="root|keep", help="whose the files are (default: root)")
+    parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
+    parser.add_argument("--verify", default="all", metavar="all|digest", help="what is checked (default: all)")
+    parser.add_argument("--connections", type=int, default=8, metavar="N", help="to a registry at a time (default: 8)")
+    parser.add_argument(
+        "--allow-http", action="count", default=0, help="read from a registry without TLS; twice: send it a login too"
+    )
+
+
+def import_squashfs(args: argparse.Namespace, console: Console) -> int:
+    """`runner import`: prints the squashfs file's path."""
+    return import_source(args.image, chosen_site(args, console), args, console)
+
+
+def import_source(source: str, site: Site, args: argparse.Namespace, console: Console) -> int:
+    from pathlib import Path
+
+    from runner.images.importer.importer import explain_import, import_image
+    from runner.project import find_project
+
+    output = getattr(args, "output", None)
+    options = _import_options(args, site)
+    folder = site.images(os.environ) if not output else Path(output).parent
+    if args.dry_run:
+        for line in explain_import(source, folder, find_project(), os.environ, console, options):
+            console.say(line)
+        return 0
+    imported = import_image(source, folder, find_project(), os.environ, console, options)
+    squashfs, packed = imported.squashfs, imported.packed
+    _say_made(squashfs, console)
+    if args.json:
+        counts = {"layers": packed.layers, "layers_copied": packed.layers_reused, "entries": packed.entries}
+        console.answer_json({**as_dict(squashfs), "made": imported.made, **counts, "seconds": packed.seconds})
+    else:
+        console.answer(str(squashfs.path))
+    return 0
+
+
+def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
+    """The options of `import`; `build --import` has the defaults."""
+    from pathlib import Path
+
+    from runner.images.importer.plan import STRIPING, ImportOptions
+
+    output = getattr(args, "output", None)
+    names = ("compression", "owners", "xattrs", "threads", "verify", "connections", "allow_http")
+    return ImportOptions(
+        output=Path(output) if output else None,
+        again=args.no_cache or getattr(args, "force", False),
+        engine=args.engine,
+        architecture=site.architecture,
+        striping=site.image_striping or STRIPING,
+        **{name: getattr(args, name) for name in names if hasattr(args, name)},
+    )
+
+
+def _say_made(squashfs: Squashfs, console: Console) -> None:
+    console.say(f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}")
+    if squashfs.link != squashfs.path:
+        console.say(f"{squashfs.link} -> {squashfs.path.name}")
+
+
+def as_dict(squashfs: Squashfs) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return asdict(squashfs)

@@ -1,0 +1,96 @@
+"""site list, site show."""
+
+from __future__ import annotations
+
+import argparse
+
+from runner.commands.options import add_wide
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.commands.console import Console
+    from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    """Register the verb."""
+    site = subparsers.add_parser("site", parents=[common], help="list | show the sites (clusters)")
+    actions = site.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", parents=[common], help="the known sites")
+    show = actions.add_parser("show", parents=[common], help="a site's values, and where each comes from")
+    show.add_argument("name", nargs="?", metavar="NAME", help="default: the one that is used here")
+    for action, function in ((listing, list_sites), (show, show_site)):
+        action.add_argument("--json", action="store_true", help="print JSON")
+        add_wide(action)
+        action.set_defaults(run=function)
+
+
+def list_sites(args: argparse.Namespace, console: Console) -> int:
+    """`runner site list`."""
+    import os
+
+    from runner.detection import find_site
+    from runner.site_files import load_site, site_names
+
+    used, why = find_site(args.site, os.environ)
+    sites = [load_site(name, os.environ) for name in site_names(os.environ)]
+    if args.json:
+        keys = ("name", "summary", "scheduler", "engine")
+        console.answer_json([{key: getattr(site, key) for key in keys} | {"used": site == used} for site in sites])
+        return 0
+    rows = [
+        ("*" if site.name == used.name else "", site.name, site.scheduler, site.engine, site.summary) for site in sites
+    ]
+    console.table(("", "SITE", "SCHEDULER", "ENGINE", "WHAT"), rows)
+    console.say(f"* is used here ({why})")
+    return 0
+
+
+def show_site(args: argparse.Namespace, console: Console) -> int:
+    """`runner site show`: every value with its source and date."""
+    import os
+
+    from runner.detection import find_site
+    from runner.site import VALUES
+
+    site, why = find_site(args.name or args.site, os.environ)
+    console.say(f"site {site.name} ({'as asked' if args.name else why}): {site.summary}")
+    if args.json:
+        values = {key: {"value": getattr(site, key), "from": str(site.origins[key])}
+                  | _items(site, key) for key in VALUES if key in site.origins}  # fmt: skip
+        console.answer_json({"name": site.name, "summary": site.summary, "why": why, "values": values})
+        return 0
+    rows = [row for key in VALUES if key in site.origins for row in _rows(site, key)]
+    console.table(("KEY", "VALUE", "FROM"), rows)
+    unknown = [key for key in ("account", "partition", "gpus_per_node", "cpus_per_node", "memory", "architecture")
+               if getattr(site, key) is None and not (key == "memory" and site.memory_per_gpu)]  # fmt: skip
+    if unknown and site.scheduler == "slurm":
+        console.say(
+            f"not known: {', '.join(unknown)}. Say it in a job file, in flags, or once: runner init --site {site.name}"
+        )
+    return 0
+
+
+def _items(site: Site, key: str) -> dict[str, object]:
+    """Where each item of a table or list came from, under its name or number."""
+    items = {name.removeprefix(f"{key}."): str(origin) for name, origin in site.origins.items()
+             if name.startswith(f"{key}.")}  # fmt: skip
+    return {"items": items} if items else {}
+
+
+def _rows(site: Site, key: str) -> list[tuple[str, str, str]]:
+    """One line for a value, one for each item of a table or list; where it came from once for all that are alike."""
+    value = getattr(site, key)
+    if not isinstance(value, dict | tuple):
+        return [(key, str(value), str(site.origins[key]))]
+    shown = value.items() if isinstance(value, dict) else ((str(index), text) for index, text in enumerate(value))
+    rows: list[tuple[str, str, str]] = []
+    before = ""
+    for name, text in shown:
+        origin = str(site.origins.get(f"{key}.{name}", site.origins[key]))
+        cell = f"{name}: {text}" if isinstance(value, dict) else text
+        rows.append(("" if rows else key, cell, "" if origin == before else origin))
+        before = origin
+    return rows
