@@ -1,11 +1,11 @@
-"""A Hugging Face model from a training's checkpoint: DeepSpeed ZeRO 0 to 3, universal, LoRA adapter or Hugging Face.
+"""Make a Hugging Face model of a training's checkpoint: DeepSpeed ZeRO 0 to 3, universal, LoRA or Hugging Face.
 
     python jobs/convert.py --checkpoint runs/sft-0001 --dtype bfloat16
     python jobs/convert.py --checkpoint runs/sft-0001/checkpoints/checkpoint-500 --output my-model --max_shard_size 2GB
 
-Weights are DeepSpeed's fp32 ones where there are, read and written one shard at a time; an adapter is merged into its
-base model. The new model is loaded and its logits compared with the checkpoint's before its folder becomes visible; its
-path alone goes to stdout. To publish it, now or later, from any machine: `python jobs/push.py FOLDER --repo NAME`.
+DeepSpeed's fp32 weights are preferred; weights are read and written one shard at a time. An adapter is merged into its
+base model. The new folder appears when the model's logits have been compared with the checkpoint's. stdout is its path.
+To publish it, at any time and from any machine: `python jobs/push.py FOLDER --repo NAME`.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
     parser.add_argument("--dtype", choices=DTYPES, help="default: the one in the checkpoint's config.json")
     parser.add_argument("--max_shard_size", default="5GB", help="KB, MB, GB, KiB, MiB or GiB")
-    parser.add_argument("--config", help="folder or name of the model, where the checkpoint has no config.json")
-    parser.add_argument("--tokenizer", help="folder or name, where the checkpoint has no tokenizer")
+    parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
+    parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
     parser.add_argument(
         "--check", choices=("logits", "weights"), default="logits",
-        help="logits: load it and compare answers, which needs memory for the model in fp32; weights: read them back",
+        help="logits: load it and compare, which needs memory for the model in fp32; weights: read them back",
     )  # fmt: skip
-    parser.add_argument("--tolerance", type=float, help="of the largest logit; default: by the type")
+    parser.add_argument("--tolerance", type=float, help="share of the largest logit; default: by the type")
     parser.add_argument("--device", default="cpu", help="where logits are computed")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing model")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     return parser
 

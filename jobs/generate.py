@@ -1,12 +1,12 @@
-"""Text from a trained checkpoint, on GPU or CPU.
+"""Generate text from a trained checkpoint, on a GPU or a CPU.
 
     python jobs/generate.py --checkpoint runs/sft-0001 --prompt 'What does `json.dumps(obj)` do?'
-    python jobs/generate.py --checkpoint runs/sft-0001/checkpoints/checkpoint-50/global_step50 --prompts_file asked.txt
+    python jobs/generate.py --checkpoint runs/sft-0001/checkpoints/checkpoint-50/global_step50 --prompts_file in.txt
 
 A checkpoint is a run's folder (its final model, or its newest complete checkpoint), a DeepSpeed checkpoint of ZeRO 0 to
-3 written by any number of processes, a universal one, a Hugging Face model by folder or name, or a LoRA adapter;
-without one it is RUNNER_RUN. The prompt is asked as a user's message where the tokenizer has a chat template (--plain
-continues it as it stands). The answer alone goes to stdout.
+3 written by any number of processes, a universal one, a Hugging Face model by folder or name, or a LoRA adapter; the
+default is RUNNER_RUN. If the tokenizer has a chat template, the prompt is a user's message; with --plain the model
+continues it. stdout is the answer and nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def main(argv: Sequence[str]) -> int:
         arguments = parser().parse_args(argv)
         if not starting.alone("generate"):
             return 0
+        from training import generation
         from training.converting import trained
-        from training.generating import generation
 
         found = trained.find(arguments.checkpoint, os.environ, config=arguments.config)
         generation.answer(found, arguments)
@@ -39,21 +39,23 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="generate.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkpoint", help="folder of a run, a checkpoint, a model or an adapter; or a model's name")
-    parser.add_argument("--prompt", action="append", help=f"may be given several times; default: {PROMPT}")
-    parser.add_argument("--prompts_file", type=Path, help="one prompt a line; .jsonl: `prompt` or `messages` each")
+    parser.add_argument("--prompt", action="append", help=f"can be repeated; default: {PROMPT}")
+    parser.add_argument(
+        "--prompts_file", type=Path, help="one prompt a line; .jsonl: objects with `prompt` or `messages`"
+    )
     parser.add_argument("--system", help="a system message before each prompt")
     parser.add_argument("--plain", action="store_true", help="continue the prompt; no chat template")
     parser.add_argument("--max_new_tokens", type=int, default=60)
-    parser.add_argument("--temperature", type=float, default=0.7, help="0: always the likeliest token")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0: always the most likely token")
     parser.add_argument("--top_p", type=float, default=0.9)
     parser.add_argument("--top_k", type=int, default=50, help="0: all tokens")
     parser.add_argument("--repetition_penalty", type=float, default=1.2)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true", help="an object for each prompt: prompt, answer, tokens")
+    parser.add_argument("--json", action="store_true", help="one JSON object for each prompt: prompt, answer, tokens")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...; default: a GPU where there is one")
-    parser.add_argument("--config", help="folder or name of the model, where the checkpoint has no config.json")
-    parser.add_argument("--tokenizer", help="folder or name, where the checkpoint has no tokenizer")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
+    parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
+    parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     parser.set_defaults(default_prompt=PROMPT)
     return parser

@@ -1,10 +1,10 @@
-"""Models, tokenizers and datasets of the Hugging Face hub, brought into a cache that jobs without network read.
+"""Download models, tokenizers and datasets of the Hugging Face hub into a cache that jobs without network read.
 
     python jobs/prefetch.py --home CACHE/huggingface --wanted '{"kind": "model", "name": "openai-community/gpt2"}'
 
-`runner prefetch JOB` calls it with what the job's arguments name. Needs huggingface_hub alone, not torch. A file is
-seen only whole, a stopped download goes on where it was, and the note in `prefetched/` is written last, when every file
-has the size that the hub says. The folders of the files go to stdout, one for each.
+`runner prefetch JOB` calls it with what the job's arguments name. Needs huggingface_hub, not torch. A file appears only
+when it is complete, and an interrupted download resumes. The note in `prefetched/` is written last, when every file has
+the size that the hub lists. stdout is the folder of each repository.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A converted model onto the Hugging Face hub: a step of its own, now or days later, from a login node.
+"""Upload a converted model to the Hugging Face hub, at any time after the conversion, for example from a login node.
 
     python jobs/push.py runs/sft-0001/model-500 --repo my-organisation/my-model --private
 
 Needs Python and huggingface_hub, no GPU, no torch. The token is HF_TOKEN or that of `hf auth login`; HF_ENDPOINT names
-another hub. One commit: the model is on the hub whole or not at all. The commit's address alone goes to stdout.
+another hub. It is one commit: the hub has all files or none. stdout is the address of the commit.
 """
 
 from __future__ import annotations
@@ -22,25 +22,18 @@ def main(argv: Sequence[str]) -> int:
     with errors.reported("push"):
         arguments = parser().parse_args(argv)
         size_bytes = hub.check_folder(arguments.folder)
-        hub_says = f"push: {size_bytes / 1e9:.2f} GB of weights in {arguments.folder} to {arguments.repo}"
-        print(hub_says, file=sys.stderr, flush=True)
-        print(
-            hub.push(
-                arguments.folder,
-                arguments.repo,
-                private=arguments.private,
-                branch=arguments.branch,
-                message=arguments.message,
-            )
-        )
+        line = f"push: {size_bytes / 1e9:.2f} GB of weights in {arguments.folder} to {arguments.repo}"
+        print(line, file=sys.stderr, flush=True)
+        options = {"private": arguments.private, "branch": arguments.branch, "message": arguments.message}
+        print(hub.push(arguments.folder, arguments.repo, **options))
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="push.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, help="of a Hugging Face model, as convert.py has printed it")
-    parser.add_argument("--repo", required=True, metavar="OWNER/NAME", help="made where it is not there")
-    parser.add_argument("--private", action="store_true", help="make it private where it is new")
+    parser.add_argument("folder", type=Path, help="a Hugging Face model, as convert.py prints it")
+    parser.add_argument("--repo", required=True, metavar="OWNER/NAME", help="created if it does not exist")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
     parser.add_argument("--branch", help="default: main")
     parser.add_argument("--message", default="Upload model", help="of the commit")
     return parser

@@ -58,7 +58,7 @@ def tokenize(arguments: argparse.Namespace, run: run_folder.RunFolder) -> Path:
 
     paths = columns.named(arguments.train_file)
     if not paths:
-        raise JobError(f"there is no file {arguments.train_file!r}", "nothing has such a name", "mend the name")
+        raise JobError(f"no file {arguments.train_file!r}", "no file matches that name", "check the path")
     try:
         tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer_name)
     except (OSError, ValueError) as error:

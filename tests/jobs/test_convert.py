@@ -204,7 +204,7 @@ def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"cannot read .*rank_1"):
         conversion.convert(options(folder, tmp_path / "model"), {})
     shard.unlink()
-    with pytest.raises(JobError, match="the shards of 1 processes, 2 have written it"):
+    with pytest.raises(JobError, match="the shards of 1 processes, and 2 wrote it"):
         conversion.convert(options(folder, tmp_path / "model"), {})
 
 
@@ -240,10 +240,10 @@ def test_a_run_gives_its_newest_whole_checkpoint_with_tokenizer_and_template(who
         "chat_template.jinja",
     } <= names
     assert not names & {"trainer_state.json", "complete.json", "latest", "optimizer.pt", "scheduler.pt"}
-    with pytest.raises(JobError, match="is there already"):
+    with pytest.raises(JobError, match="exists"):
         conversion.convert(convert.parser().parse_args([f"--checkpoint={run}"]), {})
     broken = run / "checkpoints" / f"checkpoint-{STEPS}"
-    with pytest.raises(JobError, match="is broken"):
+    with pytest.raises(JobError, match="is damaged"):
         conversion.convert(options(broken, tmp_path / "other"), {})
 
 
@@ -341,14 +341,14 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, case: str) -> None:
 
 
 def test_convert_and_generate_refuse_a_hostile_checkpoint(tmp_path: Path) -> None:
-    from training.generating import loading
+    from training import generation
 
     archive(tmp_path / "mp_rank_00_model_states.pt", call("torch", "os.system", f"touch {tmp_path}/was-here"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}))
     with pytest.raises(JobError, match="cannot read"):
         conversion.convert(options(tmp_path, tmp_path / "model"), {})
     with pytest.raises(JobError, match="cannot read"):
-        loading.load_model(trained.find(str(tmp_path), {}), "float32", "cpu", False)
+        generation.load_model(trained.find(str(tmp_path), {}), "float32", "cpu", False)
     assert not (tmp_path / "was-here").exists()
 
 
@@ -428,7 +428,7 @@ def test_sizes_are_read_as_people_write_them(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "5 apples", "0GB"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(JobError, match="cannot read the size"):
+    with pytest.raises(JobError, match="is not a size"):
         writing.parse_size(text)
 
 

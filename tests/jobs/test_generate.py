@@ -10,9 +10,9 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import STEPS, Attempt, older_step  # noqa: E402
+from training import generation  # noqa: E402
 from training.converting import trained  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.generating import generation, prompts  # noqa: E402
 
 
 @pytest.fixture
@@ -83,9 +83,9 @@ def test_the_default_is_the_final_model_of_the_run_and_before_its_end_the_newest
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda folder: None, "no checkpoint is named"),
-        (lambda folder: folder / "none", "there is no checkpoint"),
-        (lambda folder: folder, "is no Hugging Face model and no DeepSpeed checkpoint"),
+        (lambda folder: None, "no checkpoint given"),
+        (lambda folder: folder / "none", "no checkpoint '"),
+        (lambda folder: folder, "is neither a Hugging Face model nor a DeepSpeed checkpoint"),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path: Path, make: object, expected: str) -> None:
@@ -109,12 +109,12 @@ def test_a_model_whose_weights_are_cut_is_an_error_with_a_way_out(whole: Attempt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--max_new_tokens=0"], "--max_new_tokens 0 cannot be"),
-        (["--temperature=-1"], "--temperature -1.0 cannot be"),
-        (["--top_p=0"], "--top_p 0.0 cannot be"),
+        (["--max_new_tokens=0"], "--max_new_tokens 0 is out of range"),
+        (["--temperature=-1"], "--temperature -1.0 is out of range"),
+        (["--top_p=0"], "--top_p 0.0 is out of range"),
         (["--prompt="], "a prompt is empty"),
-        (["--device=cuda:9"], "there is no device 'cuda:9'"),
-        (["--device=gpu"], "there is no device 'gpu'"),
+        (["--device=cuda:9"], "no device 'cuda:9'"),
+        (["--device=gpu"], "no device 'gpu'"),
         (["--max_new_tokens=5000"], "longer than the model"),
         (["--prompts_file=/nowhere/asked.txt"], "cannot read the prompts"),
     ],
@@ -131,12 +131,12 @@ def test_bad_input_is_one_clear_error(whole: Attempt, words: list[str], said: st
 def test_a_file_of_prompts_is_lines_or_objects(tmp_path: Path) -> None:
     text = tmp_path / "asked.txt"
     text.write_text("one\n\n  two words\n")
-    assert [each.text for each in prompts.read_file(text)] == ["one", "  two words"]
+    assert [each.text for each in generation.read_file(text)] == ["one", "  two words"]
     lines = tmp_path / "asked.jsonl"
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     lines.write_text("\n".join(map(json.dumps, ({"prompt": "p"}, {"messages": turns}, {"prompt": turns[:1]}))))
-    assert [each.shown for each in prompts.read_file(lines)] == ["p", "q", "q"]
-    assert all(each.messages == tuple(turns[:1]) for each in prompts.read_file(lines)[1:])
+    assert [each.shown for each in generation.read_file(lines)] == ["p", "q", "q"]
+    assert all(each.messages == tuple(turns[:1]) for each in generation.read_file(lines)[1:])
 
 
 @pytest.mark.parametrize("line", ['{"text": 1}', "[1]", "{", '{"messages": []}'])
@@ -144,4 +144,4 @@ def test_a_bad_line_of_prompts_is_named_by_its_number(tmp_path: Path, line: str)
     path = tmp_path / "asked.jsonl"
     path.write_text('{"prompt": "fine"}\n' + line + "\n")
     with pytest.raises(JobError, match=r"asked\.jsonl:2 "):
-        prompts.read_file(path)
+        generation.read_file(path)

@@ -1,4 +1,4 @@
-"""A LoRA adapter: its base model with the adapter's weights, beside them or merged into them."""
+"""A LoRA adapter on its base model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training.errors import JobError
 
 
 def base_name(trained: Trained) -> str:
-    """Return the model that an adapter was trained on. Raises JobError where it is not named, or a folder not here."""
+    """Return the model that an adapter was trained on. Raises JobError if it is not named, or its folder is missing."""
     path = Path(trained.model) / "adapter_config.json"
     try:
         name = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
@@ -22,20 +22,20 @@ def base_name(trained: Trained) -> str:
     if not name:
         raise JobError(
             f"{path} names no base model",
-            "the adapter was trained on a model that was made on the spot",
-            "train the adapter on a model that has been saved, and name that",
+            "the adapter was trained on a model that was never saved",
+            "save the base model first, and train the adapter on that",
         )
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise JobError(
-            f"the adapter's base model {name!r} is not here",
-            f"{path} names that folder, and this process does not see it",
-            "mount it, or write its new place into adapter_config.json",
+            f"the adapter's base model {name!r} is missing",
+            f"{path} names this folder, and this process does not see it",
+            "mount it, or write its new path into adapter_config.json",
         )
     return str(name)
 
 
 def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
-    """Return the base model with the adapter on it; the adapter's weights are those of the shards where there are."""
+    """Return the base model with the adapter on it, with the weights of the shards if there are any."""
     from peft import PeftConfig, PeftModel, get_peft_model
     from transformers import AutoModelForCausalLM
 

@@ -1,35 +1,21 @@
-"""Are they the same model? The answers of both to the same tokens."""
+"""Whether two models are the same: their logits for the same tokens."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from training.errors import JobError
 
-# Share of the largest logit by which one may differ: what rounding the weights to this type brings, with room.
+# Share of the largest logit by which logits may differ: rounding the weights to this type, with room.
 TOLERANCES = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 6e-2}
-# an adapter that is merged adds up in another order than base and adapter apart
-LEAST_OF_MERGED = 5e-5
+MERGED_TOLERANCE = 5e-5  # at least, for a merged adapter: it adds up in another order than base and adapter apart
 TEXT = "The quick brown fox jumps over the lazy dog. def main(argv): return {'loss': 1.25, 'tokens': 4096}\n"
 TOKENS = 64
 
 
-@dataclass(frozen=True)
-class Comparison:
-    difference: float  # the largest between two logits
-    largest: float  # the largest logit of the first model, without its sign
-    same_choice: float  # share of the places where both like the same token best
-    tokens: int
-
-    @property
-    def relative(self) -> float:
-        return self.difference / self.largest if self.largest else self.difference
-
-
 def sample(tokenizer: Any | None, vocabulary: int, positions: int | None) -> Any:
-    """Return tokens to compare on: int64 (1, tokens), of a text where there is a tokenizer."""
+    """Return tokens to compare with: int64 (1, tokens), of a text if there is a tokenizer."""
     import torch
 
     length = min(TOKENS, positions or TOKENS)
@@ -47,23 +33,20 @@ def logits(model: Any, tokens: Any, device: str = "cpu") -> Any:
         return model.to(device)(input_ids=tokens.to(device), use_cache=False).logits[0].float().cpu()
 
 
-def compare(left: Any, right: Any) -> Comparison:
-    difference = float((left - right).abs().max())
-    same = (left.argmax(-1) == right.argmax(-1)).float().mean()
-    return Comparison(difference, float(left.abs().max()), float(same), left.shape[0])
-
-
-def judge(found: Comparison, tolerance: float, dtype: str) -> str:
-    """Return what to say. Raises JobError where the two differ by more than the tolerance."""
+def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
+    """Return the result in words. Raises JobError if the logits differ by more than the tolerance."""
+    difference, largest = float((reference - new).abs().max()), float(reference.abs().max())
+    relative = difference / largest if largest else difference
+    same = float((reference.argmax(-1) == new.argmax(-1)).float().mean())
     text = (
-        f"logits of both in float32, {found.tokens} tokens: maximum difference {found.difference:.3g}"
-        f" = {found.relative:.2g} of the largest ({found.largest:.3g}), {tolerance:g} is tolerated for {dtype};"
-        f" the same likeliest token at {found.same_choice:.0%}"
+        f"logits of both in float32, {len(reference)} tokens: maximum difference {difference:.3g}"
+        f" = {relative:.2g} of the largest ({largest:.3g}), tolerance for {dtype} {tolerance:g};"
+        f" the same most likely token at {same:.0%}"
     )
-    if math.isnan(found.relative) or found.relative > tolerance:
+    if math.isnan(relative) or relative > tolerance:
         raise JobError(
             f"the converted model answers differently: {text}",
-            "the checkpoint holds values that this type cannot, or a weight has gone astray",
-            "--dtype float32 tells which; --tolerance SHARE where you know better",
+            "the checkpoint has values that this type cannot hold, or a weight is wrong",
+            "--dtype float32 shows which; --tolerance SHARE if the difference is acceptable",
         )
     return text

@@ -1,4 +1,4 @@
-"""From a checkpoint to a Hugging Face model: read, write, check, and only then show it."""
+"""From a checkpoint to a Hugging Face model: read, write, check, and only then rename to its final name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORD = "converted.json"
 
 @dataclass(frozen=True)
 class Source:
-    """What is converted: weights by the names that the model has, and how to make the model that they are of."""
+    """What is converted: the weights by the model's names, and the model without them."""
 
     trained: Trained
     what: str
@@ -36,14 +36,16 @@ class Source:
 
 
 def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Path:
-    """Return the folder of the new model. Raises JobError before it is visible where anything is wrong with it."""
+    """Return the folder of the new model. It appears only if it passed the check; otherwise JobError is raised."""
     max_shard_bytes = writing.parse_size(arguments.max_shard_size)
     found = trained.find(arguments.checkpoint, environment, shards_first=True, config=arguments.config)
     for note in found.notes:
         say(note)
     output = output_folder(arguments.output, found, environment)
     if output.exists() and not arguments.overwrite:
-        raise JobError(f"{str(output)!r} is there already", "a model is never written over unasked", "--overwrite")
+        raise JobError(
+            f"{str(output)!r} exists", "a model is only replaced on request", "--overwrite, or another --output"
+        )
     _quiet()
     source = _open(found, arguments)
     dtype_name = arguments.dtype or models.dtype_name(source.blank.config)
@@ -65,9 +67,9 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
 
 
 def output_folder(named: Path | None, found: Trained, environment: Mapping[str, str]) -> Path:
-    """Return the folder to write: model-STEP beside `checkpoints` of a run, else beside the checkpoint.
+    """Return the folder to write: model-STEP in the run's folder, else beside the checkpoint.
 
-    After a training that is only there to read (`launch --after`): this run's own final model, where the next finds it.
+    With `launch --after` the other run is read-only: then it is this run's own final model, for the next one to find.
     """
     if named is not None:
         return named.absolute()
@@ -80,7 +82,7 @@ def output_folder(named: Path | None, found: Trained, environment: Mapping[str, 
         if parent.name == "checkpoints":
             return parent.parent / (f"model-{step}" if step else "model")
     if not path.is_dir():
-        raise JobError(f"where to write {found.weights!r} is not known", "it is a name on the hub", "--output FOLDER")
+        raise JobError(f"no folder to write {found.weights!r} to", "it is a name on the hub", "--output FOLDER")
     return path.with_name(f"{path.name}-model")
 
 
@@ -89,7 +91,7 @@ def say(line: str) -> None:
 
 
 def _open(found: Trained, arguments: argparse.Namespace) -> Source:
-    """Return names, shapes and readers of all weights. Raises JobError where they are not those of the model."""
+    """Return names, shapes and readers of all weights. Raises JobError if they do not fit the model."""
     shards = open_shards(found.kind, Path(found.weights)) if found.sharded else None
     if found.adapter:
         return _merged(found, shards, arguments)
@@ -100,7 +102,7 @@ def _open(found: Trained, arguments: argparse.Namespace) -> Source:
 
 
 def _of_safetensors(found: Trained) -> Shards:
-    """Read a Hugging Face model through transformers: it knows the older files and names too."""
+    """Read a Hugging Face model with transformers, which also knows older files and names."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -118,7 +120,7 @@ def _of_model(model: Any) -> dict[str, Stored]:
 
 
 def _merged(found: Trained, shards: Shards | None, arguments: argparse.Namespace) -> Source:
-    """Merge an adapter into its base model, in fp32; needs memory for the whole model."""
+    """Merge an adapter into its base model in fp32. Needs memory for the whole model."""
     model = adapters.with_adapter(found, shards, "float32")
     tokens = _tokens(found, arguments, model.config)
     reference = comparing.logits(model, tokens, arguments.device)
@@ -149,7 +151,7 @@ def _write(source: Source, arguments: argparse.Namespace, folder: Path, dtype: A
 
 
 def needs_renaming(model: Any) -> bool:
-    """Whether transformers 5 names or cuts this model's weights otherwise on disk than in memory (experts, mostly)."""
+    """Return whether transformers 5 renames this model's weights on disk (mostly mixtures of experts)."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
@@ -161,14 +163,14 @@ def needs_renaming(model: Any) -> bool:
 
 
 def _write_by_transformers(source: Source, folder: Path, dtype: Any, max_shard_size: str) -> list[Path]:
-    say("this model's weights have other names on disk: transformers writes it, with the whole of it in memory")
+    say("this model's weights have other names on disk: transformers writes it, with the whole model in memory")
     model = source.blank if source.merged else models.filled(source.blank, source.weights, dtype)
     model.to(dtype).save_pretrained(str(folder), max_shard_size=max_shard_size)
     return sorted(folder.glob("*.safetensors"))
 
 
 def _check(source: Source, arguments: argparse.Namespace, folder: Path, shards: list[Path], dtype: str) -> str:
-    """Return the verdict. Raises JobError where the new model is not the old one."""
+    """Return the result of the check. Raises JobError if the new model differs from the checkpoint."""
     if arguments.check == "weights" and not needs_renaming(source.blank):
         return _read_back(source, shards, dtype)
     from transformers import AutoModelForCausalLM
@@ -187,10 +189,9 @@ def _check(source: Source, arguments: argparse.Namespace, folder: Path, shards: 
         )
     except (OSError, ValueError, KeyError) as error:
         raise models.unreadable("new model", str(folder), error) from error
-    compared = comparing.compare(reference, comparing.logits(model.eval(), source.tokens, device))
-    usual = max(comparing.TOLERANCES[dtype], comparing.LEAST_OF_MERGED if source.merged else 0.0)
+    usual = max(comparing.TOLERANCES[dtype], comparing.MERGED_TOLERANCE if source.merged else 0.0)
     tolerance = usual if arguments.tolerance is None else arguments.tolerance
-    verdict = comparing.judge(compared, tolerance, dtype)
+    verdict = comparing.compare(reference, comparing.logits(model.eval(), source.tokens, device), tolerance, dtype)
     say(verdict)
     return verdict
 
@@ -202,16 +203,18 @@ def _read_back(source: Source, shards: list[Path], dtype: str) -> str:
     for name, read in writing.read_back(shards):
         names.add(name)
         if not torch.equal(read(), writing.cast(source.weights[name].read(), models.torch_type(dtype))):
-            raise JobError(f"{name} is not what was written", "the disk has changed it", "try again, on another disk")
+            raise JobError(f"{name} differs from what was written", "the disk changed it", "try again on another disk")
     if names != set(source.weights):
-        raise JobError("weights are missing in the new model", f"{len(names)} were written", "try again")
-    verdict = f"{len(names)} weights read back bit by bit; no logits were compared"
+        raise JobError(
+            "the new model lacks weights", f"{len(names)} of {len(source.weights)} were written", "try again"
+        )
+    verdict = f"{len(names)} weights read back bit by bit; logits were not compared"
     say(verdict)
     return verdict
 
 
 def _record(folder: Path, source: Source, dtype: str, verdict: str) -> None:
-    """Leave a note of where the model comes from."""
+    """Write where the model comes from."""
     record = {"checkpoint": source.trained.weights, "kind": source.trained.kind, "weights": source.what,
               "dtype": dtype, "check": verdict}  # fmt: skip
     files.write_json(folder / RECORD, record)

@@ -1,4 +1,4 @@
-"""A model's folder onto the Hugging Face hub, in one commit; needs huggingface_hub alone, so a login node will do."""
+"""Upload a model's folder to the Hugging Face hub in one commit. Needs huggingface_hub only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from training.errors import JobError
 
-# Never part of a published model: a training's own state, and what is hidden.
+# Never uploaded: the state of a training, and hidden files.
 LEFT_OUT = (
     *("*.pt", "*.pth", "rng_state*", "trainer_state.json", "optimizer.*", "latest*", "zero_to_*.py", "complete.json"),
     *("global_step*", ".*", "**/.*", "converted.json", "training_args.bin"),
@@ -18,12 +18,12 @@ LEFT_OUT = (
 
 
 def check_folder(folder: Path) -> int:
-    """Return the size in bytes of the weights. Raises JobError where the folder is no whole model."""
+    """Return the size in bytes of the weights. Raises JobError if the folder is not a complete model."""
     if not folder.is_dir():
-        raise JobError(f"there is no folder {str(folder)!r}", "no such folder", "the path that convert.py has printed")
+        raise JobError(f"no folder {str(folder)!r}", "it does not exist", "give the path that convert.py printed")
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise JobError(
-            f"{str(folder)!r} is no Hugging Face model", "it has no config.json", "python jobs/convert.py makes one"
+            f"{str(folder)!r} is not a Hugging Face model", "it has no config.json", "python jobs/convert.py makes one"
         )
     weights = [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
     index = folder / "model.safetensors.index.json"
@@ -31,7 +31,7 @@ def check_folder(folder: Path) -> int:
     missing = sorted(wanted - {path.name for path in weights})
     if missing or not weights:
         raise JobError(
-            f"{str(folder)!r} is not whole",
+            f"{str(folder)!r} is incomplete",
             f"{missing[0]} is missing" if missing else "it has no weights",
             "convert the checkpoint again",
         )
@@ -39,7 +39,7 @@ def check_folder(folder: Path) -> int:
 
 
 def push(folder: Path, repository: str, *, private: bool, branch: str | None, message: str) -> str:
-    """Return the address of the commit that holds the folder now."""
+    """Upload the folder and return the address of the commit."""
     try:
         from huggingface_hub import HfApi
     except ImportError as error:
@@ -62,19 +62,21 @@ def push(folder: Path, repository: str, *, private: bool, branch: str | None, me
 
 
 def find_token(environment: Mapping[str, str]) -> str:
-    """Return the user's token. Raises JobError where there is none, or where the hub is not to be asked."""
+    """Return the user's token. Raises JobError if there is none, or if HF_HUB_OFFLINE is set."""
     if environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         raise JobError(
-            "HF_HUB_OFFLINE is set", "nothing can be sent to the hub then", "from a login node: env -u HF_HUB_OFFLINE …"
+            "HF_HUB_OFFLINE is set",
+            "it forbids all connections to the hub",
+            "from a login node: env -u HF_HUB_OFFLINE …",
         )
     from huggingface_hub import get_token
 
     token = get_token()
     if not token:
         raise JobError(
-            "there is no token for the hub",
-            "HF_TOKEN is not set, and nobody has logged in here (`hf auth login`)",
-            "HF_TOKEN=… with write access (huggingface.co/settings/tokens); the model stays where it is meanwhile",
+            "no token for the hub",
+            "HF_TOKEN is not set, and `hf auth login` has not been run here",
+            "HF_TOKEN=… with write access (huggingface.co/settings/tokens)",
         )
     return str(token)
 
@@ -83,9 +85,11 @@ def refused(repository: str, error: Exception) -> JobError:
     status = getattr(getattr(error, "response", None), "status_code", None)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     fixes = {
-        401: "the token is wrong or has expired: make a new one",
-        403: f"the token may not write to {repository!r}: one with write access, or another --repo",
+        401: "the token is wrong or has expired: create a new one",
+        403: f"the token cannot write to {repository!r}: use one with write access, or another --repo",
         404: f"check the name {repository!r}: ORGANISATION/NAME or USER/NAME",
     }
-    fix = fixes.get(status or 0, "push again: what has arrived is not sent twice; the hub must be reachable from here")
-    return JobError(f"the hub has not taken {repository!r}", lines[0] if lines else type(error).__name__, fix)
+    fix = fixes.get(
+        status or 0, "push again, from a machine that reaches the hub: files that arrived are not sent twice"
+    )
+    return JobError(f"the hub refused {repository!r}", lines[0] if lines else type(error).__name__, fix)

@@ -1,4 +1,4 @@
-"""A model made of a config and of weights read one at a time."""
+"""A model built from a config and from weights that are read one at a time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from training.errors import JobError
 
 @dataclass(frozen=True)
 class Expected:
-    """What a model wants to find: each weight once, by name, and the other names of those that it uses twice."""
+    """The weights that a model needs: each once, and the other names of those that it uses twice."""
 
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, tuple[str, ...]]
-    optional: frozenset[str]  # buffers, which the config gives too
+    optional: frozenset[str]  # buffers, which can be made from the config
 
 
 def blank(trained: Trained, trust_remote_code: bool = False) -> Any:
-    """Return the model of a config without memory for its weights. Raises JobError where the config is not there."""
+    """Return the model of a config, without memory for its weights. Raises JobError if the config cannot be loaded."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -38,7 +38,8 @@ def blank(trained: Trained, trust_remote_code: bool = False) -> Any:
 def expected(model: Any) -> Expected:
     """Return the names and shapes of a model's weights."""
     tied = tied_names(model)
-    shapes, aliases = {}, {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    aliases: dict[str, list[str]] = {}
     for name, value in model.state_dict().items():
         if name in tied:
             aliases.setdefault(tied[name], []).append(name)
@@ -65,7 +66,7 @@ def _name_of(model: Any, module: Any) -> str | None:
 
 
 def match(wanted: Expected, shards: Shards, where: str) -> dict[str, Stored]:
-    """Return the stored weight for each that the model wants. Raises JobError where the two do not belong together."""
+    """Return the stored weight for each that the model needs. Raises JobError if they do not fit together."""
     found = {}
     for name in wanted.shapes:
         names = (name, *wanted.aliases.get(name, ()))
@@ -75,11 +76,11 @@ def match(wanted: Expected, shards: Shards, where: str) -> dict[str, Stored]:
     known = {*wanted.shapes, *(name for names in wanted.aliases.values() for name in names)}
     missing = [name for name in wanted.shapes if name not in found and name not in wanted.optional]
     strange = [name for name in shards.weights if name not in known and not name.endswith("inv_freq")]
-    named = ((missing, "weights are missing"), (strange, "are none of its weights"))
+    named = ((missing, "weights are missing"), (strange, "do not belong to it"))
     faults = [f"{len(names)} {word}, such as {names[0]}" for names, word in named if names]
     for name, stored in found.items():
         if not faults and stored.shape != wanted.shapes[name]:
-            faults.append(f"{name} is {_shape(stored.shape)} there, {_shape(wanted.shapes[name])} by the config")
+            faults.append(f"{name} has shape {_shape(stored.shape)}, and {_shape(wanted.shapes[name])} by the config")
     if faults:
         raise JobError(
             f"{where} is not a checkpoint of the model that config.json describes",
@@ -117,9 +118,7 @@ def unreadable(part: str, name: str, error: Exception) -> JobError:
     return JobError(
         f"cannot load the {part} of {name!r}",
         lines[0] if lines else type(error).__name__,
-        "is it whole? name another one"
-        if Path(name).is_dir()
-        else "check the name, or give a folder that is seen here",
+        "name another one if it is incomplete" if Path(name).is_dir() else "check the name, or give a folder",
     )
 
 

@@ -24,11 +24,11 @@ RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(?:optim|model)_s
 
 @dataclass(frozen=True)
 class Stored:
-    """One weight on disk."""
+    """A weight on disk."""
 
     shape: tuple[int, ...]
     dtype: Any
-    read: Callable[[], Any]  # the tensor: put together now, and forgotten by us
+    read: Callable[[], Any]  # returns the tensor; nothing is kept
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shards:
 
 
 def open_shards(kind: str, folder: Path) -> Shards:
-    """Return what a folder of shards holds; no weight is read yet. Raises JobError where a part is missing."""
+    """Return what a folder of shards holds; no weight is read yet. Raises JobError if a part is missing."""
     found = _universal(folder) if kind == UNIVERSAL else _zero(folder)
     # torch.compile puts its own name in front of the model's.
     weights = {name.replace("_orig_mod.", ""): stored for name, stored in found.weights.items()}
@@ -50,7 +50,7 @@ def open_shards(kind: str, folder: Path) -> Shards:
 def _zero(folder: Path) -> Shards:
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     if not states:
-        raise JobError(f"{folder} holds no weights", "there is no *_model_states.pt in it", "name another checkpoint")
+        raise JobError(f"{folder} has no weights", "it contains no *_model_states.pt", "name another checkpoint")
     version = states[0].get("ds_version", "of unknown version")
     shards = [state["optimizer_state_dict"] for state in _of_ranks(folder, "optim")]
     if not shards or not states[0].get("param_shapes"):
@@ -59,7 +59,7 @@ def _zero(folder: Path) -> Shards:
     count = max(count) if isinstance(count, (list, tuple)) else count
     if count != len(shards):
         raise JobError(
-            f"{folder} holds the shards of {len(shards)} processes, {count} have written it",
+            f"{folder} has the shards of {len(shards)} processes, and {count} wrote it",
             f"*_optim_states.pt of {count - len(shards)} processes are missing",
             "name another checkpoint",
         )
@@ -80,7 +80,7 @@ def _zero_stage(value: Any) -> int:
     stage = ZERO_STAGES.get(value) if isinstance(value, str) else value
     if stage not in ZERO_STAGES.values():
         raise JobError(f"unknown ZeRO stage {stage!r}", "DeepSpeed has stages 0 to 3", "name another checkpoint")
-    return int(stage)
+    return int(stage or 0)
 
 
 def _of_ranks(folder: Path, part: str, patterns: Sequence[str] = ("*zero_pp_rank_*_{}_states.pt",)) -> list[Any]:
@@ -90,7 +90,7 @@ def _of_ranks(folder: Path, part: str, patterns: Sequence[str] = ("*zero_pp_rank
     if any(match and int(match[2]) for match in ranks.values()) or (folder / "mp_rank_01_model_states.pt").exists():
         raise JobError(
             f"{folder} was written with tensor parallelism",
-            "each process held a part of every weight, and only the program that has split them can join them",
+            "each process held a part of every weight, and only the program that split them can join them",
             "convert it with that program first",
         )
     in_order = sorted(ranks.items(), key=lambda item: int(item[1][1]) if item[1] else 0)
@@ -107,7 +107,7 @@ def _whole(tensor: Any, shape: tuple[int, ...]) -> Stored:
 
 
 def _stage_1_and_2(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Stored]:
-    """Weights of a group lie one behind the other in a long vector, of which each process holds an equal part."""
+    """The weights of a group are one long vector; each process has an equal part of it."""
     weights = {}
     frozen = states[0].get("frozen_param_fragments") or {}
     for name, shape in (states[0].get("frozen_param_shapes") or {}).items():
@@ -128,10 +128,10 @@ def _stage_1_and_2(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, St
 
 
 def _stage_3(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Stored]:
-    """Each process holds an equal part of every weight, all of them one behind the other in its sub-groups."""
+    """Each process has an equal part of every weight, one after the other in its sub-groups."""
     weights = {}
     for name, shape in (states[0].get("frozen_param_shapes") or {}).items():
-        fragments = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
+        fragments: list[Any] = [(state.get("frozen_param_fragments") or {}).get(name) for state in states]
         if all(fragment is not None for fragment in fragments):
             weights[name] = _joined([[fragment] for fragment in fragments], 0, fragments[0].numel(), tuple(shape))
     ranks = [shard["fp32_flat_groups"] for shard in shards]
@@ -145,7 +145,7 @@ def _stage_3(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Stored]:
 
 
 def _joined(rows: Sequence[Sequence[Any]], offset: int, count: int, shape: tuple[int, ...]) -> Stored:
-    """The weight made of `count` numbers from `offset` on of each row of pieces; what is over at its end is padding."""
+    """Return the weight made of `count` numbers, from `offset` on, of each row of pieces. The rest is padding."""
 
     def read() -> Any:
         import torch
@@ -158,7 +158,7 @@ def _joined(rows: Sequence[Sequence[Any]], offset: int, count: int, shape: tuple
 
 
 def _span(pieces: Sequence[Any], offset: int, count: int) -> list[Any]:
-    """Return the parts of the pieces, laid one behind the other, that lie from `offset` to `offset + count`."""
+    """Return the parts of the concatenated pieces from `offset` to `offset + count`."""
     ends = list(accumulate(piece.numel() for piece in pieces))
     found = []
     for piece, end in zip(pieces, ends, strict=True):
@@ -172,14 +172,14 @@ def _span(pieces: Sequence[Any], offset: int, count: int) -> list[Any]:
 def _refuse_short(needed: int, there: int) -> None:
     if needed > there:
         raise JobError(
-            f"the shards hold {there} numbers, the model has {needed}",
-            "the parts are of different checkpoints, or of a layout that this version does not know",
+            f"the shards hold {there} numbers, and the model has {needed}",
+            "the files belong to different checkpoints, or have an unknown layout",
             "name another checkpoint",
         )
 
 
 def _universal(folder: Path) -> Shards:
-    """One folder per weight; buffers, and weights that never had a gradient in older versions, stand in the module."""
+    """One folder per weight. Buffers, and in older versions weights without a gradient, are in the module."""
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     state: Mapping[str, Any] = states[0] if states else {}
     weights = _of_module(state.get("module") or {})
@@ -195,7 +195,7 @@ def _universal(folder: Path) -> Shards:
 
 
 def _of_file(path: Path) -> Any:
-    """Return the tensor of a file: alone in it, or beside what tensor parallelism wants to know."""
+    """Return the tensor of a file: alone in it, or in a dictionary with facts about tensor parallelism."""
     found = pickles.load(path)
     return found["param"] if isinstance(found, dict) else found
 

@@ -1,4 +1,4 @@
-"""Where a trained model lies, and in which form."""
+"""Where a trained model is, and in which form."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Trained:
     weights: str  # the folder that the weights are read from; or the name on the hub
     model: str  # the folder with config.json (and the adapter's), tokenizer and chat template; or the name
     adapter: bool = False  # the weights are those of a LoRA adapter; its base is named in adapter_config.json
-    notes: tuple[str, ...] = ()  # what the user should see: checkpoints that were passed over
+    notes: tuple[str, ...] = ()  # for the user: checkpoints that were skipped
 
     @property
     def sharded(self) -> bool:
-        """True where DeepSpeed has split the weights."""
+        """Return whether DeepSpeed split the weights."""
         return self.kind in (ZERO, UNIVERSAL)
 
     def __str__(self) -> str:
@@ -42,16 +42,18 @@ def find(
     shards_first: bool = False,
     config: str | Path | None = None,
 ) -> Trained:
-    """Return the trained model that is named, else that of RUNNER_AFTER or RUNNER_RUN. Raises JobError.
+    """Return the named model, else that of RUNNER_AFTER or RUNNER_RUN. Raises JobError.
 
-    Named may be a run's folder (its final model, or its newest complete checkpoint), a `checkpoint-N`, the folder of
+    `named` may be a run's folder (its final model, or its newest complete checkpoint), a `checkpoint-N`, the folder of
     the shards themselves, a universal checkpoint, a Hugging Face model, a LoRA adapter, or a name on the hub.
-    `shards_first`: of a folder that holds both, DeepSpeed's fp32 weights rather than the 16-bit ones beside them.
+    `shards_first`: prefer DeepSpeed's fp32 weights to the 16-bit ones beside them.
     """
     if named is None:
         named = environment.get("RUNNER_AFTER") or environment.get("RUNNER_RUN")
         if not named:
-            raise JobError("no checkpoint is named", "RUNNER_RUN is not set either", "--checkpoint FOLDER")
+            raise JobError(
+                "no checkpoint given", "there is no --checkpoint, and RUNNER_RUN is not set", "--checkpoint FOLDER"
+            )
     folder = Path(named)
     if not folder.is_dir():
         return _on_hub(str(named), folder)
@@ -64,15 +66,15 @@ def find(
 def _on_hub(name: str, path: Path) -> Trained:
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or not HUB_NAME.fullmatch(name):
         raise JobError(
-            f"there is no checkpoint {name!r}",
-            "it is a file" if path.exists() else "no such folder, as this process sees the machine",
+            f"no checkpoint {name!r}",
+            "it is a file" if path.exists() else "this process sees no such folder",
             "name the folder of a run, of a checkpoint or of a model",
         )
     return Trained(HUGGING_FACE, name, name)
 
 
 def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
-    """Return the final model of a run or its newest whole checkpoint; for shards the other way round."""
+    """Return a run's final model or its newest complete checkpoint; with `shards_first` prefer the checkpoint."""
     from training import resume
 
     final = run / "checkpoints" / "final"
@@ -87,14 +89,14 @@ def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     if final.is_dir():
         return final, tuple(skipped)
     raise JobError(
-        f"{str(run)!r} holds neither a final model nor a whole checkpoint",
-        "; ".join(skipped) or "the run has not saved anything yet",
+        f"{str(run)!r} has neither a final model nor a complete checkpoint",
+        "; ".join(skipped) or "the run has not saved a checkpoint yet",
         "wait for its first checkpoint, or name another run",
     )
 
 
 def _fault(checkpoint: Path, every_byte: bool) -> str | None:
-    """Return what is wrong with a checkpoint by its done marker; the bytes are read for what is to last."""
+    """Return what is wrong with a checkpoint according to its marker, or None."""
     from training import marker
 
     return marker.missing_or_cut(checkpoint) or (marker.damaged(checkpoint, 0, 1, 1) if every_byte else None)
@@ -113,7 +115,7 @@ def _read(
     plain = _plain(folder)
     if plain is None:
         raise JobError(
-            f"{str(folder)!r} is no Hugging Face model and no DeepSpeed checkpoint",
+            f"{str(folder)!r} is neither a Hugging Face model nor a DeepSpeed checkpoint",
             _what_is_missing(folder),
             "name the folder of a run, `final` or `checkpoint-N` of one, or a folder of shards (`global_stepN`)",
         )
@@ -121,22 +123,22 @@ def _read(
 
 
 def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
-    """Refuse a checkpoint that its own done marker calls damaged; say so where it has none."""
+    """Raise JobError if the marker says that the checkpoint is damaged; return a note if there is no marker."""
     from training import resume
 
     owner = next((path for path in (folder, folder.parent) if resume.FOLDER.fullmatch(path.name)), None)
     if owner is None:
         return ()
     if not (owner / MARKER).is_file():
-        return (f"{owner} has no {MARKER}: nobody has said that it is whole",)
+        return (f"{owner} has no {MARKER}: it may be incomplete",)
     fault = _fault(owner, every_byte)
     if fault:
-        raise JobError(f"the checkpoint {str(owner)!r} is broken", fault, "name an older one, or the run's folder")
+        raise JobError(f"the checkpoint {str(owner)!r} is damaged", fault, "name an older one, or the run's folder")
     return ()
 
 
 def _shards(folder: Path) -> tuple[str, Path] | None:
-    """Return kind and folder of DeepSpeed's weights in a folder or in the subfolder that `latest` names."""
+    """Return kind and folder of DeepSpeed's weights, in this folder or in the one that `latest` names."""
     if any(folder.glob("zero/*/fp32.pt")):
         return UNIVERSAL, folder
     if any(folder.glob("*_model_states.pt")):
@@ -173,7 +175,7 @@ def _model_folder(folder: Path, shards: Path) -> Path:
         if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
             return place
     raise JobError(
-        f"there is no config.json for the shards in {str(shards)!r}",
+        f"no config.json for the shards in {str(shards)!r}",
         f"looked in {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
         "--config FOLDER|NAME of the model that was trained",
     )

@@ -1,4 +1,4 @@
-"""A Hugging Face model on disk, written shard by shard: no more than one of them is ever in memory."""
+"""Write a Hugging Face model shard by shard, with at most one of them in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.converting.shards import Stored
 from training.errors import JobError
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-# What a checkpoint's folder holds beside the model's own small files.
+# Files of a checkpoint's folder that are not copied into the model.
 NOT_OF_THE_MODEL = (
     *("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.py", "README.md"),
     *("optimizer.*", "rng_state*", "trainer_state.json", "latest*", "complete.json", "adapter_config.json", ".*"),
@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
     """Return bytes of `5GB`, `500MB`, `2GiB`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?B)?", text.strip().upper())
     if not match or float(match[1]) <= 0:
-        raise JobError(f"cannot read the size {text!r}", "a size is a number and KB, MB, GB, KiB, MiB or GiB", "5GB")
+        raise JobError(f"{text!r} is not a size", "a size is a number and KB, MB, GB, KiB, MiB or GiB", "5GB")
     return int(float(match[1]) * UNITS[match[2] or ""])
 
 
@@ -53,7 +53,7 @@ def size_bytes(stored: Stored, dtype: Any) -> int:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise JobError where the disk is too full: before anything is written, not after an hour."""
+    """Raise JobError if the disk is too full, before anything is written."""
     place = folder
     while not place.exists():
         place = place.parent
@@ -86,7 +86,7 @@ def write_weights(folder: Path, weights: Mapping[str, Stored], dtype: Any, max_s
 
 
 def cast(tensor: Any, dtype: Any) -> Any:
-    """Return a tensor of its own memory; only numbers with a fraction change their type."""
+    """Return a copy of the tensor; only floating-point numbers change their type."""
     wanted = dtype if tensor.is_floating_point() else tensor.dtype
     return tensor.detach().to(dtype=wanted, copy=True).contiguous()
 
@@ -97,12 +97,12 @@ def read_back(paths: list[Path]) -> Iterator[tuple[str, Callable[[], Any]]]:
 
     for path in paths:
         with safe_open(str(path), framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 -- it is no mapping
+            for name in file.keys():  # noqa: SIM118 -- not a mapping
                 yield name, lambda name=name, file=file: file.get_tensor(name)  # type: ignore[misc]
 
 
 def write_rest(source: Path, folder: Path, dtype: str) -> list[str]:
-    """Copy config, generation config, tokenizer and chat template; return what a person should know about it."""
+    """Copy config, generation config, tokenizer and chat template; return notes for the user."""
     for path in sorted(source.iterdir()):
         if path.is_file() and not any(fnmatch(path.name, pattern) for pattern in NOT_OF_THE_MODEL):
             shutil.copyfile(path, folder / path.name)
@@ -112,21 +112,21 @@ def write_rest(source: Path, folder: Path, dtype: str) -> list[str]:
     notes = _config(folder / "config.json", dtype)
     if not (folder / "generation_config.json").is_file():
         _generation_config(folder)
-        notes.append("generation_config.json was not in the checkpoint: made from config.json")
+        notes.append("the checkpoint has no generation_config.json: made one from config.json")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")):
-        notes.append("there is no tokenizer in the checkpoint: --tokenizer FOLDER|NAME brings one")
+        notes.append("the checkpoint has no tokenizer: add one with --tokenizer FOLDER|NAME")
     return notes
 
 
 def _config(path: Path, dtype: str) -> list[str]:
-    """Say in config.json which type the weights have now, and allow the cache that a training turns off."""
+    """Set the type of the weights in config.json, and turn on the cache that a training turns off."""
     config = json.loads(path.read_text(encoding="utf-8"))
     # transformers 4.56 renamed torch_dtype; newer versions read the old name too.
     config["dtype" if "dtype" in config and "torch_dtype" not in config else "torch_dtype"] = dtype
     notes = []
     if config.get("use_cache") is False:
         config["use_cache"] = True
-        notes.append("use_cache was off, as activation checkpointing wants it: on again, for generation")
+        notes.append("use_cache was off for activation checkpointing: turned on for generation")
     files.write_json(path, config)
     return notes
 

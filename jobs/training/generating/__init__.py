@@ -1,1 +1,0 @@
-"""Text from a model."""
