@@ -12,16 +12,103 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from training import imports, starting
+from training import job as contract
+from training.arguments import TINY_MODEL
+from training.errors import JobError
+from training.job import Job
+from training.settings import Settings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, and return 0 when done or 75 when the run is to be continued from its checkpoint."""
-    with starting.training("clm", imports.unused_by_clm(argv)) as (run, peers):
-        from training import clm_story as modelling
+    """Train. Return 0 when done, or 75 when the run is to be started again from its checkpoint."""
+    with contract.start("clm") as job:
+        return train(argv, job)
 
-        return modelling.train(argv, run, peers)
+
+def train(argv: Sequence[str], job: Job) -> int:
+    # Arguments. Making the TrainingArguments starts the process group.
+    from transformers import TrainingArguments, default_data_collator
+
+    from training import blocks, clm_arguments, files, models, probe, resume
+    from training.perplexity import BlockTrainer
+
+    settings, batch = clm_arguments.read(argv, job)
+    config = contract.configure(TrainingArguments, settings, job)
+    checkpoint = contract.find_checkpoint(settings, config, job)
+
+    # Tokenizer, data, model
+    tokenizer = load_tokenizer(settings, job)
+    train_blocks, eval_blocks = blocks.prepare(settings, tokenizer, job)
+    model = load_model(settings, tokenizer, config)
+
+    # Trainer
+    if config.ddp_find_unused_parameters is None and not models.has_experts(model):
+        config.ddp_find_unused_parameters = False  # looking for them costs a pass at every step
+    trainer = BlockTrainer(
+        model=model,
+        args=config,
+        train_dataset=train_blocks,
+        eval_dataset=eval_blocks,
+        processing_class=tokenizer,
+        data_collator=default_data_collator,
+        callbacks=contract.callbacks(job),
+    )
+    contract.attach(trainer, settings, batch, checkpoint, job)
+    if probe.probing():  # a child of `--micro_batch auto`
+        return probe.probe(trainer, settings["block_size"])
+
+    # Evaluate only
+    if not settings["do_train"]:
+        results = evaluate(trainer, Path(models.name_of(settings)), job)
+        if job.processes.first:
+            files.write_json(job.run.summary, results)
+        return 0
+
+    # Train, or leave it to the next start
+    finished = resume.is_finished(checkpoint, config)
+    if not finished:
+        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    if job.stop.reason:
+        return contract.leave(trainer, job)
+    final = contract.save_final(trainer, checkpoint, job)
+    results = {}
+    if settings["do_eval"] and not finished:
+        results = evaluate(trainer, final, job)
+    elif settings["do_eval"] and job.processes.first:
+        print(f"not evaluated, since nothing was left to train: --do_eval --model_name_or_path {final}", flush=True)
+    return contract.finish(trainer, settings, final, job, results)
+
+
+def load_tokenizer(settings: Settings, job: Job) -> Any:
+    from training import demo, models
+
+    name = settings["tokenizer_name"] or settings["model_name_or_path"]
+    if name == TINY_MODEL:
+        return demo.load_tokenizer(job.run.cache, settings["vocabulary_size"], job.processes)
+    tokenizer = models.load_tokenizer(settings)
+    if settings["append_eos"] and tokenizer.eos_token_id is None:
+        raise JobError(f"the tokenizer of {name!r} has no end token", "--append_eos needs one", "remove --append_eos")
+    return tokenizer
+
+
+def load_model(settings: Settings, tokenizer: Any, config: Any) -> Any:
+    from training import demo, models
+
+    if settings["model_name_or_path"] == TINY_MODEL:
+        return demo.tiny_llama(tokenizer, settings["block_size"], config.seed)
+    return models.load(settings, tokenizer, config.seed)
+
+
+def evaluate(trainer: Any, name: Path, job: Job) -> dict[str, Any]:
+    """Return loss and perplexity of the held-out text."""
+    found = trainer.evaluate()
+    loss, perplexity = found["eval_loss"], found["eval_perplexity"]
+    if job.processes.first:
+        print(f"evaluated {name}: loss {loss:.4f}, perplexity {perplexity:.3f}", flush=True)
+    return {"eval_loss": loss, "perplexity": perplexity}
 
 
 if __name__ == "__main__":

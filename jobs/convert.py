@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, starting
+from training import errors, run
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """Write the model, print its folder and return 0."""
     with errors.reported("convert"):
         arguments = parser().parse_args(argv)
-        if not starting.alone("convert"):
+        if not run.alone("convert"):
             return 0
         from training.converting import conversion
 

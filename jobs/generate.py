@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import errors, starting
+from training import errors, run
 
 PROMPT = "What does `pathlib.Path.read_text(self, encoding=None)` do?"
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the answer to each prompt and return 0."""
     with errors.reported("generate"):
         arguments = parser().parse_args(argv)
-        if not starting.alone("generate"):
+        if not run.alone("generate"):
             return 0
         from training import generation
         from training.converting import trained

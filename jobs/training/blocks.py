@@ -1,4 +1,4 @@
-"""Blocks of equal length out of documents: all of them in their order, end to end, the last tokens left over."""
+"""Blocks of equal length out of documents: end to end, in order; the tokens after the last block are left out."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch.utils.data import IterableDataset, Subset, get_worker_info
 from training import text
 from training.errors import JobError
 from training.processes import once
+from training.settings import Settings
 from training.text import Text
 from training.token_cache import cache
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from training.course import Course
+    from training.job import Job
 
 DOCUMENTS_AT_ONCE = 100
 
 
-def prepare(course: Course, tokenizer: PreTrainedTokenizerBase) -> tuple[Any, Any]:
+def prepare(settings: Settings, tokenizer: PreTrainedTokenizerBase, job: Job) -> tuple[Any, Any]:
     """Return the blocks to train on and those to evaluate on; None for what is not asked for."""
-    settings = course.settings
-    train, held_out = text.find(course)
+    train, held_out = text.find(settings, job)
     most = (settings["max_train_samples"], settings["max_eval_samples"])
     if settings["streaming"]:
         streams = [
@@ -34,56 +34,56 @@ def prepare(course: Course, tokenizer: PreTrainedTokenizerBase) -> tuple[Any, An
             for found, limit in zip((train, held_out), most, strict=True)
         ]
         return (streams[0] if settings["do_train"] else None), (streams[1] if settings["do_eval"] else None)
-    tokens = _open(course, train, tokenizer) if train and (settings["do_train"] or held_out is None) else None
-    if train and train.files and tokens is not None:  # of rows the share was taken before they were tokenized
+    tokens = _tokens(settings, train, tokenizer, job) if train and (settings["do_train"] or held_out is None) else None
+    if train and train.files and tokens is not None:  # of rows, the share was taken before
         tokens = tokens.split(settings["data_percentage"])[0]
-    held = _open(course, held_out, tokenizer) if held_out and settings["do_eval"] else None
+    held = _tokens(settings, held_out, tokenizer, job) if held_out and settings["do_eval"] else None
     if held is None and settings["do_eval"] and tokens is not None:
         held, tokens = tokens.split(settings["validation_split_percentage"])
     return (
-        _cut(course, tokens, "train", most[0]) if settings["do_train"] else None,
-        _cut(course, held, "validation", most[1]) if settings["do_eval"] else None,
+        _cut(settings, tokens, "train", most[0], job) if settings["do_train"] else None,
+        _cut(settings, held, "validation", most[1], job) if settings["do_eval"] else None,
     )
 
 
-def _open(course: Course, found: Text, tokenizer: PreTrainedTokenizerBase) -> Any:
+def _tokens(settings: Settings, found: Text, tokenizer: PreTrainedTokenizerBase, job: Job) -> Any:
     """Return the tokens of a text, made once by rank 0."""
-    settings, folder = course.settings, course.run.cache
+    folder = job.run.cache
     if found.files:
         corpus = cache.Corpus(found.files, found.column, settings["keep_linebreaks"])
     else:
-        corpus = once(course.peers, lambda: cache.of_rows(found.rows, found.column, folder))
-    with course.long_work():
-        return cache.open_tokens(
-            corpus,
-            tokenizer,
-            folder,
-            course.peers,
-            end_of_document=settings["append_eos"],
-            processes=settings["preprocessing_num_workers"],
-            anew=settings["overwrite_cache"],
-        )
+        corpus = once(job.processes, lambda: cache.of_rows(found.rows, found.column, folder))
+    return cache.open_tokens(
+        corpus,
+        tokenizer,
+        folder,
+        job.processes,
+        end_of_document=settings["append_eos"],
+        workers=settings["preprocessing_num_workers"],
+        rebuild=settings["overwrite_cache"],
+        beat=job.heartbeat.beat,
+    )
 
 
-def _cut(course: Course, tokens: Any, split: str, most: int | None) -> Any:
-    """Return the blocks of a split, no more than asked for; say how many. Raises JobError where there is not one."""
-    length = course.settings["block_size"]
+def _cut(settings: Settings, tokens: Any, split: str, most: int | None, job: Job) -> Any:
+    """Return the blocks of a split, at most as many as asked for; print how many. Raises JobError if there is none."""
+    length = settings["block_size"]
     made = tokens.blocks(length)
     if len(made) == 0:
         raise JobError(
             f"the text for {split} is shorter than one block",
-            f"{len(tokens)} documents hold {tokens.tokens} tokens, a block is {length}",
+            f"{len(tokens)} documents have {tokens.tokens} tokens, a block has {length}",
             "a smaller --block_size, or more text",
         )
     used = min(len(made), most or len(made))
-    if course.peers.first:
+    if job.processes.first:
         left = tokens.tokens - used * length
-        print(f"{split}: {len(tokens):,} documents, {used:,} blocks of {length} tokens, {left:,} left over", flush=True)
+        print(f"{split}: {len(tokens):,} documents, {used:,} blocks of {length} tokens, {left:,} left out", flush=True)
     return made if used == len(made) else Subset(made, range(used))
 
 
 class Stream(IterableDataset[dict[str, torch.Tensor]]):
-    """The same blocks, made while they are asked for; several workers share them out one by one."""
+    """The same blocks, made while they are read; several workers take turns."""
 
     def __init__(
         self, found: Text, tokenizer: PreTrainedTokenizerBase, length: int, append_eos: bool, most: int | None

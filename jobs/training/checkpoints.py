@@ -1,4 +1,4 @@
-"""Checkpoints that become visible whole, count once they are on the disk, and give way only to whole ones."""
+"""Checkpoints that become visible complete, and replace older ones only then."""
 
 from __future__ import annotations
 
@@ -17,102 +17,101 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from training import files, marker, records, resume, universal
 from training.errors import JobError
-from training.processes import Processes, barrier, once
+from training.processes import Processes, any_rank, barrier, gather, once
 from training.run import RunFolder
-from training.save_and_exit import any_rank
 
-RENAME_SECONDS = 60.0
 PROBE_BYTES = 16 * 2**20
-LAST_WORD_SECONDS = 1.0  # a rank other than 0 lets rank 0 fail on its own before it removes what both write to
+RANK_ZERO_FIRST_SECONDS = 1.0  # lets rank 0 report a failed write before another rank removes the folder
 
 
 @dataclass
 class Pending:
-    """A checkpoint whose files are written; a thread of each rank sends its share to the disk and hashes it."""
+    """A checkpoint whose files are written; a thread of each rank syncs and hashes its share."""
 
-    path: Path
+    folder: Path  # .checkpoint-N.partial/checkpoint-N
+    path: Path  # checkpoint-N
     step: int
     started: float
+    best: str | None
     thread: threading.Thread
-    waited: float = 0.0  # seconds
+    waited_seconds: float = 0.0
     found: dict[str, marker.Digest] = field(default_factory=dict)
 
 
 class CompleteCheckpoints(TrainerCallback):
-    """Saves into a partial name, marks a checkpoint once all ranks have it on the disk, then removes old ones.
+    """Writes a checkpoint under a hidden name; marks and renames it once all ranks have it on the disk.
 
-    The training waits for the writing only: syncing and hashing go on beside the next steps, and the marker follows
-    after one of them. `attach` it to the trainer; put it behind `SaveAndExit` among the callbacks.
+    The training waits for the writing only. Syncing and hashing run beside the next steps; the marker and the name
+    follow after one of them. `attach` it to the trainer, and put it behind `SaveAndExit` among the callbacks.
     """
 
     trainer: Any = None
 
-    def __init__(self, run: RunFolder, peers: Processes) -> None:
-        self.run, self.peers = run, peers
+    def __init__(self, run: RunFolder, processes: Processes) -> None:
+        self.run, self.processes = run, processes
         self.keep: int | None = None
         self.pending: Pending | None = None
         self.seconds = 0.0
         self.facts: dict[str, Any] = {}
-        self.best: str | None = None
 
     def attach(self, trainer: Any) -> None:
-        """Make the trainer save through this object; its own removal of old checkpoints is turned off."""
-        # transformers would count incomplete ones as well
-        self.keep, trainer.args.save_total_limit = trainer.args.save_total_limit, None
-        self.trainer, self.facts = trainer, _facts(trainer.args, self.peers)
-        write = trainer._save_checkpoint
+        """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones."""
+        args = trainer.args
+        self.keep, args.save_total_limit = args.save_total_limit, None
+        sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * self.processes.world_size
+        stage = universal.stage_of(args)
+        self.facts = {"world_size": self.processes.world_size, "zero_stage": stage, "sequences": sequences}
+        self.trainer, write = trainer, trainer._save_checkpoint
         trainer._save_checkpoint = lambda *arguments, **named: self._save(trainer, write, *arguments, **named)
-        once(self.peers, lambda: _sweep(Path(trainer.args.output_dir)))
+        once(self.processes, lambda: _sweep(Path(args.output_dir)))
 
     def take_seconds(self) -> float:
-        """Return the seconds that the training has waited for checkpoints since this was last asked."""
+        """Return the seconds that the training has waited for checkpoints since the last call."""
         taken, self.seconds = self.seconds, 0.0
         return taken
 
     def _save(self, trainer: Any, write: Any, *arguments: Any, **named: Any) -> None:
-        """Write one checkpoint, the same on all ranks, and leave the rest to threads. A collective."""
+        """Write one checkpoint and leave the rest to threads. A collective."""
         self._finish()
         started = time.monotonic()
-        step = trainer.state.global_step
-        path = Path(trainer.args.output_dir) / f"checkpoint-{step}"
-        partial = partial_of(path)
-        with self._or_nothing(partial, step), _redirected(trainer, partial):
-            once(self.peers, lambda: partial.mkdir(parents=True, exist_ok=True))
+        state, output = trainer.state, Path(trainer.args.output_dir)
+        path = output / f"checkpoint-{state.global_step}"
+        partial = path.with_name(f".{path.name}.partial")
+        with self._removed_on_failure(partial, state.global_step), _redirected(trainer, partial):
+            once(self.processes, lambda: partial.mkdir(parents=True, exist_ok=True))
             write(*arguments, **named)
-        barrier(self.peers)  # all is written
-        mine = self._share(partial / path.name)
-        barrier(self.peers)  # all have looked
-        _mend_best(trainer.state, partial, path.parent)
-        once(self.peers, lambda: _publish(partial, path, trainer.state.best_model_checkpoint))
-        self.best = trainer.state.best_model_checkpoint
-        self._begin(path, step, mine, started)
+        barrier(self.processes)  # all have written
+        processes = self.processes
+        sizes = files.sizes(partial / path.name)
+        mine = marker.share(sizes, processes.rank, processes.world_size, processes.local_world_size)
+        best = state.best_model_checkpoint
+        if best and Path(best).parent == partial:  # the trainer noted where it wrote it
+            best = state.best_model_checkpoint = str(output / Path(best).name)
+        barrier(self.processes)  # all have listed the files as they are
+        once(self.processes, lambda: _write_best(partial / path.name / "trainer_state.json", best))
+
+        def work() -> None:
+            pending.found.update(marker.digests(pending.folder, mine, marker.algorithm(), sync=True))
+
+        thread = threading.Thread(target=work, name=f"sync {path.name}", daemon=True)
+        pending = Pending(partial / path.name, path, state.global_step, started, best, thread)
+        thread.start()
+        self.pending = pending
+        self._waited(pending, time.monotonic() - started)
+        if state.global_step >= state.max_steps or trainer.control.should_training_stop:
+            self._finish()  # the best checkpoint may be loaded next
 
     @contextlib.contextmanager
-    def _or_nothing(self, partial: Path, step: int) -> Iterator[None]:
-        """Turn a failed write into one clear error, with nothing left that takes room; older checkpoints stay."""
+    def _removed_on_failure(self, partial: Path, step: int) -> Iterator[None]:
+        """Turn a failed write into one error and remove what was written; older checkpoints stay."""
         try:
             yield
         except Exception as error:
-            if not self.peers.first:
-                time.sleep(LAST_WORD_SECONDS)
+            if not self.processes.first:
+                time.sleep(RANK_ZERO_FIRST_SECONDS)
             failure = _not_written(partial, step, error)
             shutil.rmtree(partial, ignore_errors=True)
             raise failure from error
-
-    def _share(self, folder: Path) -> list[str]:
-        """Return the files that this rank syncs and hashes: its own and its node's, seen under the name they had."""
-        peers = self.peers
-        return marker.share(files.sizes(folder), peers.rank, peers.world_size, peers.local_world_size)
-
-    def _begin(self, path: Path, step: int, mine: list[str], started: float) -> None:
-        def work() -> None:
-            _await_name(path)
-            pending.found.update(marker.digests(path, mine, marker.algorithm(), sync=True))
-
-        pending = Pending(path, step, started, threading.Thread(target=work, name=f"sync {path.name}", daemon=True))
-        pending.thread.start()
-        self.pending = pending
-        self._waited(pending, time.monotonic() - started)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -121,10 +120,8 @@ class CompleteCheckpoints(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if control.should_save:
-            control.should_log = True  # else a restart from here would forget the losses since the last log entry
-        if self.pending is None:
-            return
-        if not any_rank(self.pending.thread.is_alive(), self.peers):
+            control.should_log = True  # a restart from here would lose the losses since the last log step
+        if self.pending is not None and not any_rank(self.pending.thread.is_alive(), self.processes):
             self._finish()
 
     def on_epoch_end(
@@ -138,37 +135,44 @@ class CompleteCheckpoints(TrainerCallback):
         self._finish()
 
     def _finish(self) -> None:
-        """Wait for the threads of the checkpoint under way, and mark it. A collective."""
+        """Wait for the threads of the pending checkpoint, then mark and rename it. A collective."""
         pending, self.pending = self.pending, None
         if pending is None:
             return
         since = time.monotonic()
         pending.thread.join()
-        found = _of_all_ranks(pending.found, self.peers)
+        found = {name: entry for part in gather(pending.found, self.processes) for name, entry in part.items()}
         self._waited(pending, time.monotonic() - since)
-        once(self.peers, lambda: self._mark(pending, found))
+        once(self.processes, lambda: self._publish(pending, found))
 
     def _waited(self, pending: Pending, seconds: float) -> None:
-        pending.waited += seconds
+        pending.waited_seconds += seconds
         self.seconds += seconds
 
-    def _mark(self, pending: Pending, found: dict[str, marker.Digest]) -> None:
+    def _publish(self, pending: Pending, found: dict[str, marker.Digest]) -> None:
+        sizes = files.sizes(pending.folder)
         faults = [f"{name}: {entry.fault}" for name, entry in found.items() if entry.fault]
-        unread = sorted(files.sizes(pending.path).keys() - found.keys())
-        if faults or unread:
-            shutil.rmtree(pending.path, ignore_errors=True)
-            raise _not_written(pending.path, pending.step, OSError(next(iter(faults), f"{unread} came from no rank")))
-        marker.write(pending.path, found, marker.algorithm(), {"step": pending.step, **self.facts})
+        faults += [f"{name} was read by no rank" for name in sorted(sizes.keys() - found.keys())]
+        if faults:
+            failure = _not_written(pending.folder.parent, pending.step, OSError(faults[0]))
+            shutil.rmtree(pending.folder.parent, ignore_errors=True)
+            raise failure
+        marker.write(pending.folder, found, marker.algorithm(), {"step": pending.step, **self.facts})
+        if pending.path.exists():  # incomplete, or of an earlier attempt
+            _remove(pending.path)
+        pending.folder.rename(pending.path)
+        pending.folder.parent.rmdir()
+        files.sync_folder(pending.path.parent)
         self._report(pending, sum(entry.size_bytes for entry in found.values()))
         if self.keep:
-            remove_old(pending.path.parent, self.keep, self.best)
+            remove_old(pending.path.parent, self.keep, pending.best)
 
     def _report(self, pending: Pending, size_bytes: int) -> None:
-        """Print and note what it took; what asks for a signal before the time limit reads `checkpoint_seconds`."""
-        seconds, waited = time.monotonic() - pending.started, pending.waited
+        """Print and note the seconds; `checkpoint_seconds` decides when a signal before the time limit is asked for."""
+        seconds, waited = time.monotonic() - pending.started, pending.waited_seconds
         print(
-            f"checkpoint {pending.path}: {size_bytes / 1e6:.1f} MB whole after {seconds:.2f} s,"
-            f" of which the training waited {waited:.2f} s",
+            f"checkpoint {pending.path}: {size_bytes / 1e6:.1f} MB complete after {seconds:.2f} s;"
+            f" the training waited {waited:.2f} s",
             flush=True,
         )
         entry = {"step": pending.step, "attempt": self.run.attempt_number, "checkpoint_bytes": size_bytes}
@@ -176,22 +180,10 @@ class CompleteCheckpoints(TrainerCallback):
         records.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
 
 
-def _await_name(path: Path) -> None:
-    """Wait for a name that rank 0 has given: other nodes of a network file system may see it seconds later."""
-    deadline = time.monotonic() + RENAME_SECONDS
-    while not path.is_dir() and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-
-def partial_of(path: Path) -> Path:
-    """Return the hidden folder in which a checkpoint is written; the Trainer makes `checkpoint-N` below it."""
-    return path.with_name(f".{path.name}.partial")
-
-
 def remove_old(folder: Path, keep: int, best: str | None = None) -> None:
-    """Keep the newest `keep` whole checkpoints and the best one; what is incomplete is left for a person to look at."""
-    whole = [path for path in resume.by_age(folder) if marker.missing_or_cut(path) is None]
-    for path in whole[max(1, keep) :]:
+    """Keep the newest `keep` complete checkpoints and the best one. Incomplete ones are not ours: they stay."""
+    complete = [path for path in resume.by_age(folder) if marker.missing_or_cut(path) is None]
+    for path in complete[max(1, keep) :]:
         if best is None or path.resolve() != Path(best).resolve():
             _remove(path)
 
@@ -210,15 +202,9 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _facts(args: Any, peers: Processes) -> dict[str, Any]:
-    """Return what a later start has to know: processes, ZeRO stage, sequences per step."""
-    sequences = args.per_device_train_batch_size * args.gradient_accumulation_steps * peers.world_size
-    return {"world_size": peers.world_size, "zero_stage": universal.stage_of(args), "sequences": sequences}
-
-
 @contextlib.contextmanager
 def _redirected(trainer: Any, partial: Path) -> Iterator[None]:
-    """Let the Trainer write below `partial`. Source: transformers 4.57 and 5.23, Trainer._save_checkpoint."""
+    """Let the trainer write below `partial`. Source: transformers 4.57 and 5.23, Trainer._save_checkpoint."""
     usual = trainer._get_output_dir
     trainer._get_output_dir = lambda trial=None: str(partial)
     try:
@@ -227,51 +213,27 @@ def _redirected(trainer: Any, partial: Path) -> Iterator[None]:
         trainer._get_output_dir = usual
 
 
-def _mend_best(state: TrainerState, partial: Path, folder: Path) -> None:
-    """The Trainer has noted the best checkpoint where it wrote it; give the name that it will have."""
-    best = state.best_model_checkpoint
-    if best and Path(best).parent == partial:
-        state.best_model_checkpoint = str(folder / Path(best).name)
-
-
-def _publish(partial: Path, path: Path, best: str | None) -> None:
-    """Give the checkpoint its name; a folder of that name, which was not whole or is taken anew, gives way."""
-    written = partial / path.name
-    state = written / "trainer_state.json"
+def _write_best(state: Path, best: str | None) -> None:
+    """Write the final name of the best checkpoint into trainer_state.json."""
     facts = json.loads(state.read_text(encoding="utf-8"))
     if facts.get("best_model_checkpoint") != best:
-        state.write_text(json.dumps({**facts, "best_model_checkpoint": best}, indent=2, sort_keys=True) + "\n", "utf-8")
-    if path.exists():
-        _remove(path)
-    written.rename(path)
-    partial.rmdir()
-    files.sync_folder(path.parent)
-
-
-def _of_all_ranks(mine: dict[str, marker.Digest], peers: Processes) -> dict[str, marker.Digest]:
-    if peers.world_size == 1:
-        return mine
-    import torch.distributed
-
-    parts: list[dict[str, marker.Digest]] = [{}] * peers.world_size
-    torch.distributed.all_gather_object(parts, mine)
-    return {name: entry for part in parts for name, entry in part.items()}
+        text = json.dumps({**facts, "best_model_checkpoint": best}, indent=2, sort_keys=True) + "\n"
+        state.write_text(text, encoding="utf-8")
 
 
 def _not_written(path: Path, step: int, error: Exception) -> JobError:
-    """Return the error for the user; what torch says of a full disk is "failed writing file", so the disk is asked."""
+    """Return the error for the user. torch reports a full disk as "failed writing file", so the disk is asked."""
     free = shutil.disk_usage(path.parent).free
-    asked = _no_room(path)
-    said = " ".join(str(error).split())
+    cause = _disk_fault(path)
     return JobError(
         f"the checkpoint of step {step} could not be written to {path.parent}",
-        f"{asked} ({free / 1e6:.0f} MB are free there)" if asked else said or type(error).__name__,
-        "make room, or keep fewer with --save_total_limit; a restart goes on from the newest whole checkpoint",
+        f"{cause} ({free / 1e6:.0f} MB free)" if cause else " ".join(str(error).split()) or type(error).__name__,
+        "free some space, or keep fewer with --save_total_limit; a restart resumes from the newest complete checkpoint",
     )
 
 
-def _no_room(folder: Path) -> str | None:
-    """Return what the system says to a small file there, such as "No space left on device" or "Disk quota exceeded"."""
+def _disk_fault(folder: Path) -> str | None:
+    """Return the error of writing a small file, such as "No space left on device" or "Disk quota exceeded"."""
     try:
         folder.mkdir(exist_ok=True)
         with (folder / "room").open("wb", buffering=0) as file:

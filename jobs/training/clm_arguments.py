@@ -1,4 +1,4 @@
-"""The arguments of `clm`: those of transformers' run_clm by their own names, a few of ours, and the demo's values.
+"""The arguments of clm: those of transformers' run_clm by their own names, and a few more.
 
 Source of the names: transformers 5.23, examples/pytorch/language-modeling/run_clm.py.
 """
@@ -9,138 +9,190 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from training import clm_contradictions as contradictions
-from training import clm_model as model
-from training import course_arguments
+from training import arguments, deepspeed, models
+from training import settings as settings_module
+from training.arguments import PYTHON_DOCS, TINY_MODEL, JobArguments
 from training.batch import Batch
-from training.course_arguments import PYTHON_DOCS, TINY_MODEL
-from training.processes import Processes
-from training.run import RunFolder
+from training.errors import JobError
 from training.settings import Settings
+from training.text import named
+from training.token_cache import documents
+
+if TYPE_CHECKING:
+    from training.job import Job
+
+DATA = ("dataset_name", "train_file", "validation_file")
+DEMO = {**arguments.DEMO, "append_eos": True, "block_size": 128}
+LONGEST_BY_DEFAULT = 1024
 
 
-def said(text: str, default: Any = None, **more: Any) -> Any:
+def described(text: str, default: Any = None, **more: Any) -> Any:
     """Return a field with its line of help."""
     return field(default=default, metadata={"help": text, **more})
 
 
 @dataclass
 class ModelArguments:
-    model_name_or_path: str | None = said(f"Weights to continue from: a name, a folder, or {TINY_MODEL}.")
-    model_type: str | None = said("From scratch: the kind of model, e.g. gpt2, llama.")
-    config_overrides: str | None = said("From scratch: n_embd=1024,n_head=16,... over the defaults.")
-    config_name: str | None = said("From scratch: the name or folder of a configuration.")
-    tokenizer_name: str | None = said(f"A name or folder; {TINY_MODEL}: the one made on the spot.")
-    cache_dir: str | None = said("Where downloads are kept; default: HF_HOME.")
-    use_fast_tokenizer: bool = said("The tokenizer written in Rust.", True)
-    model_revision: str = said("Branch, tag or commit of the model.", "main")
-    token: str | None = said("Access token of the hub; default: HF_TOKEN or what `hf auth login` has kept.")
-    trust_remote_code: bool = said("Run the model's own Python code.", False)
-    dtype: str | None = said(
+    model_name_or_path: str | None = described(f"Weights to continue from: a name, a folder, or {TINY_MODEL}.")
+    model_type: str | None = described("From scratch: the type of model, e.g. gpt2, llama.")
+    config_overrides: str | None = described("From scratch: n_embd=1024,n_head=16,... over the defaults.")
+    config_name: str | None = described("From scratch: the name or folder of a configuration.")
+    tokenizer_name: str | None = described(f"A name or folder; {TINY_MODEL}: the one made on the spot.")
+    cache_dir: str | None = described("Where downloads are kept; default: HF_HOME.")
+    use_fast_tokenizer: bool = described("The tokenizer written in Rust.", True)
+    model_revision: str = described("Branch, tag or commit of the model.", "main")
+    token: str | None = described("Access token of the hub; default: HF_TOKEN, or the one of `hf auth login`.")
+    trust_remote_code: bool = described("Run the model's own Python code.", False)
+    dtype: str | None = described(
         "Type of the weights.", aliases=["--torch_dtype"], choices=["auto", "bfloat16", "float16", "float32"]
     )
-    low_cpu_mem_usage: bool = said("Load without a second copy in memory; always so from transformers 5 on.", False)
-    attn_implementation: str | None = said("eager, sdpa, flash_attention_2, flash_attention_3, flex_attention ...")
+    low_cpu_mem_usage: bool = described("Load without a second copy in memory; always so from transformers 5.", False)
+    attn_implementation: str | None = described("eager, sdpa, flash_attention_2, flash_attention_3, flex_attention ...")
 
 
 @dataclass
 class DataArguments:
-    dataset_name: str | None = said(f"A dataset of the hub, a folder of save_to_disk, or {PYTHON_DOCS}.")
-    dataset_config_name: str | None = said("Which configuration of the dataset.", aliases=["--dataset_config"])
-    train_file: str | None = said("Text, JSONL, Parquet or CSV; `*` stands for several files.")
-    validation_file: str | None = said("The same, for --do_eval.")
-    text_column: str | None = said("The column to train on; default: text, or the only one.")
-    validation_split_percentage: float = said("Held out of the training data where there is nothing else.", 5)
-    data_percentage: float = said("The share of the training documents that is used, from the first on.", 100)
-    max_train_samples: int | None = said("Train on the first N blocks only.")
-    max_eval_samples: int | None = said("Evaluate on the first N blocks only.")
-    streaming: bool = said("Read while training; wants --max_steps.", False)
-    block_size: int | None = said("Tokens per sequence; default: what the model takes, at most 1024.")
-    append_eos: bool = said("Put the end token behind each document.", False)
-    keep_linebreaks: bool = said("Keep the line breaks of text files.", True)
-    overwrite_cache: bool = said("Tokenize again.", False)
-    preprocessing_num_workers: int | None = said("Processes that tokenize.")
-
-
-@dataclass
-class OurArguments(course_arguments.OurArguments):
-    """Arguments that run_clm does not have."""
-
-    loss_path: str = said(
-        "plain: the model makes all logits at once; auto: head and loss in pieces where the model's head allows it.",
-        "auto",
-        choices=["auto", "plain"],
-    )
+    dataset_name: str | None = described(f"A dataset of the hub, a folder of save_to_disk, or {PYTHON_DOCS}.")
+    dataset_config_name: str | None = described("The configuration of the dataset.", aliases=["--dataset_config"])
+    train_file: str | None = described("Text, JSONL, Parquet or CSV; `*` matches several files.")
+    validation_file: str | None = described("The same, for --do_eval.")
+    text_column: str | None = described("The column to train on; default: text, or the only one.")
+    validation_split_percentage: float = described("Held out of the training data if there is no other text.", 5)
+    data_percentage: float = described("The share of the training documents that is used, from the first on.", 100)
+    max_train_samples: int | None = described("Train on the first N blocks only.")
+    max_eval_samples: int | None = described("Evaluate on the first N blocks only.")
+    streaming: bool = described("Read while training; needs --max_steps.", False)
+    block_size: int | None = described("Tokens per sequence; default: what the model takes, at most 1024.")
+    append_eos: bool = described("Put the end token after each document.", False)
+    keep_linebreaks: bool = described("Keep the line breaks of text files.", True)
+    overwrite_cache: bool = described("Tokenize again.", False)
+    preprocessing_num_workers: int | None = described("Processes that tokenize.")
 
 
 @dataclass
 class OverwriteArgument:
-    """Taken out of TrainingArguments by transformers 5; people have it in their scripts."""
+    """Removed from TrainingArguments by transformers 5, but still in people's scripts."""
 
-    overwrite_output_dir: bool = said("Begin anew where checkpoints are; a later attempt of the run resumes.", False)
-
-
-DATA = ("dataset_name", "train_file", "validation_file")
-DEMO = {**course_arguments.DEMO, "append_eos": True, "block_size": 128}
-
-
-def read(argv: Sequence[str], run: RunFolder, peers: Processes) -> tuple[Settings, Batch]:
-    """Return the settings and the batch. Raises JobError for what can be known before any process group exists."""
-    settings = course_arguments.read("clm", types(), argv)
-    course_arguments.fit_machine(settings, run)
-    settings.default({"logging_steps": 10, "remove_unused_columns": False}, "script")
-    if not any(settings.get(name) for name in ("model_name_or_path", "model_type", "config_name", *DATA)):
-        settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **DEMO}, "demo default")
-    _choose_work(settings, run)
-    contradictions.refuse(settings)
-    model.settle_block_size(settings)
-    batch = course_arguments.plan_batch(settings, peers, settings["block_size"])
-    course_arguments.plan_deepspeed(settings, batch)
-    _choose_precision(settings)
-    return settings, batch
+    overwrite_output_dir: bool = described("Start anew despite checkpoints; a later attempt resumes.", False)
 
 
 def types() -> tuple[type, ...]:
     """Return the dataclasses whose fields are the arguments."""
     from transformers import TrainingArguments
 
-    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, OurArguments)
+    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, JobArguments)
     there = any(known.name == "overwrite_output_dir" for known in dataclasses.fields(TrainingArguments))
     return ours if there else (*ours, OverwriteArgument)
 
 
-def _choose_work(settings: Settings, run: RunFolder) -> None:
+def read(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
+    """Return settings and batch. Raises JobError for what can be known before a process group exists."""
+    settings = settings_module.read("clm", types(), argv)
+    arguments.fit_machine(settings, job)
+    settings.default({"logging_steps": 10, "remove_unused_columns": False}, "script")
+    if not any(settings.get(name) for name in ("model_name_or_path", "model_type", "config_name", *DATA)):
+        settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **DEMO}, "demo default")
+    _choose_work(settings, job)
+    _refuse_contradictions(settings)
+    _choose_block_size(settings)
+    batch = arguments.plan_batch(settings, job, settings["block_size"])
+    arguments.plan_deepspeed(settings, batch, job)
+    _choose_precision(settings)
+    return settings, batch
+
+
+def _choose_work(settings: Settings, job: Job) -> None:
     evaluates = str(getattr(settings["eval_strategy"], "value", settings["eval_strategy"])) != "no"
     if evaluates:
         settings.default({"do_eval": True}, "from eval_strategy")
     if not settings["do_train"] and (evaluates or not settings["do_eval"]):
         settings.default({"do_train": True}, "script: nothing else is asked for")
+    anew = settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"]
     if not settings["do_train"]:
         settings.derive("resume_from_checkpoint", "false", "script: nothing is trained")
-    # a later attempt goes on from what the first has saved
-    elif settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"] and run.attempt_number == 1:
+    elif anew and job.run.attempt_number == 1:  # a later attempt resumes what the first has saved
         settings.derive("resume_from_checkpoint", "false", "from overwrite_output_dir")
 
 
+def _choose_block_size(settings: Settings) -> None:
+    if settings["model_name_or_path"] == TINY_MODEL:
+        settings.default({"block_size": settings["block_size"] or 128}, "script")
+        return
+    shape = models.configuration(settings)
+    positions = models.positions_of(shape)
+    if settings["block_size"] is None:
+        longest = min(positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
+        settings.derive("block_size", longest, f"script: the model takes {positions or 'any length'}")
+    models.check_length("--block_size", settings["block_size"], shape, models.name_of(settings))
+
+
 def _choose_precision(settings: Settings) -> None:
-    """Compute in bf16 where the GPU has it and nothing else is asked for; keep the weights that are updated in fp32."""
+    """Compute in bf16 if the GPU has it and nothing else is asked for; keep weights that are updated in fp32."""
     import torch
 
-    from training import deepspeed as deepspeed_config
-
     path = settings["deepspeed"]
-    config = deepspeed_config.read(Path(path)) if path else {}
-    if path and not settings["do_train"] and deepspeed_config.stage(config) != 3:
+    if path and not settings["do_train"] and deepspeed.stage(deepspeed.read(Path(path))) != 3:
         settings.derive("deepspeed", None, "script: nothing is trained, and only ZeRO-3 helps to evaluate")
-    fixed = config.get("bf16", {}).get("enabled", "auto") != "auto" or config.get("fp16", {}).get("enabled") is True
-    asked = settings.given("bf16") or settings["fp16"] or fixed or settings["dtype"] in ("float16", "float32")
-    if not asked and torch.cuda.is_available() and torch.cuda.is_bf16_supported():
-        settings.default({"bf16": True}, "script: this GPU has bf16")
+    fixed = str(settings.sources.get("bf16", "")).endswith("bf16.enabled")  # by the DeepSpeed file
+    chosen = settings.given("bf16") or settings["fp16"] or fixed or settings["dtype"] in ("float16", "float32")
+    if not chosen and torch.cuda.is_available() and torch.cuda.is_bf16_supported():
+        settings.default({"bf16": True}, "script: this GPU supports bf16")
     if settings["dtype"] is None:
-        kept = settings["deepspeed"] and (settings["bf16"] or settings["fp16"] or fixed)
-        if settings["model_name_or_path"] and (kept or not settings["do_train"]):
-            settings.derive("dtype", "auto", "script: DeepSpeed keeps fp32 copies" if kept else "script: as saved")
+        copies = settings["deepspeed"] and (settings["bf16"] or settings["fp16"])
+        if settings["model_name_or_path"] and (copies or not settings["do_train"]):
+            settings.derive("dtype", "auto", "script: DeepSpeed keeps fp32 copies" if copies else "script: as saved")
         else:
             settings.derive("dtype", "float32", "script: weights that are updated")
+
+
+def _refuse_contradictions(settings: Settings) -> None:
+    """Raise JobError for the first arguments that contradict each other."""
+    name, scratch = settings["model_name_or_path"], settings["config_name"] or settings["model_type"]
+    data, files = settings["dataset_name"], [settings[key] for key in DATA[1:] if settings[key]]
+    stream = settings["streaming"]
+    for found, what, why, fix in (
+        (not name and not scratch, "no model is named", "there is text, but nothing to train on it",
+         "--model_name_or_path NAME|FOLDER to continue, --model_type gpt2 or --config_name NAME from scratch"),
+        (name and settings["config_overrides"], "--config_overrides and --model_name_or_path are both given",
+         "the shape of existing weights cannot change",
+         "remove one, or train from scratch: --model_type or --config_name"),
+        (name and settings["model_type"], "--model_type and --model_name_or_path are both given",
+         "one trains from scratch, the other continues", "remove one of them"),
+        (settings["config_name"] and settings["model_type"], "--model_type and --config_name are both given",
+         "both name the type of model", "remove one of them"),
+        (not name and not settings["tokenizer_name"], "no tokenizer is named", "a model from scratch has none",
+         f"--tokenizer_name NAME|FOLDER, or {TINY_MODEL} for one made on the spot"),
+        (not data and not files, "no data are named", f"the model is {models.name_of(settings)!r}",
+         f"--train_file FILE, or --dataset_name NAME|FOLDER|{PYTHON_DOCS}"),
+        (data and files, "--dataset_name and a file are both given", "the text comes from one of them",
+         "remove one of them"),
+        (settings["do_train"] and not data and not settings["train_file"], "there is no text to train on",
+         "only --validation_file is given", "--train_file FILE, or --do_eval alone"),
+        (stream and settings["do_train"] and settings["max_steps"] <= 0, "--streaming without --max_steps",
+         "the end of a stream is not known", "--max_steps N, or no --streaming"),
+        (stream and settings["data_percentage"] < 100, "--streaming with --data_percentage",
+         "the length of a stream is not known", "--max_steps N limits it too"),
+    ):  # fmt: skip
+        if found:
+            raise JobError(what, why, fix)
+    for file in files:
+        _check_file(file)
+    for key, low, high in (("validation_split_percentage", 0, 99.99), ("data_percentage", 0, 100)):
+        if not low < settings[key] <= high:
+            raise JobError(f"--{key} {settings[key]:g}", "it is a share of the whole, in percent", f"--{key} 10")
+    for key, least in (
+        ("block_size", 2), ("max_train_samples", 1), ("max_eval_samples", 1), ("preprocessing_num_workers", 1)
+    ):  # fmt: skip
+        if settings[key] is not None and settings[key] < least:
+            raise JobError(f"--{key} {settings[key]}", f"it must be {least} or more", f"--{key} {least}")
+
+
+def _check_file(name: str) -> None:
+    found = named(name)
+    if not found or not found[0].exists():
+        what = f"no file matches {name!r}" if "*" in name else f"there is no file {name!r}"
+        raise JobError(what, "it must be visible in the container", "check the name, and that its folder is mounted")
+    for path in found:
+        documents.kind_of(path)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training import deepspeed_contradictions as contradictions
-from training import known_keys
+from training import files
 from training.errors import JobError, near_miss
 
 if TYPE_CHECKING:
@@ -18,15 +16,32 @@ if TYPE_CHECKING:
     from training.settings import Settings
 
 PRESETS = Path(__file__).resolve().parents[1] / "deepspeed"
+NUMBERS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # transformers 5.23 renamed gradient_checkpointing.
 CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
+# Sections and keys that the scripts use or document; others get a warning only.
+TOP_LEVEL = frozenset(
+    (
+        *("activation_checkpointing", "aio", "amp", "bf16", "bfloat16", "checkpoint", "comms_logger", "compile"),
+        *("communication_data_type", "data_types", "dump_state", "elasticity", "flops_profiler", "fp16"),
+        *("gradient_accumulation_steps", "gradient_clipping", "gradient_predivide_factor", "memory_breakdown"),
+        *("optimizer", "prescale_gradients", "scheduler", "sparse_gradients", "steps_per_print", "tensorboard"),
+        *("torch_autocast", "train_batch_size", "train_micro_batch_size_per_gpu", "wall_clock_breakdown", "wandb"),
+        *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization"),
+    )
+)
+# Keys that would break a run, and why they are left out.
+DROPPED = {
+    "load_universal": "the script loads a universal checkpoint when the number of processes has changed",
+    "use_node_local_storage": "the next attempt may run on other nodes, so all shards go to the run folder",
+}
 
 
 def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
-    """Put the path of the checked file in the place of a preset's name; `none` turns DeepSpeed off.
+    """Replace a preset's name by the path of the checked file; `none` turns DeepSpeed off. Return notes for the user.
 
-    A file with a section activation_checkpointing turns the trainer's own on, where the user has not said otherwise.
-    Returns lines about what in the file changes nothing. Raises JobError before anything slow has started.
+    bf16 and fp16 of the file become the arguments, since the trainer refuses a difference. A section
+    activation_checkpointing turns on the trainer's own. Keys of DROPPED are left out of a copy in the attempt's folder.
     """
     name = settings.get("deepspeed")
     if not name or str(name).lower() == "none":
@@ -41,14 +56,21 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
         "gradient_clipping": settings["max_grad_norm"],
     }
     batch_conflict(path, config, expected)
-    _refuse_node_local(path, config, settings, run)
+    _take_precision(path, config, settings)
     if "activation_checkpointing" in config and not any(settings.given(key) for key in CHECKPOINTING):
-        # The older name is a way to say the newer one, and warns: only the newest that there is gets the value.
+        # The older name only warns: set the newest one.
         newest = next(key for key in CHECKPOINTING if key in settings.values)
         settings.default({newest: True}, f"{path.name}: activation_checkpointing")
+    notes = [*unknown_keys(path, config), *without_effect(config)]
+    dropped = [key for key in DROPPED if config.get("checkpoint", {}).get(key)]
     source = settings.sources["deepspeed"]
+    if dropped:
+        notes += [f"{path.name}: checkpoint.{key} is ignored: {DROPPED[key]}" for key in dropped]
+        kept = {key: value for key, value in config["checkpoint"].items() if key not in dropped}
+        path = run.attempt / "deepspeed.json"
+        files.write_json(path, {**config, "checkpoint": kept})
     settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
-    return contradictions.without_effect(config)
+    return tuple(notes)
 
 
 def presets() -> tuple[str, ...]:
@@ -62,25 +84,29 @@ def resolve(name: str) -> Path:
     if Path(name).is_file():
         return Path(name)
     raise JobError(
-        f"there is no DeepSpeed preset or file {name!r}{near_miss(name, list(presets()))}",
+        f"there is no DeepSpeed preset or file {name!r}{near_miss(name, presets())}",
         f"the presets are {', '.join(presets())}",
         "--deepspeed zero2, or the path of a JSON file as the container sees it",
     )
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the configuration. Raises JobError for broken JSON, keys given twice or unknown, and contradictions."""
+    """Return the configuration. Raises JobError for broken JSON, duplicate keys, and settings that contradict."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _once(path, pairs))
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
-        raise JobError(f"{where} is not JSON", error.msg, "mend the line; JSON has no comments") from error
+        raise JobError(f"{where} is not valid JSON", error.msg, "fix that line; JSON has no comments") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"{path} cannot be read", str(error), "give a text file that the container sees") from error
+        raise JobError(f"cannot read {path}", str(error), "give a text file that the container sees") from error
     if not isinstance(config, dict):
-        raise JobError(f"{path} holds no JSON object", "DeepSpeed's configuration is one", "begin with '{'")
-    known_keys.refuse_unknown(path, config)
-    contradictions.refuse(path, config)
+        raise JobError(f"{path} is not a JSON object", "DeepSpeed's configuration is one", "begin with '{'")
+    for section in ("bf16", "fp16", "zero_optimization", "activation_checkpointing", "checkpoint", "optimizer"):
+        if not isinstance(config.get(section, {}), dict):
+            raise JobError(
+                f"{path}: {section} is {config[section]!r}", "it is a section with keys", f'write "{section}": {{...}}'
+            )
+    _refuse_contradictions(path, config)
     return config
 
 
@@ -88,23 +114,53 @@ def stage(config: Mapping[str, Any]) -> int:
     return int(config.get("zero_optimization", {}).get("stage", 0))
 
 
+def unknown_keys(path: Path, config: Mapping[str, Any]) -> list[str]:
+    """Return a note for each key at the top or in zero_optimization that is not known: DeepSpeed ignores most typos."""
+    known = {"": (config, TOP_LEVEL)}
+    try:
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+        fields = DeepSpeedZeroConfig.model_fields
+        names = frozenset(fields) | {field.alias for field in fields.values() if field.alias}
+        known["zero_optimization."] = (config.get("zero_optimization", {}), names)
+    except (ImportError, AttributeError):  # another DeepSpeed, or none
+        pass
+    return [
+        f"{path.name}: DeepSpeed may not know the key {prefix + key!r}{near_miss(key, sorted(names))}"
+        for prefix, (table, names) in known.items()
+        for key in table
+        if key not in names
+    ]
+
+
 def batch_conflict(path: Path, config: Mapping[str, Any], expected: Mapping[str, float | int]) -> None:
-    """Raise JobError where the file fixes a number that the command line makes another."""
+    """Raise JobError if the file sets a number that the command line sets to another."""
     for key, value in expected.items():
         written = config.get(key, "auto")
         if written != "auto" and written != value:
             raise JobError(
-                f"{path} says {key} = {written}, the command line makes it {value}",
-                "two places set the same number, and DeepSpeed stops when they differ",
+                f"{path} sets {key} = {written}, the command line makes it {value}",
+                "DeepSpeed stops when the two differ",
                 f'write "auto" for {key} in the file, or give the arguments that make {written}',
             )
 
 
-def leave_out_what_is_not_built() -> None:
-    """Keep DeepSpeed from compiling its all-reduce for CPUs at the first start; torch's own serves as well.
+def without_effect(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a note for each setting that is on and changes nothing with a model of transformers."""
+    section = config.get("activation_checkpointing", {})
+    known = ("partition_activations", "contiguous_memory_optimization", "cpu_checkpointing", "number_checkpoints")
+    return tuple(
+        f"activation_checkpointing.{key} has no effect: models of transformers recompute by torch, not by DeepSpeed"
+        for key in known
+        if section.get(key)
+    )
 
-    It would need a compiler and minutes; and where it is killed meanwhile, torch leaves a lock behind, on which every
-    later start of this user waits for good. Images have it built. Source: DeepSpeed 0.19.8, comm/torch.py.
+
+def skip_unbuilt_shm_comm() -> None:
+    """Keep DeepSpeed from compiling its all-reduce for CPUs at the first start; torch's own works as well.
+
+    It needs a compiler and minutes. If it is killed meanwhile, torch leaves a lock behind on which every later start
+    waits forever. Images have it built. Source: DeepSpeed 0.19.8, comm/torch.py.
     """
     from deepspeed.accelerator import get_accelerator
     from deepspeed.git_version_info import installed_ops
@@ -116,26 +172,88 @@ def leave_out_what_is_not_built() -> None:
         ops.__compatible_ops__[name] = False
 
 
+def _take_precision(path: Path, config: Mapping[str, Any], settings: Settings) -> None:
+    for name in ("bf16", "fp16"):
+        enabled = config.get(name, {}).get("enabled", "auto")
+        if enabled == "auto":
+            continue
+        if settings.given(name) and bool(settings.get(name)) != enabled:
+            raise JobError(
+                f"{path} sets {name}.enabled = {str(enabled).lower()}, the command line makes it {settings[name]}",
+                "the trainer stops when the two differ",
+                f'write "auto" in the file, or remove --{name}',
+            )
+        settings.derive(name, enabled, f"{path.name}: {name}.enabled")
+
+
 def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise JobError(f"{path}: the key {name!r} stands twice in one table", "JSON keeps the last", "take one out")
+            raise JobError(f"{path}: the key {name!r} appears twice", "JSON keeps the last one", "remove one of them")
     return dict(pairs)
 
 
-def _refuse_node_local(path: Path, config: Mapping[str, Any], settings: Settings, run: RunFolder) -> None:
-    """Refuse shards on the nodes' own disks in a run that may restart elsewhere: the others' would be gone.
+def _refuse_contradictions(path: Path, config: Mapping[str, Any]) -> None:
+    zero = config.get("zero_optimization", {})
+    level = zero.get("stage", 0)
+    if isinstance(level, bool) or level not in (0, 1, 2, 3):
+        raise JobError(f"{path}: zero_optimization.stage is {level!r}", "the stages are 0, 1, 2 and 3", "use one")
+    enabled = {name: config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")}
+    for name, value in enabled.items():
+        if value not in (True, False, "auto"):
+            raise JobError(f"{path}: {name}.enabled is {value!r}", 'it is true, false or "auto"', 'write "auto"')
+    if enabled["bf16"] is True and enabled["fp16"] is True:
+        raise JobError(f"{path} turns on both bf16 and fp16", "a model trains in one of them", 'write "auto" for both')
+    _check_batch(path, config)
+    _check_offload(path, config, zero, level)
 
-    Where the checkpoints lie in the run folder after all, nothing is lost: then every node's shards are in it.
-    """
-    wanted = config.get("checkpoint", {}).get("use_node_local_storage") is True or settings.get("save_on_each_node")
-    folder = os.path.realpath(str(settings.get("output_dir") or run.checkpoints))
-    shared = os.path.commonpath((folder, os.path.realpath(run.path))) == os.path.realpath(run.path)
-    if not wanted or run.by_hand or shared:
+
+def _check_batch(path: Path, config: Mapping[str, Any]) -> None:
+    for key in NUMBERS:
+        value = config.get(key, "auto")
+        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise JobError(f"{path}: {key} is {value!r}", 'it must be 1 or more, or "auto"', 'write "auto"')
+    total, micro, accumulation = (config.get(key, "auto") for key in NUMBERS)
+    if "auto" not in (total, micro, accumulation) and total % (micro * accumulation):
+        raise JobError(
+            f"{path}: train_batch_size {total} is not a multiple of {micro} x {accumulation}",
+            "train_batch_size = micro batch x accumulation x processes",
+            'write "auto" for the three; the command line sets them',
+        )
+
+
+def _check_offload(path: Path, config: Mapping[str, Any], zero: Mapping[str, Any], level: int) -> None:
+    for key in ("offload_param", "stage3_gather_16bit_weights_on_model_save"):
+        if _is_on(zero.get(key)) and level != 3:
+            raise JobError(
+                f"{path}: zero_optimization.{key} with stage {level}",
+                "only stage 3 splits the weights",
+                f"set stage to 3, or remove {key}",
+            )
+    for key in ("offload_optimizer", "offload_param"):
+        table = zero.get(key) or {}
+        if table.get("device") == "nvme" and not table.get("nvme_path"):
+            raise JobError(
+                f"{path}: zero_optimization.{key} goes to nvme, and nvme_path is missing",
+                "DeepSpeed would write to a folder named None",
+                f'"nvme_path": a folder on the node\'s own disk, or "device": "cpu" in {key}',
+            )
+    if not _is_on(zero.get("offload_optimizer")):
         return
-    raise JobError(
-        f"{path}: checkpoint.use_node_local_storage, and checkpoints go to {folder}",
-        "this run restarts, maybe on other nodes, which do not have these shards",
-        f"leave --output_dir out: {run.checkpoints} is seen by every node; or set use_node_local_storage to false",
-    )
+    if level == 0:
+        raise JobError(
+            f"{path}: zero_optimization.offload_optimizer with stage 0",
+            "with stage 0 the optimizer is not split and stays on the GPU",
+            "set stage to 1, 2 or 3, or remove offload_optimizer",
+        )
+    if "optimizer" not in config and config.get("zero_force_ds_cpu_optimizer", True):
+        raise JobError(
+            f"{path}: zero_optimization.offload_optimizer without an optimizer section",
+            "the trainer would bring torch's optimizer, which DeepSpeed refuses to run on the CPU",
+            'add the optimizer section of the preset zero2-offload, or "zero_force_ds_cpu_optimizer": false',
+        )
+
+
+def _is_on(value: Any) -> bool:
+    return bool(value) and not (isinstance(value, Mapping) and value.get("device") in (None, "none"))

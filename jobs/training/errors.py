@@ -1,24 +1,25 @@
-"""One clear error, from one rank, with exit code 1."""
+"""One clear error from one rank, and exit code 1."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-# A rank other than 0 gives rank 0 this long to say the same thing first. Under torchrun it is ended meanwhile.
+# Rank 0 usually meets the same error. Other ranks give it this long to report it first.
 RANK_ZERO_FIRST_SECONDS = 3.0
 
 
 @dataclass(eq=False)  # not frozen: a context manager that it passes through sets its traceback
 class JobError(Exception):
-    """What the user can mend: what went wrong, why, and what to try."""
+    """An error that the user can fix: what happened, why, and what to try."""
 
     what: str
     why: str
@@ -28,21 +29,27 @@ class JobError(Exception):
         return f"{self.what}\n  because: {self.why}\n  try:     {self.fix}"
 
 
-def near_miss(word: str, known: Iterator[str] | list[str]) -> str:
-    """Return ` (did you mean 'x'?)`, or nothing when no known word is close."""
-    import difflib
+def near_miss(word: str, known: Iterable[str]) -> str:
+    """Return ` (did you mean 'x'?)`, or nothing when no known word is close.
 
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    A word that others continue is taken for the start of one: `--dataset` for `--dataset_name`.
+    """
+    known = list(known)
+    continued = [other for other in known if word and other.startswith(f"{word}_")]
+    if continued:
+        best = min(continued, key=lambda other: (not other.startswith(f"{word}_name"), len(other)))
+        return f" (did you mean {best!r}?)"
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 @contextlib.contextmanager
 def reported(script: str, note_folder: Path | None = None) -> Iterator[None]:
-    """Turn an exception into a message of one rank and exit code 1; `SystemExit` passes untouched.
+    """Turn an exception into one message and exit code 1; `SystemExit` passes.
 
-    Rank 0 speaks at once and leaves `error.txt` in the attempt's folder; any other rank waits a moment and speaks only
-    where no rank has done so since this process began: the error was then its own. It leaves without waiting for
-    a collective, so that the launcher ends the ranks that hang in one.
+    Rank 0 prints at once and writes `error.txt` into the attempt's folder. Another rank waits a moment and prints
+    only if no rank has written error.txt since this process began. The process then exits without waiting for a
+    collective, so that the launcher ends the ranks that hang in one.
     """
     started = time.time()
     try:
@@ -56,16 +63,17 @@ def reported(script: str, note_folder: Path | None = None) -> Iterator[None]:
         note = (note_folder or _attempt_folder()) / "error.txt"
         if rank != 0:
             time.sleep(RANK_ZERO_FIRST_SECONDS)
-            if _said_since(note, started):
+            if _written_since(note, started):
                 leave(1)
-        _leave_note(note, text)
+        with contextlib.suppress(OSError):
+            note.write_text(text, encoding="utf-8")
         sys.stderr.write(text if rank == 0 else f"[rank {rank}] {text}")
         sys.stderr.flush()
         leave(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
 def _message(script: str, error: BaseException) -> str:
-    """Return what to print: three lines for a JobError, the traceback for a fault of ours."""
+    """Return three lines for a JobError, and the traceback for a fault of the scripts."""
     if isinstance(error, JobError):
         return f"{script}: {error}\n"
     if isinstance(error, KeyboardInterrupt):
@@ -78,20 +86,15 @@ def _attempt_folder() -> Path:
     return Path(os.environ.get("RUNNER_ATTEMPT") or os.environ.get("RUNNER_RUN") or os.devnull)
 
 
-def _said_since(note: Path, started: float) -> bool:
+def _written_since(note: Path, started: float) -> bool:
     try:
         return note.stat().st_mtime >= started - 1
     except OSError:
         return False
 
 
-def _leave_note(note: Path, text: str) -> None:
-    with contextlib.suppress(OSError):
-        note.write_text(text, encoding="utf-8")
-
-
 def _restore_signals() -> None:
-    """Let SIGTERM end this process again: from here on nothing is worth saving."""
+    """Let SIGTERM end this process again: there is nothing left to save."""
     import signal
 
     for number in (signal.SIGTERM, signal.SIGUSR2):
@@ -100,7 +103,7 @@ def _restore_signals() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without atexit handlers: those of a process group wait for ranks that will never come."""
+    """Exit without atexit handlers: those of a process group wait for ranks that never arrive."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

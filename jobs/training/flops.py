@@ -1,4 +1,4 @@
-"""How much a model computes for a token, and how much a GPU could: model FLOPs utilisation."""
+"""Model FLOPs utilisation: what a model computes per token, and what a GPU could."""
 
 from __future__ import annotations
 
@@ -8,28 +8,32 @@ from typing import Any
 from training.errors import JobError
 
 FORMULA = (
-    "MFU = model FLOPs / seconds / (peak x processes); model FLOPs = (6 x trained + 4 x frozen weights) x tokens"
-    " + 6 x layers x attention width x sum of squared sequence lengths (causal: half of 12);"
-    " weights: all but embedding tables, the output head among them, of experts those that a token passes;"
-    " recomputed activations, padding, saving and evaluating are not counted"
+    "mfu = model FLOPs / seconds / (peak x processes); model FLOPs = (6 x trained + 4 x frozen weights) x tokens"
+    " + 6 x layers x attention width x sum of squared sequence lengths (causal; a sliding window counts what it sees);"
+    " weights: all but embedding tables, including the output head, of experts those that a token passes;"
+    " recomputed activations, padding, saving and evaluating are not counted;"
+    " mfu_palm counts attention in full, as the PaLM paper and nanoGPT do: 12 instead of 6, and no window"
 )
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Dense bf16 (fp16 where a GPU has no bf16) of one GPU, accumulating in fp32."""
+    """FLOP/s of one GPU: dense bf16 (fp16 on a GPU without bf16), accumulating in fp32."""
 
-    name: str  # words that stand in torch.cuda.get_device_name()
+    name: str  # words of torch.cuda.get_device_name()
     flops: float
     source: str
 
 
-# The first that fits counts, so the particular stands before the general. All without sparsity.
+# The first match counts, so special names come before general ones. All without sparsity.
 # fmt: off
 PEAKS = (
+    Peak("GB300", 2500e12, "NVIDIA GB300 NVL72 data sheet, 2025: 360 PFLOPS of 72 GPUs with sparsity, halved"),
+    Peak("B300", 2250e12, "NVIDIA HGX B300 data sheet, 2025: 36 PFLOPS of 8 GPUs with sparsity, halved"),
     Peak("GB200", 2500e12, "NVIDIA GB200 NVL72 data sheet, 2024: 360 PFLOPS of 72 GPUs with sparsity, halved"),
     Peak("B200", 2250e12, "NVIDIA Blackwell data sheet, 2024: HGX B200, 36 PFLOPS of 8 GPUs with sparsity, halved"),
     Peak("GH200", 989.4e12, "NVIDIA GH200 data sheet, 2023: 1,979 TFLOPS with sparsity, halved"),
+    Peak("H200 NVL", 835.5e12, "NVIDIA H200 data sheet, 2024: NVL, 1,671 TFLOPS with sparsity, halved"),
     Peak("H200", 989.4e12, "NVIDIA H200 data sheet, 2024: 1,979 TFLOPS with sparsity, halved"),
     Peak("H100 NVL", 835.5e12, "NVIDIA H100 data sheet, 2024: 1,671 TFLOPS with sparsity, halved"),
     Peak("H100 PCIe", 756e12, "NVIDIA H100 data sheet, 2023: 1,513 TFLOPS with sparsity, halved"),
@@ -42,21 +46,24 @@ PEAKS = (
     Peak("L40", 181e12, "NVIDIA L40 data sheet, 2023"),
     Peak("L4", 121e12, "NVIDIA L4 data sheet, 2023: 242 TFLOPS with sparsity, halved"),
     Peak("A40", 149.7e12, "NVIDIA A40 data sheet, 2021"),
+    Peak("RTX A6000", 154.8e12, "NVIDIA RTX A6000 data sheet, 2021: 309.7 TFLOPS with sparsity, halved"),
     Peak("A30", 165e12, "NVIDIA A30 data sheet, 2021"),
     Peak("A10G", 70e12, "NVIDIA A10G data sheet, 2021"),
     Peak("A10", 125e12, "NVIDIA A10 data sheet, 2021"),
+    Peak("V100 PCIE", 112e12, "NVIDIA V100 data sheet, 2020: fp16, PCIe"),
     Peak("V100", 125e12, "NVIDIA V100 data sheet, 2020: fp16, SXM2"),
     Peak("T4", 65e12, "NVIDIA T4 data sheet, 2019: fp16"),
     Peak("RTX 4090", 165.2e12, "NVIDIA Ada GPU architecture, 2022: fp16 accumulating in fp32"),
     Peak("RTX 3090", 71e12, "NVIDIA GA102 GPU architecture, 2020: fp16 accumulating in fp32"),
     Peak("MI300X", 1307.4e12, "AMD Instinct MI300X data sheet, 2023"),
+    Peak("MI300A", 980.6e12, "AMD Instinct MI300A data sheet, 2023"),
     Peak("MI250X", 191.5e12, "AMD Instinct MI250X data sheet, 2021: 383 TFLOPS of two dies, each a device"),
 )
 # fmt: on
 
 
 def find_peak(name: str) -> Peak | None:
-    """Return the peak of a GPU by the name that torch gives it; None where it is not known."""
+    """Return the peak of a GPU by the name that torch gives it; None if it is not known."""
     words = name.replace("-", " ").lower().split()
     if "mig" in words:  # a slice of a GPU
         return None
@@ -64,10 +71,10 @@ def find_peak(name: str) -> Peak | None:
 
 
 def choose_peak(wanted: float | None) -> Peak | None:
-    """Return `--peak_flops`, else that of this process' GPU by its name; None on a CPU or an unknown GPU."""
+    """Return `--peak_flops`, else that of this process's GPU by its name; None on a CPU or an unknown GPU."""
     if wanted is not None:
         if wanted <= 0:
-            raise JobError(f"--peak_flops {wanted} cannot be", "it is the FLOP/s of one process", "--peak_flops 989e12")
+            raise JobError(f"--peak_flops {wanted}", "it is the FLOP/s of one process", "--peak_flops 989e12")
         return Peak("given", float(wanted), "--peak_flops")
     import torch
 
@@ -76,26 +83,35 @@ def choose_peak(wanted: float | None) -> Peak | None:
 
 @dataclass(frozen=True)
 class Cost:
-    """What training a model computes."""
+    """What a training step of a model computes."""
 
-    trained: int  # weights that a token passes through a matrix product, and that learn
+    trained: int  # weights in matrix products that learn
     frozen: int
-    attention: int  # layers x width of attention
+    attention: int  # layers x attention width, of layers that see the whole sequence
+    windowed: int = 0  # the same, of layers with a sliding window
+    window: int | None = None  # tokens
 
-    def flops(self, tokens: float, squared_lengths: float) -> float:
-        return (6 * self.trained + 4 * self.frozen) * tokens + 6 * self.attention * squared_lengths
+    def flops(self, tokens: float, squared_lengths: float, windowed_lengths: float = 0.0) -> float:
+        weights = (6 * self.trained + 4 * self.frozen) * tokens
+        return weights + 6 * (self.attention * squared_lengths + self.windowed * windowed_lengths)
+
+    def flops_palm(self, tokens: float, squared_lengths: float) -> float:
+        weights = (6 * self.trained + 4 * self.frozen) * tokens
+        return weights + 12 * (self.attention + self.windowed) * squared_lengths
 
 
 def of_model(model: Any) -> Cost:
-    """Return the cost of a model of transformers, with an adapter or without, whole or split by ZeRO-3."""
+    """Return the cost of a model of transformers, with or without an adapter, whole or split by ZeRO-3."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     tables = _tables(model)
-    share = _active_share(config)
+    share = active_share(config)
     trained = frozen = 0
     for name, weight in model.named_parameters():
-        count = getattr(weight, "ds_numel", None) or weight.numel()
         if id(weight) in tables:
             continue
+        count = getattr(weight, "ds_numel", None) or weight.numel()
+        if type(weight).__name__ == "Params4bit":  # of bitsandbytes: two weights in each byte
+            count *= 2 * weight.element_size()
         count = round(count * share) if ".experts." in name else count
         if weight.requires_grad:
             trained += count
@@ -103,21 +119,55 @@ def of_model(model: Any) -> Cost:
             frozen += count
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
-    return Cost(trained, frozen, layers * width)
+    sliding, window = _sliding_layers(config)
+    return Cost(trained, frozen, (layers - sliding) * width, sliding * width, window)
+
+
+def squared_lengths(batch: Any, window: int | None = None) -> Any:
+    """Return the sum of the squared lengths of a batch's sequences, on the batch's device; with a window, what it sees.
+
+    A packed row counts by its documents if positions start again in them: the sum of 2 i + 1 over the positions i is
+    the square of a length.
+    """
+    ids = batch.get("input_ids")
+    if ids is None or ids.dim() != 2:
+        return 0
+    positions, mask = batch.get("position_ids"), batch.get("attention_mask")
+    if positions is not None:
+        return (2 * (positions if window is None else positions.clamp(max=window - 1)) + 1).sum()
+    if mask is not None and mask.dim() == 2:
+        lengths = mask.sum(dim=1)
+        seen = lengths if window is None else lengths.clamp(max=window)
+        return (seen**2 + (lengths - seen) * (2 * seen - 1)).sum()
+    length, seen = ids.shape[1], min(ids.shape[1], window or ids.shape[1])
+    return ids.shape[0] * (seen**2 + (length - seen) * (2 * seen - 1))
+
+
+def active_share(config: Any) -> float:
+    """Return the share of its experts that a token passes."""
+
+    def first(*names: str) -> int | None:
+        return next((value for name in names if (value := getattr(config, name, None))), None)
+
+    experts = first("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+    chosen = first("num_experts_per_tok", "num_experts_per_token", "moe_k")
+    return chosen / experts if experts and chosen else 1.0
+
+
+def _sliding_layers(config: Any) -> tuple[int, int | None]:
+    """Return how many layers have a sliding window, and its tokens."""
+    window = getattr(config, "sliding_window", None)
+    if not window or getattr(config, "use_sliding_window", True) is False:
+        return 0, None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return sum(kind == "sliding_attention" for kind in kinds), int(window)
 
 
 def _tables(model: Any) -> set[int]:
-    """Return the weights that are looked up, not multiplied; a table that is the output head too is multiplied."""
+    """Return the ids of weights that are looked up, not multiplied. A table that is also the output head is not one."""
     import torch
 
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     kept = id(getattr(head, "weight", None))
     found = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     return found - {kept}
-
-
-def _active_share(config: Any) -> float:
-    """Return which share of its experts a token passes."""
-    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
-    chosen = getattr(config, "num_experts_per_tok", None)
-    return chosen / experts if experts and chosen else 1.0

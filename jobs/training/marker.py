@@ -1,4 +1,4 @@
-"""The done marker of a checkpoint: every file with its size and hash, written last."""
+"""complete.json of a checkpoint: every file with its size and hash, written last."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,13 @@ from training import files
 
 MARKER = "complete.json"
 PIECE_BYTES = 8 * 1024**2
-# The rank that writes a file stands in its name: DeepSpeed's shards and transformers' random states.
+# The rank that writes a file is in its name: DeepSpeed's shards and transformers' random states.
 OF_RANK = re.compile(r"(?:zero_pp_rank_|rng_state_)(\d+)")
 
 
 @dataclass(frozen=True)
 class Digest:
-    """What was written to one file, or why that cannot be known."""
+    """Size and hash of one file, or why it could not be read."""
 
     size_bytes: int
     hash: str  # hexadecimal, by the marker's algorithm
@@ -30,10 +31,7 @@ class Digest:
 
 
 def algorithm() -> str:
-    """Return the fastest hash at hand: xxh3_128 (datasets brings xxhash) reads at memory speed, blake2b does not.
-
-    A flipped bit, not an enemy, is what it has to find.
-    """
+    """Return the fastest hash available: xxh3_128 (datasets brings xxhash), else blake2b. It finds accidents only."""
     try:
         import xxhash  # noqa: F401
     except ImportError:
@@ -41,18 +39,15 @@ def algorithm() -> str:
     return "xxh3_128"
 
 
-def hasher(name: str) -> Any:
+def digest(path: Path, name: str, sync: bool) -> Digest:
+    """Return size and hash of a file; with `sync`, write it to the disk first."""
     if name == "xxh3_128":
         import xxhash
 
-        return xxhash.xxh3_128()
-    return hashlib.new(name)
-
-
-def digest(path: Path, name: str, sync: bool = False) -> Digest:
-    """Return size and hash of a file; `sync` first sends to the disk what this machine still holds of it."""
-    state, size_bytes = hasher(name), 0
-    piece = memoryview(bytearray(PIECE_BYTES))
+        state: Any = xxhash.xxh3_128()
+    else:
+        state = hashlib.new(name)
+    size_bytes, piece = 0, memoryview(bytearray(PIECE_BYTES))
     try:
         with path.open("rb", buffering=0) as file:
             if sync:
@@ -65,20 +60,18 @@ def digest(path: Path, name: str, sync: bool = False) -> Digest:
     return Digest(size_bytes, state.hexdigest())
 
 
-def digests(folder: Path, names: Iterable[str], algorithm_name: str, sync: bool, threads: int = 4) -> dict[str, Digest]:
-    """Return the digest of each file, several at a time: both hashing and reading leave the interpreter alone."""
+def digests(folder: Path, names: Iterable[str], algorithm_name: str, sync: bool) -> dict[str, Digest]:
+    """Return the digest of each file; several threads work at the same time."""
     names = list(names)
-    work: Callable[[str], Digest] = lambda name: digest(folder / name, algorithm_name, sync)  # noqa: E731
-    if len(names) < 2:
-        return {name: work(name) for name in names}
-    with ThreadPoolExecutor(min(threads, len(names))) as pool:
-        return dict(zip(names, pool.map(work, names), strict=True))
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(partial(digest, name=algorithm_name, sync=sync), [folder / name for name in names])
+        return dict(zip(names, found, strict=True))
 
 
 def share(sizes: Mapping[str, int], rank: int, world_size: int, local_world_size: int) -> list[str]:
-    """Return the files that one rank reads: those it wrote itself, and its part of what rank 0 wrote.
+    """Return the files that one rank reads: those that it wrote, and its part of those that rank 0 wrote.
 
-    What a node has written lies in its memory still, so the files of rank 0 are split among the ranks of its node.
+    A node still has in memory what it wrote, so rank 0's files are divided between the ranks of its node.
     """
     load = [0] * max(1, min(local_world_size, world_size))
     mine = []
@@ -93,7 +86,7 @@ def share(sizes: Mapping[str, int], rank: int, world_size: int, local_world_size
 
 
 def write(path: Path, found: Mapping[str, Digest], algorithm_name: str, facts: Mapping[str, Any]) -> None:
-    """Write the done marker: from here on the checkpoint counts."""
+    """Write the marker: from here on the checkpoint is complete."""
     for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir())):
         files.sync_folder(folder)
     table = {
@@ -106,20 +99,20 @@ def write(path: Path, found: Mapping[str, Digest], algorithm_name: str, facts: M
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the marker. Raises OSError, ValueError or KeyError where there is none that can be used."""
+    """Return the marker. Raises OSError, ValueError or KeyError if there is none that can be used."""
     marker: dict[str, Any] = json.loads((path / MARKER).read_text(encoding="utf-8"))
     marker["files"], marker["step"], marker["world_size"]
     return marker
 
 
 def missing_or_cut(path: Path) -> str | None:
-    """Return what is wrong with the sizes of a checkpoint's files, or None. Cheap: no file is read."""
+    """Return what is wrong with the sizes of a checkpoint's files, or None. No file is read."""
     try:
         expected: dict[str, int] = read(path)["files"]
     except FileNotFoundError:
-        return f"it has no {MARKER}: the job ended while writing it"
+        return f"it has no {MARKER}: it is not complete"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{MARKER} cannot be read ({error})"
+        return f"cannot read {MARKER} ({error})"
     for name, size_bytes in expected.items():
         try:
             actual = (path / name).stat().st_size
@@ -131,16 +124,16 @@ def missing_or_cut(path: Path) -> str | None:
 
 
 def damaged(path: Path, rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> str | None:
-    """Return which of this rank's share of the files is not what was written, or None."""
+    """Return which file of this rank's share differs from what was written, or None. Every byte is read."""
     marker = read(path)
     hashes: dict[str, str] = marker.get("hashes", {})
     name = marker.get("algorithm", "")
     if hashes and name == "xxh3_128" and algorithm() != name:
-        return None  # this image cannot compute it; the sizes are right
+        return None  # this image does not have xxhash; the sizes are right
     mine = [file for file in share(marker["files"], rank, world_size, local_world_size) if file in hashes]
     for file, found in digests(path, mine, name, sync=False).items():
         if found.fault:
-            return f"{file} cannot be read ({found.fault})"
+            return f"cannot read {file} ({found.fault})"
         if found.hash != hashes[file]:
-            return f"{file} is not what was written: its {name} is {found.hash}, not {hashes[file]}"
+            return f"{file} has changed: its {name} is {found.hash}, {hashes[file]} was written"
     return None

@@ -1,4 +1,4 @@
-"""What a person looks at while a job trains: metrics.jsonl and one plain progress line."""
+"""metrics.jsonl and one plain progress line."""
 
 from __future__ import annotations
 
@@ -9,34 +9,41 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training import flops, trackers
+from training import flops
 from training.processes import Processes
 from training.records import append, read
 from training.run import RunFolder
-from training.settings import Settings
-from training.stretch import Stretch, Timed, gather, squared_lengths
 
-LINE_SECONDS = 1.0  # no more than one progress line in this time
-SLOW_DATA = 0.05  # the share of waiting for data from which on the progress line speaks of it
+LINE_SECONDS = 1.0  # between two progress lines at least
+SLOW_DATA = 0.05  # from this share of the time on, the progress line reports waiting for data
 
 
 @dataclass
-class TokenCounter:
-    """Tokens that this process has trained on since the last reading; the trainer adds to it.
+class Stretch:
+    """What this process has measured since the last entry. Counts may be tensors on the GPU, read only at the end."""
 
-    The count may lie on the GPU: it is brought over only when read, so that adding never waits for the device.
-    """
+    tokens: Any = 0
+    squared_lengths: Any = 0
+    windowed_lengths: Any = 0
+    data_wait: float = 0.0  # seconds, as are the others below
+    checkpoint: float = 0.0
+    evaluation: float = 0.0
 
-    count: Any = 0
 
-    def take(self) -> int:
-        taken, self.count = int(self.count), 0
-        return taken
+@dataclass(frozen=True)
+class Ranks:
+    """What all ranks have measured since the last entry."""
+
+    tokens: int
+    squared_lengths: float
+    windowed_lengths: float
+    data_wait: float  # of the rank that waited longest: the others wait for it
+    memory_bytes: int  # of the rank that needs most
 
 
 @dataclass
 class Clock:
-    """When what began, on this process (time.monotonic)."""
+    """Times on this process (time.monotonic)."""
 
     started: float = 0.0
     entry: float = 0.0
@@ -52,38 +59,35 @@ class Progress:
 
 
 class Metrics(TrainerCallback):
-    """Writes one JSON object per log step, on rank 0, and prints the progress. `attach` it once the trainer exists.
+    """Writes one JSON object per log step on rank 0 and prints the progress. `attach` it once the trainer exists.
 
     An entry: step, total_steps (of the whole run), loss (mean since the last entry), grad_norm, learning_rate, tokens
-    (since the last entry, all processes), total_tokens, tokens_per_second (all processes; saving and evaluating left
-    out), tokens_per_second_per_process, mfu (where a peak is known), memory_bytes (peak of the rank that needs most:
-    of its GPU, else of its process), data_wait_seconds (of the rank that waited longest, since the last entry),
-    evaluation_seconds (since the last entry, where there was one), step_seconds, seconds (of this attempt), attempt,
-    time (Unix). Each save leaves an entry of its own, checkpoint_seconds in it (checkpoints/saving.py). Each attempt
-    begins with a `header`, which names the formula of mfu, the peak and its source.
+    (since the last entry, all processes, without padding), total_tokens, tokens_per_second (all processes; saving and
+    evaluating left out), tokens_per_second_per_process, mfu and mfu_palm (if a peak is known), memory_bytes (peak of
+    the rank that needs most: of its GPU, else of its process), data_wait_seconds (of the rank that waited longest,
+    since the last entry), evaluation_seconds (if there was one), step_seconds, seconds (of this attempt), attempt, time
+    (Unix). Each save writes an entry of its own, with checkpoint_seconds. Each attempt begins with a `header`, which
+    has the formula of mfu, the peak and its source.
     """
 
-    def __init__(self, run: RunFolder, processes: Processes, counter: TokenCounter) -> None:
-        self.run, self.processes, self.counter = run, processes, counter
+    def __init__(self, run: RunFolder, processes: Processes) -> None:
+        self.run, self.processes = run, processes
         self.stretch, self.progress = Stretch(), Progress()
         self.cost: flops.Cost | None = None
         self.peak: flops.Peak | None = None
-        self.trackers: tuple[trackers.Tracker, ...] = ()
-        self.saver_seconds: Callable[[], float] | None = None
+        self.saver_seconds: Callable[[], float] = lambda: 0.0
 
-    def attach(self, trainer: Any, settings: Settings) -> None:
-        """Measure this trainer from here on: what it waits for, what it computes, and who is told of it."""
-        self.peak = flops.choose_peak(settings.get("peak_flops"))
+    def attach(self, trainer: Any, peak_flops: float | None, saver_seconds: Callable[[], float]) -> None:
+        """Measure this trainer: its batches, its evaluations, its checkpoints."""
+        self.peak = flops.choose_peak(peak_flops)
         self.cost = flops.of_model(trainer.model) if self.peak else None
-        savers = [each for each in trainer.callback_handler.callbacks if hasattr(each, "take_seconds")]
-        self.saver_seconds = savers[0].take_seconds if savers else None
-        trainer.get_batch_samples = self._timed_batches(trainer.get_batch_samples)
-        trainer.evaluate = self._timed(trainer.evaluate, "evaluation")
-        if self.saver_seconds is None:
-            trainer._save_checkpoint = self._timed(trainer._save_checkpoint, "checkpoint")
-        trackers.replace_callbacks(trainer)
+        self.saver_seconds = saver_seconds
+        trainer.get_batch_samples = self._measured(trainer.get_batch_samples)
+        trainer.evaluate = self._timed(trainer.evaluate)
+        # W&B and TensorBoard log what they are given: let them have these values too
+        callbacks = trainer.callback_handler.callbacks
+        callbacks.insert(0, callbacks.pop(callbacks.index(self)))
         if self.processes.first:
-            self.trackers = trackers.make(settings, self.run)
             append(self.run.metrics, {"header": self._header()})
 
     def on_train_begin(
@@ -93,8 +97,6 @@ class Metrics(TrainerCallback):
         before = [entry for entry in read(self.run.metrics) if entry["step"] <= state.global_step]
         tokens = before[-1]["total_tokens"] if before else 0
         self.progress = Progress(state.global_step, state.global_step, tokens, Clock(now, now))
-        for tracker in self.trackers:
-            tracker.start(state.global_step)
 
     def on_log(
         self,
@@ -105,32 +107,23 @@ class Metrics(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         if not logs or "loss" not in logs or state.global_step <= self.progress.step:
-            self._other(logs or {}, state)
+            self._evaluation(logs or {}, state)
             return
         entry = self._entry(logs, state)
         if self.processes.first:
             append(self.run.metrics, entry)
-            for tracker in self.trackers:
-                tracker.write(state.global_step, {**logs, **entry})
             self._line(entry, state, bool(control.should_training_stop))
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        for tracker in self.trackers:
-            tracker.close()
+            logs.update({name: entry[name] for name in entry.keys() - {"step", "total_steps", "attempt", "time"}})
 
     def _entry(self, logs: dict[str, float], state: TrainerState) -> dict[str, Any]:
-        """Return the entry of this step. A collective: every rank calls it."""
+        """Return the entry of this step. A collective."""
         stretch, self.stretch = self.stretch, Stretch()
-        if self.saver_seconds is not None:
-            stretch.checkpoint += self.saver_seconds()
-        ranks = gather(self.counter.take(), stretch, self.processes)
+        stretch.checkpoint += self.saver_seconds()
+        ranks = gather(stretch, self.processes)
         progress, now = self.progress, time.monotonic()
         clock = progress.clock
-        # A rank that has saved for longer than the others is what all have waited for; rank 0 speaks for them.
-        aside = stretch.checkpoint + stretch.evaluation
-        seconds = max(now - clock.entry - aside, 1e-9)
+        # All ranks wait for the one that saves longest; rank 0 stands for them.
+        seconds = max(now - clock.entry - stretch.checkpoint - stretch.evaluation, 1e-9)
         steps = state.global_step - progress.step
         progress.step, clock.entry = state.global_step, now
         progress.tokens += ranks.tokens
@@ -155,8 +148,10 @@ class Metrics(TrainerCallback):
         if stretch.evaluation:
             entry["evaluation_seconds"] = round(stretch.evaluation, 3)
         if self.cost and self.peak:
-            done = self.cost.flops(ranks.tokens, ranks.squared_lengths)
-            entry["mfu"] = round(done / seconds / (self.peak.flops * self.processes.world_size), 5)
+            possible = seconds * self.peak.flops * self.processes.world_size
+            done = self.cost.flops(ranks.tokens, ranks.squared_lengths, ranks.windowed_lengths)
+            entry["mfu"] = round(done / possible, 5)
+            entry["mfu_palm"] = round(self.cost.flops_palm(ranks.tokens, ranks.squared_lengths) / possible, 5)
         return entry
 
     def _line(self, entry: dict[str, Any], state: TrainerState, ending: bool) -> None:
@@ -169,20 +164,18 @@ class Metrics(TrainerCallback):
         left = (state.max_steps - state.global_step) * (now - clock.started) / max(done, 1)
         print(progress_line(entry, state.max_steps, left), flush=True)
 
-    def _other(self, logs: dict[str, float], state: TrainerState) -> None:
-        """Keep what an evaluation logs; the closing summary of transformers' Trainer says nothing new."""
+    def _evaluation(self, logs: dict[str, float], state: TrainerState) -> None:
+        """Keep what an evaluation logs; the closing summary of transformers' Trainer adds nothing."""
         found = {name: value for name, value in logs.items() if name.startswith("eval_")}
         if not found or not self.processes.first:
             return
         place = {"step": state.global_step, "attempt": self.run.attempt_number, "time": round(time.time(), 3)}
         append(self.run.metrics, {**place, **found})
-        for tracker in self.trackers:
-            tracker.write(state.global_step, found)
         loss = found.get("eval_loss", float("nan"))
         print(f"step {state.global_step}/{state.max_steps} eval_loss {loss:.4f}", flush=True)
 
     def _header(self) -> dict[str, Any]:
-        """Return what holds for the whole attempt."""
+        """Return what is true of the whole attempt."""
         import torch
 
         gpu = torch.cuda.is_available()
@@ -192,7 +185,6 @@ class Metrics(TrainerCallback):
             "processes": self.processes.world_size,
             "device": torch.cuda.get_device_name() if gpu else "cpu",
             "torch": torch.__version__,
-            "trackers": [tracker.name for tracker in self.trackers],
         }
         if gpu:
             header["device_memory_bytes"] = torch.cuda.get_device_properties(0).total_memory
@@ -200,38 +192,97 @@ class Metrics(TrainerCallback):
             header["mfu"] = {
                 "formula": flops.FORMULA, "peak_flops": self.peak.flops, "peak_source": self.peak.source,
                 "trained_weights": self.cost.trained, "frozen_weights": self.cost.frozen,
-                "layers_times_width": self.cost.attention,
+                "layers_times_width": self.cost.attention, "windowed_layers_times_width": self.cost.windowed,
+                "window": self.cost.window,
             }  # fmt: skip
-            print(f"MFU against {self.peak.flops / 1e12:g} TFLOP/s per process ({self.peak.source})", flush=True)
         return header
 
-    def _timed(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def _timed(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
             begun = time.monotonic()
             try:
-                return function(*args, **kwargs)
+                return evaluate(*args, **kwargs)
             finally:
-                setattr(self.stretch, name, getattr(self.stretch, name) + time.monotonic() - begun)
+                self.stretch.evaluation += time.monotonic() - begun
 
         return timed
 
-    def _timed_batches(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap Trainer.get_batch_samples: what `next` takes is waiting; what comes of it has lengths."""
+    def _measured(self, get_batch_samples: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap Trainer.get_batch_samples: its `next` calls wait for data, and its batches have tokens and lengths."""
 
-        def timed(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            batches, count = function(Timed(epoch_iterator, self.stretch), *args, **kwargs)
-            if self.cost is not None:
-                for batch in batches:
-                    self.stretch.squared_lengths += squared_lengths(batch)
+        def measured(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
+            stretch = self.stretch
+            batches, count = get_batch_samples(_Timed(epoch_iterator, stretch), *args, **kwargs)
+            for batch in batches:
+                stretch.tokens += count_tokens(batch)
+                if self.cost is not None:
+                    stretch.squared_lengths += flops.squared_lengths(batch)
+                if self.cost is not None and self.cost.windowed:
+                    stretch.windowed_lengths += flops.squared_lengths(batch, self.cost.window)
             return batches, count
 
-        return timed
+        return measured
+
+
+class _Timed:
+    """An iterator that adds up how long each `next` takes."""
+
+    def __init__(self, iterator: Any, stretch: Stretch) -> None:
+        self.iterator, self.stretch = iterator, stretch
+
+    def __iter__(self) -> _Timed:
+        return self
+
+    def __next__(self) -> Any:
+        begun = time.monotonic()
+        try:
+            return next(self.iterator)
+        finally:
+            self.stretch.data_wait += time.monotonic() - begun
+
+
+def count_tokens(batch: Any) -> Any:
+    """Return the tokens of a batch without padding, as a number or a tensor on the batch's device."""
+    ids, mask = batch.get("input_ids"), batch.get("attention_mask")
+    if ids is None:
+        return 0
+    return mask.sum() if mask is not None and mask.shape == ids.shape else ids.numel()
+
+
+def gather(stretch: Stretch, processes: Processes) -> Ranks:
+    """Return what all ranks have measured. A collective."""
+    counts = (stretch.tokens, stretch.squared_lengths, stretch.windowed_lengths)
+    mine = [*map(float, counts), stretch.data_wait, float(peak_memory())]
+    rows = [mine]
+    if processes.world_size > 1:
+        import torch
+        import torch.distributed
+
+        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+        row = torch.tensor(mine, dtype=torch.float64, device=device)
+        found = [torch.empty_like(row) for _ in range(processes.world_size)]
+        torch.distributed.all_gather(found, row)
+        rows = [each.tolist() for each in found]
+    columns = list(zip(*rows, strict=True))
+    sums = [sum(column) for column in columns[:3]]
+    return Ranks(round(sums[0]), sums[1], sums[2], max(columns[3]), round(max(columns[4])))
+
+
+def peak_memory() -> int:
+    """Return the peak in bytes: what torch has allocated on the GPU, or the resident memory of this process."""
+    import resource
+
+    import torch
+
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def progress_line(entry: dict[str, Any], max_steps: int, seconds_left: float) -> str:
     """Return e.g. `step 30/60 loss 5.1234 1200 tok/s eta 0:21`: no cursor tricks, so that a log file stays readable.
 
-    The share of the peak and the memory stand there where they are known, waiting for data where it costs something.
+    MFU and memory appear if they are known, waiting for data if it costs something.
     """
     width = len(str(max_steps))
     minutes, seconds = divmod(round(seconds_left), 60)

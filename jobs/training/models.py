@@ -1,118 +1,204 @@
-"""Models and tokenizers: one small enough for a laptop, made on the spot, or by name."""
+"""Models and tokenizers: by name, or from scratch out of a configuration."""
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.errors import JobError
-from training.processes import Processes, once
-from training.run import RunFolder
+from training.errors import JobError, near_miss
 from training.settings import Settings
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+OFFLINE = ("1", "true", "yes", "on")
 
 
-def tiny_llama(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> PreTrainedModel:
-    """Return a Llama of about 3 million parameters with fresh weights, the same on every rank."""
-    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
-
-    set_seed(seed)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=352,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=max(length, 512),
-        tie_word_embeddings=False,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return LlamaForCausalLM(config)
+def is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").lower() in OFFLINE
 
 
-def demo_tokenizer(folder: Path, vocabulary: int, run: RunFolder, peers: Processes) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of the tiny model; rank 0 trains it on the documentation in `folder`."""
+def name_of(settings: Settings) -> str:
+    """Return the name that the user gave the model."""
+    return str(settings.get("model_name_or_path") or settings.get("config_name") or settings.get("model_type"))
+
+
+def load_tokenizer(settings: Settings) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of `--tokenizer_name`, else the model's. Raises JobError if it cannot be loaded."""
     from transformers import AutoTokenizer
 
-    from training import demo as corpus
-    from training import demo_tokenizer as tokenizer
-
-    path = once(peers, lambda: tokenizer.build(run.cache, corpus.texts(folder), folder.name, vocabulary))
-    made: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path))
-    return made
-
-
-def parameters(model: PreTrainedModel) -> int:
-    """Return the count of weights; under ZeRO-3 a rank holds a part, and DeepSpeed knows the whole as `ds_numel`."""
-    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())
-
-
-def load_tokenizer(name: str, settings: Settings, kind: str) -> PreTrainedTokenizerBase:
-    """Return the model's tokenizer. Raises JobError where it is not there, or has no template for conversations."""
-    from transformers import AutoTokenizer
-
+    name = settings.get("tokenizer_name") or settings["model_name_or_path"]
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, revision=settings.get("model_revision"), trust_remote_code=bool(settings.get("trust_remote_code"))
+            name, use_fast=settings.get("use_fast_tokenizer", True), **_hub_arguments(settings)
         )
     except (OSError, ValueError) as error:
-        raise not_found("tokenizer", name, error) from error
-    if kind == "messages" and not tokenizer.chat_template and not settings.get("chat_template_path"):
+        raise not_loaded("tokenizer", str(name), error) from error
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, needs_template: bool) -> None:
+    """Raise JobError if the chat template is missing, or the tokenizer cannot end a sequence."""
+    name, template = settings["model_name_or_path"], settings.get("chat_template_path")
+    if template and template.endswith(".jinja") and not Path(template).is_file():
+        raise JobError(
+            f"there is no chat template {template!r}",
+            "it must be visible in the container",
+            "check the name, and that its folder is mounted",
+        )
+    if needs_template and not tokenizer.chat_template and not template:
         raise JobError(
             f"the tokenizer of {name!r} has no chat template",
-            "the dataset holds conversations, and nothing says how to write one as text",
-            "--chat_template_path FILE.jinja or an instruct model's name",
+            "the dataset has conversations, and a template turns one into text",
+            "--chat_template_path FILE.jinja, or the name of an instruct model",
         )
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise JobError(
             f"the tokenizer of {name!r} has neither a padding nor an end token",
-            "batches need the one, and answers the other",
+            "batches need a padding token, and answers an end token",
             "--eos_token TOKEN, one of its vocabulary",
         )
-    return tokenizer
 
 
-def prepare_loading(name: str, settings: Settings, config: Any) -> None:
-    """Tell TRL how to load the model; refuse sequences that it has no positions for."""
-    from transformers import AutoConfig
+def configuration(settings: Settings) -> PretrainedConfig:
+    """Return the model's configuration. Raises JobError if it is not found or an override is wrong."""
+    from transformers import CONFIG_MAPPING, AutoConfig
 
-    remote_code = bool(settings.get("trust_remote_code"))
-    try:
-        shape = AutoConfig.from_pretrained(name, revision=settings.get("model_revision"), trust_remote_code=remote_code)
-    except (OSError, ValueError) as error:
-        raise not_found("model", name, error) from error
-    positions = getattr(shape, "max_position_embeddings", None)
-    if positions and config.max_length and config.max_length > positions:
+    name = settings.get("model_name_or_path") or settings.get("config_name")
+    if name:
+        try:
+            shape: PretrainedConfig = AutoConfig.from_pretrained(name, **_hub_arguments(settings))
+        except (OSError, ValueError) as error:
+            raise not_loaded("model", name, error) from error
+    else:
+        kind = settings["model_type"]
+        if kind not in CONFIG_MAPPING:
+            raise JobError(
+                f"there is no model type {kind!r}{near_miss(kind, CONFIG_MAPPING.keys())}",
+                "this version of transformers does not have it",
+                "--model_type gpt2, llama, qwen3 ...",
+            )
+        shape = CONFIG_MAPPING[kind]()
+    if settings.get("config_overrides"):
+        override(shape, settings["config_overrides"])
+    return shape
+
+
+def override(shape: PretrainedConfig, text: str) -> None:
+    """Set `name=value,...` in a configuration; each value has the type of the one before. Raises JobError."""
+    for part in text.split(","):
+        name, equals, word = (piece.strip() for piece in part.partition("="))
+        known = [*shape.to_dict(), *shape.attribute_map]
+        if not equals or name not in known:
+            raise JobError(
+                f"--config_overrides: {part!r} changes nothing{near_miss(name, known)}",
+                "each part is NAME=VALUE" if not equals else f"a {shape.model_type} configuration has no {name!r}",
+                "e.g. --config_overrides n_embd=1024,n_head=16,n_layer=24",
+            )
+        before = getattr(shape, name)
+        value = _value(word)
+        if isinstance(before, float) and type(value) is int:
+            value = float(value)
+        if before is not None and type(value) is not type(before):
+            raise JobError(
+                f"--config_overrides: {name}={word}",
+                f"{name} is {before!r}, so it must be of type {type(before).__name__}",
+                f"{name}={before}",
+            )
+        setattr(shape, name, value)
+
+
+def positions_of(shape: PretrainedConfig) -> int | None:
+    return getattr(shape, "max_position_embeddings", None)
+
+
+def check_length(flag: str, length: int | None, shape: PretrainedConfig, name: str) -> None:
+    """Raise JobError for sequences longer than the model has positions for."""
+    positions = positions_of(shape)
+    if positions and length and length > positions:
         raise JobError(
-            f"--max_length {config.max_length} is longer than the model",
+            f"{flag} {length} is longer than the model",
             f"{name!r} has {positions} positions",
-            f"--max_length {positions} or less",
+            f"{flag} {positions} or less",
         )
-    loading: dict[str, Any] = {
-        "revision": settings.get("model_revision"),
-        "attn_implementation": settings.get("attn_implementation"),
-    }
-    # transformers 4.56 renamed torch_dtype.
-    dtype_name = "dtype" if "dtype" in settings.values else "torch_dtype"
-    loading[dtype_name] = settings.get(dtype_name)
-    given = {key: value for key, value in loading.items() if value is not None}
-    config.model_init_kwargs = {**given, **(config.model_init_kwargs or {})}
 
 
-def not_found(part: str, name: str, error: Exception) -> JobError:
-    """Return the error of a model or tokenizer that cannot be loaded, with what the library says of it."""
+def load(settings: Settings, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
+    """Return the model of clm, with room for every token; from scratch it has the same weights on every rank."""
+    import torch
+    import transformers
+    from transformers import AutoModelForCausalLM, set_seed
+
+    name, word = settings["model_name_or_path"], settings["dtype"]
+    options: dict[str, Any] = {"trust_remote_code": settings["trust_remote_code"]}
+    if settings["attn_implementation"]:
+        options["attn_implementation"] = settings["attn_implementation"]
+    options["dtype"] = word if word == "auto" else getattr(torch, word)
+    shape = configuration(settings)
+    set_seed(seed)
+    try:
+        if name:
+            if settings["low_cpu_mem_usage"] and int(transformers.__version__.split(".")[0]) < 5:
+                options["low_cpu_mem_usage"] = True  # version 5 always does so
+            options.update(_hub_arguments(settings))
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, config=shape, **options)
+        else:
+            for mark in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the type's own are of another vocabulary
+                setattr(shape, mark, getattr(tokenizer, mark))
+            model = AutoModelForCausalLM.from_config(shape, **options)
+    except (OSError, ValueError, ImportError) as error:
+        raise not_loaded("model", name_of(settings), error) from error
+    if len(tokenizer) > model.config.get_text_config().vocab_size:
+        model.resize_token_embeddings(len(tokenizer))
+    return model
+
+
+def loading_options(settings: Settings) -> dict[str, Any]:
+    """Return the arguments with which TRL is to load the model."""
+    dtype = "dtype" if "dtype" in settings.values else "torch_dtype"  # renamed by transformers 4.56
+    given = {"revision": settings.get("model_revision"), "attn_implementation": settings.get("attn_implementation")}
+    given[dtype] = settings.get(dtype)
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def has_experts(model: PreTrainedModel) -> bool:
+    """Return whether some weights may have no part in a step."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any(getattr(model.config.get_text_config(), name, None) for name in names)
+
+
+def parameters(model: PreTrainedModel) -> int:
+    """Return the count of weights; under ZeRO-3 a rank has a part, and `ds_numel` is the whole."""
+    return sum(getattr(weight, "ds_numel", weight.numel()) for weight in model.parameters())
+
+
+def not_loaded(part: str, name: str, error: Exception) -> JobError:
+    """Return the error of a model or tokenizer that cannot be loaded, with the first line of the library's."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    offline = os.environ.get("HF_HUB_OFFLINE") == "1"
     return JobError(
         f"cannot load the {part} of {name!r}",
         lines[0] if lines else type(error).__name__,
-        "HF_HUB_OFFLINE=1 is set: bring it into the cache first, or name a folder that the container sees"
-        if offline
+        "HF_HUB_OFFLINE=1 is set: fetch it first (`runner prefetch`), or name a folder that the container sees"
+        if is_offline() and not name.startswith((".", "/"))
         else "check the name on the hub, or give a folder as the container sees it",
     )
+
+
+def _hub_arguments(settings: Settings) -> dict[str, Any]:
+    given = {"revision": settings.get("model_revision"), "token": settings.get("token")}
+    given["cache_dir"] = settings.get("cache_dir")
+    return {
+        "trust_remote_code": bool(settings.get("trust_remote_code")),
+        **{name: value for name, value in given.items() if value is not None},
+    }
+
+
+def _value(word: str) -> Any:
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word

@@ -1,4 +1,4 @@
-"""transformers' Trainer, counting tokens, whose evaluation gives the same perplexity on any number of processes."""
+"""transformers' Trainer, whose evaluation gives the same perplexity on any number of processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Trainer
 
-from training.fast import head_loss
-from training.metrics import TokenCounter
-
-ROW = "row"  # which block it is; taken out before the model sees the batch
+ROW = "row"  # the number of a block; removed before the model sees the batch
 
 
 class Numbered(Dataset[dict[str, Any]]):
@@ -28,32 +25,27 @@ class Numbered(Dataset[dict[str, Any]]):
         return {**self.blocks[number], ROW: torch.tensor(number)}
 
 
-class CountingTrainer(Trainer):  # type: ignore[misc]
-    """In an evaluation, blocks that come twice count once.
+class BlockTrainer(Trainer):
+    """Counts each block of an evaluation once.
 
-    Where the last round of batches is not full, accelerate fills it up with blocks from the beginning, and transformers
-    takes the mean over them all.
+    When the last round of batches is not full, accelerate fills it with blocks from the beginning, and transformers
+    takes the mean over all of them.
     """
 
-    def __init__(self, *args: Any, counter: TokenCounter, wanted_loss: str = "auto", **kwargs: Any) -> None:
-        self.token_counter = counter
+    def __init__(self, *args: Any, eval_dataset: Any = None, **kwargs: Any) -> None:
         self.rounds = self.blocks_counted = 0
         self.loss_sum = 0.0
-        super().__init__(*args, **kwargs)
-        self.whole_logits = choose_loss(wanted_loss, self.model, self.args)
-        if not self.whole_logits:
-            head_loss.install(self.model)
+        if hasattr(eval_dataset, "__len__"):
+            eval_dataset = Numbered(eval_dataset)
+        super().__init__(*args, eval_dataset=eval_dataset, **kwargs)
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.model.training:
-            self.token_counter.count += inputs["input_ids"].numel()
             inputs["use_cache"] = False
-            if not self.whole_logits:
-                inputs.update(loss_places(inputs["input_ids"]))
         else:
-            num_items_in_batch = None  # the mean over this batch alone; transformers 5 counts those of all processes
+            num_items_in_batch = None  # the mean of this batch; transformers 5 counts those of all processes
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -86,26 +78,8 @@ class CountingTrainer(Trainer):  # type: ignore[misc]
         super().log(logs, *args, **kwargs)
 
 
-def loss_places(ids: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the rows of the head that are wanted, and their targets: each token but the last of a block has its next.
-
-    ids: int64 (batch, block); loss_rows, loss_targets: int64 (batch * (block - 1)).
-    """
-    places = torch.arange(ids.numel(), device=ids.device).view_as(ids)
-    return {"loss_rows": places[:, :-1].reshape(-1), "loss_targets": ids[:, 1:].reshape(-1)}
-
-
-def choose_loss(wanted: str, model: Any, config: Any) -> str:
-    """Return why the logits are made whole; nothing where head and loss are done in pieces."""
-    if wanted == "plain":
-        return "--loss_path plain"
-    if config.label_smoothing_factor:
-        return "label smoothing"
-    return "fp16 has no room for a slope that is not scaled" if config.fp16 else head_loss.why_not(model)
-
-
 def perplexity(loss: float) -> float:
-    """Return e to the loss; infinity where no number is large enough."""
+    """Return e to the loss; infinity if that is too large for a float."""
     try:
         return math.exp(loss)
     except OverflowError:

@@ -1,10 +1,10 @@
-"""Curves as a PNG. A job draws its own with it; as a script it reads what to draw from stdin:
+"""Curves as a PNG. A job draws its loss with it; as a program it reads the curves from stdin:
 
     python pictures.py FILE.png < picture.json
 
 {"title", "axis", "panels": [{"metric", "curves": [CURVE, ...]}, ...]}, where a CURVE is
 {"name", "points": [[place, value], ...], "starts": [[attempt, place], ...]}.
-Needs matplotlib and nothing else of ours.
+Needs matplotlib, and nothing else of this project.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 INK, FAINT, GRID = "#1f2933", "#9aa5b1", "#e4e7eb"
-# Of each curve its own colour, and a paler one for the single values behind it. Told apart by the colour-blind too.
+# One colour per curve, and a paler one for its single values. Safe for colour-blind readers.
 COLOURS = ("#0b63b0", "#d1640a", "#15803d", "#a21caf", "#b91c1c", "#57534e")
 PALE = ("#9cc3e6", "#f3c29b", "#9fd3b0", "#e0a8e6", "#eba5a5", "#c9c5c1")
 LABELS = {
@@ -27,11 +28,11 @@ LABELS = {
     "memory_bytes": "peak memory (bytes)", "data_wait_seconds": "waiting for data (s)", "tokens": "tokens trained on",
     "hours": "hours since the first entry", "checkpoint_seconds": "seconds to save", "step_seconds": "seconds per step",
 }  # fmt: skip
-MANY = 12  # points from which on a smooth line is drawn over the single values
+MANY = 12  # with so many points, a smooth line is drawn over the single values
 
 
 def available() -> bool:
-    """Return whether there is a matplotlib to draw with."""
+    """Return whether matplotlib is installed."""
     try:
         import matplotlib
     except ImportError:
@@ -57,6 +58,20 @@ def draw(picture: Mapping[str, Any], path: Path) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def draw_loss(entries: Sequence[Mapping[str, Any]], path: Path, title: str) -> bool:
+    """Draw the loss over the steps; return False without matplotlib or without entries."""
+    if not entries or not available():
+        return False
+    starts = [
+        (after["attempt"], before["step"])
+        for before, after in pairwise(entries)
+        if after["attempt"] != before["attempt"]
+    ]
+    curve = {"name": title, "points": [(entry["step"], entry["loss"]) for entry in entries], "starts": starts}
+    draw({"title": title, "axis": "step", "panels": [{"metric": "loss", "curves": [curve]}]}, path)
+    return True
 
 
 def smooth(values: Sequence[float]) -> list[float]:

@@ -66,7 +66,7 @@ def probe(trainer: Any, length: int) -> int:
     order_file = Path(os.environ[VARIABLE])
     order = json.loads(order_file.read_text(encoding="utf-8"))
     search = Search(order["sizes"], order_file.with_suffix(".outcome"))
-    collate = getattr(trainer, "without_padding", trainer.data_collator)
+    collate = trainer.data_collator
     row = full_length(next(iter(trainer.train_dataset)), length)
     training_step = trainer.training_step
 

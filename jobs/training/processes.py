@@ -1,9 +1,10 @@
-"""Who this process is among its peers, whichever launcher has started it."""
+"""The rank and world size of this process, under any launcher, and work that one rank does for all."""
 
 from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from training.errors import JobError
 
 Result = TypeVar("Result")
+BEAT_SECONDS = 20.0  # between two collectives while rank 0 does long work; backends give up after minutes
 
 
 @dataclass(frozen=True)
@@ -19,26 +21,29 @@ class Processes:
     local_rank: int
     world_size: int
     local_world_size: int
-    launcher: str  # torchrun, srun, accelerate or alone
+    launcher: str  # torchrun, srun, accelerate, torch (RANK was set by hand) or alone
 
     @property
     def first(self) -> bool:
         return self.rank == 0
 
 
+ALONE = Processes(0, 0, 1, 1, "alone")
+
+
 def from_environment(environment: MutableMapping[str, str]) -> Processes:
-    """Return rank and world size; started alone, set what DeepSpeed and torch look for (DeepSpeed would ask MPI)."""
+    """Return rank and world size. For a single process, set the variables that torch and DeepSpeed need."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment and _in_step(environment):
             raise JobError(
                 f"{environment['SLURM_NTASKS']} tasks were started, but RANK and WORLD_SIZE are not set",
-                "each task would train on its own and overwrite the other's files",
+                "each task would train alone and overwrite the files of the others",
                 "launch with `--launcher srun`, or set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
             )
         environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
         environment.setdefault("MASTER_ADDR", "127.0.0.1")
         environment.setdefault("MASTER_PORT", str(free_port()))
-        return Processes(0, 0, 1, 1, "alone")
+        return ALONE
     world_size = int(environment["WORLD_SIZE"])
     local = environment.get("LOCAL_WORLD_SIZE") or environment.get("SLURM_NTASKS_PER_NODE") or str(world_size)
     environment.setdefault("LOCAL_RANK", environment.get("SLURM_LOCALID", "0"))
@@ -48,23 +53,15 @@ def from_environment(environment: MutableMapping[str, str]) -> Processes:
 
 
 def set_threads(environment: MutableMapping[str, str], processes: Processes) -> int:
-    """Return the threads per process; set OMP_NUM_THREADS where it is unset. To be called before torch is imported."""
+    """Return the threads per process; set OMP_NUM_THREADS if it is unset. Call it before torch is imported."""
     cores = len(os.sched_getaffinity(0))
-    # srun binds each task to its own cores, so the mask is this process' share already.
+    # srun binds each task to its own cores: the mask is already this process's share.
     share = cores if processes.launcher == "srun" else max(1, cores // processes.local_world_size)
     return int(environment.setdefault("OMP_NUM_THREADS", str(share)))
 
 
-def settle_device(environment: MutableMapping[str, str]) -> None:
-    """Tell DeepSpeed that there is no GPU before it is imported: it would look for one and warn on every rank."""
-    import torch
-
-    if not torch.cuda.is_available():
-        environment.setdefault("DS_ACCELERATOR", "cpu")
-
-
 def once(processes: Processes, function: Callable[[], Result]) -> Result:
-    """Return what `function` gave on rank 0, on every rank; its error is raised on every rank too, so nobody hangs."""
+    """Return on every rank what `function` returned on rank 0. Its error is raised on every rank: no rank hangs."""
     if processes.world_size == 1:
         return function()
     import torch.distributed
@@ -76,12 +73,68 @@ def once(processes: Processes, function: Callable[[], Result]) -> Result:
         except JobError as error:
             box[1] = (error.what, error.why, error.fix)
         except OSError as error:
-            box[1] = (str(error), "rank 0 could not read or write a file", "look at the path, its rights and the disk")
+            box[1] = (str(error), "rank 0 could not read or write a file", "check the path, its permissions, the disk")
     torch.distributed.broadcast_object_list(box, src=0)
     if box[1] is not None:
         raise JobError(*box[1])
     result: Result = box[0]
     return result
+
+
+def once_slowly(processes: Processes, function: Callable[[], Result], beat: Callable[[], None]) -> Result:
+    """Do `once` for work that takes longer than a collective may wait; rank 0 calls `beat` meanwhile."""
+    outcome: list[Any] = []
+
+    def work() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    if processes.first:
+        thread.start()
+
+    def is_running() -> bool:
+        thread.join(BEAT_SECONDS)
+        beat()
+        return thread.is_alive()
+
+    while once(processes, is_running):
+        pass
+
+    def result() -> Result:
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        made: Result = value
+        return made
+
+    return once(processes, result)
+
+
+def any_rank(mine: bool, processes: Processes) -> bool:
+    """Return whether any rank passed True. A collective."""
+    if processes.world_size == 1:
+        return mine
+    import torch
+    import torch.distributed
+
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    flag = torch.tensor([int(mine)], device=device)
+    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
+
+
+def gather(mine: Result, processes: Processes) -> list[Result]:
+    """Return every rank's object, by rank. A collective."""
+    if processes.world_size == 1:
+        return [mine]
+    import torch.distributed
+
+    found: list[Any] = [None] * processes.world_size
+    torch.distributed.all_gather_object(found, mine)
+    return found
 
 
 def barrier(processes: Processes) -> None:
@@ -92,7 +145,7 @@ def barrier(processes: Processes) -> None:
 
 
 def leave_group() -> None:
-    """End the process group in good order; torch warns otherwise."""
+    """End the process group; torch warns if a process exits without doing so."""
     import torch.distributed
 
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -108,12 +161,12 @@ def _launcher(environment: MutableMapping[str, str]) -> str:
 
 
 def _in_step(environment: MutableMapping[str, str]) -> bool:
-    """True in a task of srun; the batch script itself has no step id (or the batch step's)."""
+    """True in a task of srun; the batch script itself has no step id, or the batch step's."""
     return environment.get("SLURM_STEP_ID", "").isdigit() and int(environment["SLURM_STEP_ID"]) < 0xFFFFFFF0
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a TCP port that nobody listens on at this address; on every one for ''."""
+    """Return a TCP port that is free on this address; on all addresses for ''."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, over all attempts of a run."""
+"""metrics.jsonl: one JSON object per line, for all attempts of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def append(path: Path, entry: dict[str, Any]) -> None:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield all records in the order of the file; a line cut by a full disk or a killed job is passed over."""
+    """Yield all records in the order of the file; a line cut by a full disk or a killed job is skipped."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -37,7 +37,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 def read(path: Path) -> list[dict[str, Any]]:
     """Return the training entries in the order of their steps.
 
-    A later attempt that begins again at a step makes what was written of it and of later steps void.
+    When a later attempt repeats a step, earlier entries of that and later steps no longer count.
     """
     entries: list[dict[str, Any]] = []
     for entry in lines(path):
@@ -49,7 +49,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def headers(path: Path) -> list[dict[str, Any]]:
-    """Return what each attempt has said of itself at its start."""
+    """Return the header of each attempt."""
     return [entry["header"] for entry in lines(path) if isinstance(entry.get("header"), dict)]
 
 

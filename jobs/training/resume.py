@@ -1,4 +1,4 @@
-"""Where to resume: the newest checkpoint that is whole, of this model, for this number of processes."""
+"""The checkpoint to resume from: the newest that is complete, of this model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import math
 import re
 import shutil
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -14,12 +16,18 @@ from typing import Any
 from training import marker
 from training.errors import JobError
 from training.marker import MARKER
-from training.processes import Processes, once
+from training.processes import Processes, gather, once
 
 FOLDER = re.compile(r"checkpoint-(\d+)")
 TRAINING_STATE = (
     *("optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "latest*", "zero_to_*.py"),
     MARKER,
+)
+# Keys of a configuration that decide shapes, in the words of Llama and its kin, GPT-2 and T5.
+SHAPES = (
+    *("model_type", "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "head_dim", "n_embd", "n_layer", "n_head", "n_inner", "d_model", "num_layers", "d_ff"),
+    *("num_experts", "num_local_experts"),
 )
 
 
@@ -28,52 +36,54 @@ class Checkpoint:
     path: Path
     step: int
     world_size: int
-    zero_stage: int | None = None  # None without DeepSpeed, and where an older marker does not say it
+    zero_stage: int | None = None  # None without DeepSpeed, or in the marker of an older version
     sequences: int | None = None  # per step, over all processes
 
 
-def settle(folder: Path, wanted: str | None, automatic: bool, peers: Processes) -> Checkpoint | None:
-    """Return where to resume, the same on all ranks, every byte of it checked; say what was passed over and why.
+def find(
+    folder: Path, wanted: str | None, automatic: bool, processes: Processes, verify: bool = False
+) -> Checkpoint | None:
+    """Return the checkpoint to resume from, the same on all ranks; print which ones are skipped and why. A collective.
 
-    A collective. `wanted` is a path, true, false, or None for what is usual: the newest one where `automatic`.
-    Sizes are looked at by rank 0 alone; the hashes of the newest that passes are computed by all ranks together.
+    `wanted` is a path, true, false, or None for the usual: the newest one if `automatic`. Rank 0 compares sizes;
+    with `verify` all ranks together also read and hash every file.
     """
-    named = _named(wanted)
-    candidates = once(peers, lambda: _candidates(folder, named, wanted, automatic))
+    named = _is_named(wanted)
+    candidates = once(processes, lambda: _candidates(folder, named, wanted, automatic))
     for checkpoint, fault in candidates:
         if checkpoint is not None:
-            fault = _damaged_anywhere(checkpoint.path, peers)
-            if fault is None:
-                if peers.first:
+            damage = _damaged_anywhere(checkpoint.path, processes) if verify else None
+            if damage is None:
+                if processes.first:
                     print(f"resuming from {checkpoint.path} (step {checkpoint.step})", flush=True)
                 return checkpoint
-            fault = f"{checkpoint.path}: {fault}"
+            fault = f"{checkpoint.path}: {damage}"
         if named:
             raise JobError(f"the checkpoint {wanted!r} is not complete", fault, "name an older one, or a copy")
-        if peers.first:
+        if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
 
 
-def _named(wanted: str | None) -> bool:
+def _is_named(wanted: str | None) -> bool:
     return wanted is not None and wanted.lower() not in ("true", "yes", "false", "no", "none")
 
 
 def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) -> list[tuple[Checkpoint | None, str]]:
-    """Return what may be resumed from, newest first: a checkpoint of the right sizes, or what is wrong with it."""
+    """Return checkpoints, newest first, each either with the right sizes or with what is wrong with it."""
     if named:
         path = Path(wanted or "")
         if not path.is_dir():
-            fix = f"name a folder, or leave it out: {folder} is searched"
+            fix = f"name a folder, or remove the argument: {folder} is searched"
             raise JobError(f"there is no checkpoint {wanted!r}", "no such folder", fix)
-        return [_looked_at(path)]
+        return [_checked(path)]
     word = (wanted or "").lower()
     if word in ("false", "no", "none") or (wanted is None and not automatic):
         return []
-    return [_looked_at(path) for path in by_age(folder)]
+    return [_checked(path) for path in by_age(folder)]
 
 
-def _looked_at(path: Path) -> tuple[Checkpoint | None, str]:
+def _checked(path: Path) -> tuple[Checkpoint | None, str]:
     fault = marker.missing_or_cut(path)
     return (None, f"{path}: {fault}") if fault else (load(path), "")
 
@@ -86,25 +96,21 @@ def by_age(folder: Path) -> list[Path]:
 
 
 def load(path: Path) -> Checkpoint:
-    """Return what the done marker says."""
+    """Return what complete.json says."""
     facts = marker.read(path)
     return Checkpoint(path, facts["step"], facts["world_size"], facts.get("zero_stage"), facts.get("sequences"))
 
 
-def _damaged_anywhere(path: Path, peers: Processes) -> str | None:
+def _damaged_anywhere(path: Path, processes: Processes) -> str | None:
     """Return a fault that any rank has found in its share of the files, or None. A collective."""
-    fault = marker.damaged(path, peers.rank, peers.world_size, peers.local_world_size)
-    if peers.world_size == 1:
-        return fault
-    import torch.distributed
-
-    faults: list[str | None] = [None] * peers.world_size
-    torch.distributed.all_gather_object(faults, fault)
-    return next((found for found in faults if found), None)
+    fault = marker.damaged(path, processes.rank, processes.world_size, processes.local_world_size)
+    return next((found for found in gather(fault, processes) if found), None)
 
 
-def at_the_end(checkpoint: Checkpoint, config: Any) -> bool:
-    """True where no step is left to take: transformers' Trainer would take one more."""
+def is_finished(checkpoint: Checkpoint | None, config: Any) -> bool:
+    """True if no step is left to take: transformers' Trainer would take one more."""
+    if checkpoint is None:
+        return False
     if config.max_steps > 0:
         return bool(checkpoint.step >= config.max_steps)
     state = json.loads((checkpoint.path / "trainer_state.json").read_text(encoding="utf-8"))
@@ -112,30 +118,33 @@ def at_the_end(checkpoint: Checkpoint, config: Any) -> bool:
     return bool(same_epochs and checkpoint.step >= state.get("max_steps", checkpoint.step + 1))
 
 
-def let_it_be_read() -> None:
-    """Let transformers read optimizer and random states with torch before 2.6, as NGC 24.06 has it.
+def check_old_torch(allowed: bool) -> None:
+    """Raise JobError if transformers refuses to load a checkpoint with this torch and the user does not allow it.
 
-    It refuses there, since a file made for that could run code. What is resumed was written by a run of ours, and
-    its hashes were compared: as with that run's own code, whoever may write there is trusted.
-
-    Torch 2.4 puts no tensor on "cpu:0", and that is what accelerate calls the device where several processes train on
-    CPUs.
+    torch before 2.6 (NGC 24.06 has 2.4) can run code from a prepared file even with `weights_only`, so transformers
+    refuses it. A checkpoint of this run was written by this run.
     """
     import torch
     import transformers.trainer
 
-    if torch.__version__ < "2.6":
-        transformers.trainer.check_torch_load_is_safe = lambda: None
-        torch.serialization.register_package(
-            0, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
+        return
+    if not hasattr(transformers.trainer, "check_torch_load_is_safe"):
+        return  # an older version, which does not check
+    if not allowed:
+        raise JobError(
+            f"torch {torch.__version__} cannot resume",
+            "before 2.6, loading a prepared file can run code, and transformers refuses it",
+            "an image with a newer torch; or --allow_old_torch_load true, if you trust all who can write to the run",
         )
+    transformers.trainer.check_torch_load_is_safe = lambda: None
 
 
 def copy_model(checkpoint: Path, path: Path) -> None:
     """Copy the Hugging Face model of a checkpoint, without optimizer, schedule and random states."""
     if not any(checkpoint.glob("*.safetensors")):
         raise JobError(
-            f"{checkpoint} holds no model to copy",
+            f"{checkpoint} has no model to copy",
             "it has optimizer shards only",
             'set "stage3_gather_16bit_weights_on_model_save" in the DeepSpeed configuration',
         )
@@ -143,3 +152,45 @@ def copy_model(checkpoint: Path, path: Path) -> None:
     for source in checkpoint.iterdir():
         if source.is_file() and not any(fnmatch(source.name, pattern) for pattern in TRAINING_STATE):
             shutil.copy2(source, path / source.name)
+
+
+def refuse_other_model(checkpoint: Checkpoint | None, model: Any) -> None:
+    """Raise JobError if the checkpoint is of another model; DeepSpeed's own message is pages of shapes."""
+    found = _difference(checkpoint.path, model) if checkpoint else None
+    if checkpoint and found:
+        raise JobError(
+            f"the checkpoint {checkpoint.path} is of another model",
+            found,
+            "start a new run, or --resume_from_checkpoint false, or go back to the old model",
+        )
+
+
+def _difference(path: Path, model: Any) -> str | None:
+    adapter = (path / "adapter_config.json").is_file()
+    if adapter != hasattr(model, "peft_config"):
+        kinds = ("a LoRA adapter", "a whole model")
+        return f"it is {kinds[not adapter]}, this training is of {kinds[adapter]}"
+    if (path / "config.json").is_file():
+        there = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        here = model.config.to_dict()
+        differing = [key for key in SHAPES if key in there and key in here and there[key] != here[key]]
+        if differing:
+            return ", ".join(f"{key} is {there[key]} there and {here[key]} here" for key in differing)
+    saved = shapes_of_files(path)
+    for name, parameter in model.named_parameters():
+        name = name.replace(".default.", ".")
+        shape = list(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 keeps the whole shape here
+        if list(saved.get(name, shape)) != shape:
+            return f"{name} is {list(saved[name])} there and {shape} here"
+    return None
+
+
+def shapes_of_files(path: Path) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of each tensor of the safetensors files, from their headers."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in path.glob("*.safetensors"):
+        with file.open("rb") as stream:
+            (length,) = struct.unpack("<Q", stream.read(8))
+            header = json.loads(stream.read(length))
+        shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
+    return shapes

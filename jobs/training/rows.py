@@ -1,194 +1,222 @@
-"""The rows of a fine-tuning, looked at before anything slow: one format in all, known roles, lengths that fit.
-
-The columns are looked at as Arrow holds them, so that a million rows take less than a second; of a stream, only the
-first rows can be.
-"""
+"""The rows of a fine-tuning, checked before the model is loaded: one format, known roles, lengths that fit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from training import dataset
 from training.errors import JobError, near_miss
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "human", "gpt")
-LOOKED_AT = 1000  # rows of a stream, or of columns that Arrow cannot look into
-KEYS = (("role", "content"), ("from", "value"))
+CHECKED = 10_000  # rows that are checked before the model is loaded; all of them if TRL then fails
+CONVERSATIONS = ("messages", "conversations", "prompt", "completion")
 
 
-def check(rows: Any, name: str, assistant_only: bool) -> None:
-    """Raise JobError for the first row whose conversation cannot be one, with its number."""
-    columns = rows.column_names or list(next(iter(rows)))
-    found = [column for column in ("messages", "conversations", "prompt", "completion") if column in columns]
-    ways: dict[str, str] = {}  # of writing a conversation: the key of the speaker in the first row, by column
-    for number, row in _suspects(rows, found):
-        for column in found:
-            wrong = _wrong(row[column], column, row) or _other_way(row[column], ways, column)
+def kind_of(rows: Any, name: str, text_field: str) -> str:
+    """Return messages, prompt-completion, text or tokens. Raises JobError for anything else."""
+    first = next((row for _, row in _numbered(rows, name, 1)), None)
+    if first is None:
+        raise JobError(f"the dataset {name!r} is empty", "it has no rows", "check the file, or name another split")
+    columns = list(first)
+    if "input_ids" in columns:
+        return "tokens"
+    if "prompt" in columns and "completion" in columns:
+        return "prompt-completion"
+    for column in ("messages", "conversations"):
+        if column in columns:
+            if not _is_conversation(first[column]):
+                raise JobError(
+                    f"column {column!r} of {name!r} is not a conversation",
+                    f"its first row is {first[column]!r:.80}",
+                    'write lists of {"role": "user"|"assistant"|"system", "content": TEXT}',
+                )
+            return "messages"
+    if text_field in columns:
+        return "text"
+    raise JobError(
+        f"the dataset {name!r} has no column to train on{near_miss(text_field, columns)}",
+        f"it has {', '.join(map(repr, columns))}; needed: 'messages', 'prompt' and 'completion', or {text_field!r}",
+        "--dataset_text_field COLUMN, or rename the columns",
+    )
+
+
+def check(rows: Any, name: str, text_field: str, assistant_only: bool, count: int | None = CHECKED) -> None:
+    """Raise JobError for the first of `count` rows (None: all) that cannot be trained on, with its number."""
+    kind = kind_of(rows, name, text_field)
+    found: list[str] = []
+    formats: dict[str, str] = {}  # by column, the key of the speaker in the first row
+    for number, row in _numbered(rows, name, count):
+        if not number:
+            found = [column for column in CONVERSATIONS if column in row]
+            if assistant_only and not found:
+                raise JobError(
+                    f"--assistant_only_loss, but {name!r} has no conversations",
+                    f"its columns are {', '.join(row)}",
+                    "remove the option, or write lists of messages",
+                )
+        if kind == "text" and not isinstance(row[text_field], str):
+            raise JobError(
+                f"row {number} of {name!r}: column {text_field!r} is not text",
+                f"it is {row[text_field]!r:.60}",
+                "remove such rows, or name another column with --dataset_text_field",
+            )
+        for column in found if kind != "tokens" else ():
+            wrong = _fault(row[column], column, row) or _other_format(row[column], formats, column)
             if wrong:
                 raise JobError(
-                    f"row {number} of {name!r} does not fit the others: column {column!r} {wrong}",
+                    f"row {number} of {name!r} does not fit: column {column!r} {wrong}",
                     f"it is {row[column]!r:.100}",
-                    'one format in all rows: lists of {"role": "user"|"assistant"|"system", "content": TEXT}, or texts',
+                    'one format in all rows: lists of {"role": "user"|"assistant"|"system", "content": TEXT}, or text',
                 )
-        if assistant_only and found and not _answers(row, found):
+        if assistant_only and not _has_answer(row, found):
             raise JobError(
                 f"row {number} of {name!r} has no message of the assistant",
-                "--assistant_only_loss takes a loss from nothing else",
-                "leave such rows out, or --assistant_only_loss false",
+                "--assistant_only_loss learns from nothing else",
+                "remove such rows, or --assistant_only_loss false",
             )
-    if assistant_only and not found:
+
+
+@contextlib.contextmanager
+def explained(rows: Any, name: str, text_field: str, assistant_only: bool) -> Iterator[None]:
+    """Turn what TRL or a chat template raises into a JobError: of the row at fault if there is one."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except JobError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
+        check(rows, name, text_field, assistant_only, count=None)
+        if not isinstance(error, (ValueError, TemplateError)):
+            raise
         raise JobError(
-            f"--assistant_only_loss, but {name!r} holds no conversations",
-            f"its columns are {', '.join(columns)}",
-            "leave the option out, or write lists of messages",
+            "the chat template refuses a conversation of the dataset"
+            if isinstance(error, TemplateError)
+            else "TRL refuses these arguments with this data and model",
+            " ".join(str(error).split()) or type(error).__name__,
+            "change the argument that is named, or the rows that the template does not take",
+        ) from error
+
+
+def check_prepared(trainer: Any, name: str, count: int | None) -> str:
+    """Return a note on rows that were cut, or nothing, once TRL has prepared the rows; `count`: rows before that.
+
+    Raises JobError if tokens do not fit the model, or no label is left to learn from.
+    """
+    import pyarrow.compute as compute
+
+    config = trainer.model.config.get_text_config()
+    tokens, vocabulary = len(trainer.processing_class), config.vocab_size
+    if tokens > vocabulary:
+        raise JobError(
+            f"the tokenizer has {tokens} tokens, the model's vocabulary {vocabulary}",
+            "the model has no embedding for the others: the tokenizer is another model's, or tokens were added",
+            "the tokenizer of the model, or --chat_template_path with a model whose tokens may grow",
         )
+    rows, length = trainer.train_dataset, trainer.args.max_length
+    if not hasattr(rows, "__len__"):
+        return ""
+    if len(rows) == 0 or not _learns(trainer.data_collator, rows):
+        raise JobError(
+            f"no row of {name!r} has a token left to learn from",
+            f"--max_length {length} cuts off every answer, or all of them are empty",
+            "a larger --max_length, or --truncation_mode keep_end",
+        )
+    lengths = _lengths(rows)
+    positions = getattr(config, "max_position_embeddings", None)
+    longest = compute.max(lengths).as_py() if lengths is not None else 0
+    if length is None and positions and longest and longest > positions:
+        raise JobError(
+            f"a row of {name!r} has {longest} tokens",
+            f"the model has {positions} positions, and --max_length is not set",
+            f"--max_length {positions}",
+        )
+    return _cut_note(trainer.args, lengths, len(rows), count)
 
 
-def _suspects(rows: Any, columns: list[str]) -> Iterable[tuple[int, Mapping[str, Any]]]:
-    """Yield number and row of those to be looked at: all of them where that is cheap, else the first thousand."""
-    table = getattr(rows, "data", None)
-    if table is None or getattr(rows, "_indices", None) is not None or len(rows) <= LOOKED_AT:
-        yield from enumerate(islice(iter(rows), LOOKED_AT))
-        return
-    numbers = set(range(LOOKED_AT // 10))
-    for column in columns:
-        numbers |= _odd(table.column(column))
-    for number in sorted(numbers):
-        yield number, rows[number]
+def _numbered(rows: Any, name: str, count: int | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield number and row of the first `count` rows. Raises JobError for one that is not UTF-8."""
+    number = -1
+    try:
+        for number, row in enumerate(islice(iter(rows), count)):
+            yield number, row
+    except UnicodeDecodeError as error:
+        raise dataset.not_utf8(f"row {number + 1} of {name}", error) from error
 
 
-def _odd(column: Any) -> set[int]:
-    """Return the first rows that are null or empty, or whose messages lack a key, have a null, or an unknown role."""
-    import pyarrow
+def _cut_note(args: Any, lengths: Any, left: int, count: int | None) -> str:
+    """Return e.g. `3 of 40 rows reach --max_length 48 and were cut there, or end there`."""
+    if args.max_length is None or (args.packing and args.packing_strategy == "wrapped"):
+        return ""
     import pyarrow.compute as compute
 
-    odd: set[int] = set()
-    start = 0
-    for chunk in column.chunks:
-        flags = [compute.is_null(chunk)]
-        if pyarrow.types.is_list(chunk.type) or pyarrow.types.is_large_list(chunk.type):
-            flags.append(compute.equal(compute.list_value_length(chunk), 0))
-            odd |= {start + int(row) for row in _rows_of_odd_messages(chunk)[:LOOKED_AT]}
-        for flag in flags:
-            odd |= {start + int(row) for row in compute.indices_nonzero(flag.fill_null(True)).slice(0, 10).to_pylist()}
-        start += len(chunk)
-    return odd
+    full = compute.sum(compute.greater_equal(lengths, args.max_length)).as_py() if lengths is not None else 0
+    notes = []
+    if full:
+        notes.append(f"{full} of {count} rows reach --max_length {args.max_length}: they were cut there, or end there")
+    if not args.packing and count and left < count:
+        notes.append(f"{count - left} of {count} rows were left out: no token to learn from is left in them")
+    return "; ".join(notes)
 
 
-def _rows_of_odd_messages(chunk: Any) -> list[int]:
-    """Return rows with a message without role or content, or with a role that nobody knows."""
-    import pyarrow
+def _lengths(rows: Any) -> Any:
+    """Return the tokens of each document as a pyarrow array, or None; those of packed rows are in seq_lengths."""
     import pyarrow.compute as compute
 
-    messages, parents = compute.list_flatten(chunk), compute.list_parent_indices(chunk)
-    if not pyarrow.types.is_struct(messages.type):
-        return []
-    names = {messages.type.field(index).name for index in range(messages.type.num_fields)}
-    present = [keys for keys in KEYS if set(keys) <= names]
-    good = None
-    for role, content in present:
-        roles = messages.field(names_index(messages.type, role))
-        texts = messages.field(names_index(messages.type, content))
-        if not pyarrow.types.is_string(roles.type) and not pyarrow.types.is_large_string(roles.type):
-            return []
-        known = compute.is_in(roles, value_set=pyarrow.array(ROLES, type=roles.type))
-        fits = compute.and_(known, compute.is_valid(texts))
-        good = fits if good is None else compute.or_(good, fits)
-    if good is None:
-        return []
-    rows: list[int] = compute.unique(parents.filter(compute.invert(good.fill_null(False)))).slice(0, 10).to_pylist()
-    if len(present) > 1:  # both ways of writing a conversation: a row with the rarer one is odd
-        theirs = messages.field(names_index(messages.type, "from"))
-        rows += compute.unique(parents.filter(compute.is_valid(theirs))).slice(0, 1).to_pylist()
-    return rows
+    if "seq_lengths" in rows.column_names:
+        return compute.list_flatten(rows.data.column("seq_lengths"))
+    return compute.list_value_length(rows.data.column("input_ids")) if "input_ids" in rows.column_names else None
 
 
-def names_index(kind: Any, name: str) -> int:
-    """Return the place of a field in a struct type."""
-    index: int = kind.get_field_index(name)
-    return index
+def _learns(collate: Any, rows: Any) -> bool:
+    """Return whether any of the first rows has a label that counts: one that follows another token."""
+    batches = (collate([dict(row)])["labels"] for row in islice(iter(rows), 200))
+    return any(bool((labels[..., 1:] != -100).any()) for labels in batches)
 
 
-def _wrong(value: Any, column: str, row: Mapping[str, Any]) -> str:
-    """Return what is wrong with one row's value; nothing where it is a conversation, or a text where one may be."""
+def _is_conversation(messages: Any) -> bool:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        return False
+    keys = set(messages[0]) if isinstance(messages[0], Mapping) else set()
+    return {"role", "content"} <= keys or {"from", "value"} <= keys
+
+
+def _fault(value: Any, column: str, row: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value; nothing for a conversation, or for text in a prompt and its completion."""
     if isinstance(value, str) and column in ("prompt", "completion"):
         other = row.get("completion" if column == "prompt" else "prompt")
-        return "" if isinstance(other, str) else "is a text, and the other one of the two is not"
+        return "" if isinstance(other, str) else "is text, and the other of the two is not"
     if not isinstance(value, list) or not value:
-        return "holds nothing" if not value else "holds no list of messages"
+        return "is empty" if not value else "is not a list of messages"
     for message in value:
         if not isinstance(message, Mapping):
-            return "holds something that is no message"
+            return "has an entry that is not a message"
         role = message.get("role") if message.get("role") is not None else message.get("from")
         if role is None:
             return "has a message without a role"
         if message.get("role") is not None and message.get("from") is not None:
-            return "has messages in two ways of writing"
+            return "has messages in two formats"
         if role not in ROLES:
-            return f"has the role {role!r}, which nobody knows{near_miss(str(role), list(ROLES))}"
+            return f"has the unknown role {role!r}{near_miss(str(role), ROLES)}"
         text = message.get("content") if message.get("role") is not None else message.get("value")
         if text is None and not message.get("tool_calls"):
             return f"has a message of the {role} without content"
     return ""
 
 
-def _other_way(value: Any, ways: dict[str, str], column: str) -> str:
-    """Return what is wrong where messages are not written as those of the first row are: role and content, or from."""
+def _other_format(value: Any, formats: dict[str, str], column: str) -> str:
+    """Return what is wrong if the speakers are not under the same key as in the first row."""
     for message in value if isinstance(value, list) else ():
-        way = "role" if message.get("role") is not None else "from"
-        if ways.setdefault(column, way) != way:
-            return f"names its speakers by {way!r}, the rows before by {ways[column]!r}"
+        key = "role" if message.get("role") is not None else "from"
+        if formats.setdefault(column, key) != key:
+            return f"has the speaker in {key!r}, the rows before in {formats[column]!r}"
     return ""
 
 
-def _answers(row: Mapping[str, Any], columns: list[str]) -> bool:
-    """Whether a row has a message of the assistant; texts have none."""
+def _has_answer(row: Mapping[str, Any], columns: list[str]) -> bool:
+    """Return whether a row has a message of the assistant; text has none."""
     lists = [row[column] for column in columns if isinstance(row[column], list)]
     return any((message.get("role") or message.get("from")) in ("assistant", "gpt") for one in lists for message in one)
-
-
-def check_prepared(trainer: Any, model: Any, name: str) -> None:
-    """Raise JobError where tokens do not fit the model, or where nothing is left to learn from.
-
-    Called once TRL has prepared the rows.
-    """
-    config = model.config.get_text_config()
-    tokens, vocabulary = len(trainer.processing_class), config.vocab_size
-    if tokens > vocabulary:
-        raise JobError(
-            f"the tokenizer has {tokens} tokens, the model's vocabulary {vocabulary}",
-            "a token beyond it has no embedding: the tokenizer is another model's, or tokens were added",
-            "the tokenizer of the model, or --chat_template_path with a model whose tokens may grow",
-        )
-    rows = trainer.train_dataset
-    if not hasattr(rows, "__len__"):
-        return
-    # TRL 1 leaves rows without a label out; older ones train on them, and learn nothing.
-    if len(rows) == 0 or not _learns(trainer.data_collator, rows):
-        raise JobError(
-            f"no row of {name!r} has a token left to learn from",
-            f"--max_length {trainer.args.max_length} cuts every answer off, or all of them are empty",
-            "a larger --max_length, or --truncation_mode keep_end",
-        )
-    positions = getattr(config, "max_position_embeddings", None)
-    longest = _longest(rows) if trainer.args.max_length is None and "input_ids" in rows.column_names else 0
-    if positions and longest > positions:
-        raise JobError(
-            f"a row of {name!r} has {longest} tokens",
-            f"the model has {positions} positions, and --max_length is not set",
-            f"--max_length {positions}",
-        )
-
-
-def _learns(collate: Any, rows: Any) -> bool:
-    """Whether any of the first rows has a label that counts: one that follows another token."""
-    batches = (collate([dict(row)])["labels"] for row in islice(iter(rows), LOOKED_AT // 5))
-    return any(bool((labels[..., 1:] != -100).any()) for labels in batches)
-
-
-def _longest(rows: Any) -> int:
-    import pyarrow.compute as compute
-
-    found = compute.max(compute.list_value_length(rows.data.column("input_ids"))).as_py()
-    return int(found or 0)

@@ -1,4 +1,4 @@
-"""Leaving in good order: all ranks save the same step, and the exit code says "continue me"."""
+"""Save and exit: all ranks save the same step, and the exit code asks for another start."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training import files
-from training.processes import Processes
+from training.processes import Processes, any_rank
 from training.run import RunFolder
 
-CONTINUE = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, start me again
+CONTINUE = 75  # EX_TEMPFAIL of sysexits.h: not a failure; start again
 
 
 class SaveAndExit(TrainerCallback):
-    """Stops the training after the step in which the flag file or a signal was seen by any rank.
+    """Stops the training after the step in which any rank sees the flag file or a signal.
 
-    Rank 0 looks at the flag file, every rank notes SIGUSR2 and SIGTERM, and one number rides in a collective after each
-    step, so that no rank begins a step that another does not take. Signals are the second way only: launchers and NCCL
-    may eat them.
+    Rank 0 looks for the flag file, and every rank catches SIGUSR2 and SIGTERM. One collective after each step lets all
+    ranks stop at the same step. Signals alone would not do: launchers and NCCL may swallow them.
     """
 
     def __init__(self, run: RunFolder, processes: Processes) -> None:
         self.flag = run.save_and_exit
         self.processes = processes
         self.signal_name = ""
-        self.reason = ""  # set on every rank once the training is to stop
+        self.reason = ""  # set on every rank once the training stops before its end
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -41,7 +40,7 @@ class SaveAndExit(TrainerCallback):
         if not any_rank(wanted, self.processes):
             return
         self.reason = self.signal_name or (str(self.flag) if self.processes.first else "another rank")
-        control.should_log = True  # else the losses since the last log line would be forgotten
+        control.should_log = True  # otherwise the losses since the last log step are lost
         control.should_save = True
         control.should_training_stop = True
 
@@ -49,25 +48,12 @@ class SaveAndExit(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if state.global_step >= state.max_steps:
-            self.reason = ""  # that step was the last one anyway
+            self.reason = ""  # that was the last step anyway
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal_name = signal.Signals(number).name
 
 
-def any_rank(mine: bool, processes: Processes) -> bool:
-    """Return whether any rank said yes. A collective: every rank calls it."""
-    if processes.world_size == 1:
-        return mine
-    import torch
-    import torch.distributed
-
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    flag = torch.tensor([int(mine)], device=device)
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-    return bool(flag.item())
-
-
-def leave_note(run: RunFolder, step: int, checkpoint: Path, reason: str) -> None:
+def write_note(run: RunFolder, step: int, checkpoint: Path, reason: str) -> None:
     """Write `attempts/N/continue`: torchrun turns every exit code of a worker into 1, so the code is not enough."""
     files.write_json(run.attempt / "continue", {"step": step, "checkpoint": str(checkpoint), "reason": reason})

@@ -1,9 +1,11 @@
-"""Arguments of a job: every value with the place it came from."""
+"""The arguments of a job, each value with its source."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +21,15 @@ DEFAULT = "library default"
 
 @dataclass
 class Settings:
-    """Values by name, and their sources by name: command line, config FILE, demo default, script, library default."""
+    """Values and sources by name. Sources: command line, config FILE, variable, demo default, script, library default.
+
+    script, words   the script that was started, and its command line
+    """
 
     values: dict[str, Any]
     sources: dict[str, str]
-    script: str = ""  # whose they are
-    words: tuple[str, ...] = ()  # the command line that gave them
+    script: str = ""
+    words: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -33,29 +38,78 @@ class Settings:
         return self.values.get(name, default)
 
     def given(self, name: str) -> bool:
-        """True where the user, not a default, has said it."""
+        """True if the user has set it."""
         return self.sources.get(name, DEFAULT).startswith(("command line", "config", "variable"))
 
     def derive(self, name: str, value: Any, source: str) -> None:
-        """Set what follows from other values."""
+        """Set a value that follows from others."""
         self.values[name] = value
         self.sources[name] = source
 
     def default(self, values: Mapping[str, Any], source: str) -> None:
-        """Set values that the user has not given and that this version of the library knows."""
+        """Set values that the user has not set and that this version of the library has."""
         for name, value in values.items():
             if name in self.values and not self.given(name):
                 self.derive(name, value, source)
 
     def build(self, dataclass_type: type) -> Any:
-        """Return the dataclass made of its fields among the values."""
+        """Return the dataclass, made of its fields among the values."""
         names = {field.name for field in dataclasses.fields(dataclass_type) if field.init}
         return dataclass_type(**{name: self.values[name] for name in names if name in self.values})
 
+    def write(self, path: Path) -> None:
+        """Write all values and sources as JSON, without secrets."""
+        table = {
+            name: {"value": _printable(name, value), "source": self.sources.get(name, DEFAULT)}
+            for name, value in sorted(self.values.items())
+        }
+        files.write_json(path, table)
+
+
+def read(script: str, types: Sequence[type], argv: Sequence[str]) -> Settings:
+    """Return the settings of a command line whose arguments are the fields of `types`.
+
+    Variables named by `--variables` win over the command line, so that `sbatch --export` has the last word.
+    """
+    from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
+
+    parser = HfArgumentParser(tuple(types), prog=f"{script}.py", allow_abbrev=False)
+    for action in parser._actions:
+        if action.type is string_to_bool and action.nargs is None:  # let `--bf16` alone mean true
+            action.nargs, action.const = "?", True
+    # gradient_checkpointing is activation_checkpointing from transformers 5.23 on: let older ones take both names
+    options = parser._option_string_actions
+    if "--gradient_checkpointing" in options and "--activation_checkpointing" not in options:
+        options["--activation_checkpointing"] = options["--gradient_checkpointing"]
+        options["--gradient_checkpointing"].option_strings.append("--activation_checkpointing")
+    settings = parse(parser, argv)
+    values = from_variables(settings["variables"], os.environ)
+    if values:
+        settings = parse(parser, [*argv, *(f"--{name}={value}" for name, (_, value) in values.items())])
+        settings.sources.update({name: f"variable {variable}" for name, (variable, _) in values.items()})
+    settings.script, settings.words = script, tuple(argv)
+    return settings
+
+
+def from_variables(pairs: Sequence[str], environment: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """Return (variable, value) by argument for each `VARIABLE=argument` whose variable is set and not empty."""
+    for pair in pairs:
+        if not re.fullmatch(r"\w+=\w+", pair):
+            raise JobError(
+                f"--variables: cannot read {pair!r}", "the form is VARIABLE=argument", "EPOCHS=num_train_epochs"
+            )
+    split = (pair.partition("=") for pair in pairs)
+    return {name: (variable, environment[variable]) for variable, _, name in split if environment.get(variable)}
+
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
-    """Return the settings of a command line and its `--config FILE` (YAML). Raises JobError, never exits with usage."""
-    _raise_instead_of_exit(parser)
+    """Return the settings of a command line and its `--config FILE` (YAML). Raises JobError instead of exiting."""
+
+    def error(message: str) -> NoReturn:
+        raise JobError(f"cannot read the arguments: {message}", "the parser refuses them", "see `--help`")
+
+    parser.error = error  # type: ignore[method-assign]
     words, config_path = _without_config(list(argv))
     config = _read_config(config_path, parser) if config_path else {}
     for action in parser._actions:
@@ -68,8 +122,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         hint = near_miss(word, known) if word.startswith("-") else ""
         raise JobError(
             f"unknown argument {unknown[0]!r}{hint}",
-            "neither the script nor its libraries take it",
-            "`--help` lists all arguments; a list takes its values after one name",
+            "neither the script nor its libraries have it",
+            "`--help` lists all arguments; the values of a list follow one name",
         )
     values = vars(namespace)
     words_given = {word.split("=")[0] for word in words if word.startswith("-")}
@@ -80,36 +134,12 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
     return Settings(values, sources)
 
 
-def show(settings: Settings, path: Path) -> list[str]:
-    """Return one line per value that is no library default, and write all of them to `path`."""
-    table = {
-        name: {"value": _printable(name, value), "source": settings.sources.get(name, DEFAULT)}
-        for name, value in sorted(settings.values.items())
-    }
-    files.write_json(path, table)
-    chosen = [name for name in table if table[name]["source"] != DEFAULT]
-    width = max((len(name) for name in chosen), default=0)
-    values = {name: str(table[name]["value"]) for name in chosen}
-    value_width = min(40, max((len(value) for value in values.values()), default=0))
-    lines = [f"  {name:<{width}}  {values[name]:<{value_width}}  {table[name]['source']}" for name in chosen]
-    return [*lines, f"  and {len(table) - len(chosen)} at the library's defaults: {path}"]
-
-
-def _raise_instead_of_exit(parser: argparse.ArgumentParser) -> None:
-    def error(message: str) -> NoReturn:
-        raise JobError(
-            f"the arguments cannot be read: {message}", "argparse refuses them", "`--help` lists all arguments"
-        )
-
-    parser.error = error  # type: ignore[method-assign]
-
-
 def _without_config(words: list[str]) -> tuple[list[str], str | None]:
     """Return the words without `--config FILE`, and FILE."""
     for index, word in enumerate(words):
         if word == "--config":
             if index + 1 == len(words):
-                raise JobError("--config names no file", "a YAML file follows it", "--config FILE.yaml")
+                raise JobError("--config has no file", "the name of a YAML file follows it", "--config FILE.yaml")
             return words[:index] + words[index + 2 :], words[index + 1]
         if word.startswith("--config="):
             return words[:index] + words[index + 1 :], word.partition("=")[2]
@@ -117,8 +147,6 @@ def _without_config(words: list[str]) -> tuple[list[str], str | None]:
 
 
 def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    import os
-
     import yaml
 
     try:
@@ -128,9 +156,9 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
             f"cannot read the config {name!r}", str(error.strerror), "give its path as the container sees it"
         ) from error
     except yaml.YAMLError as error:
-        raise JobError(f"{name} is not YAML", " ".join(str(error).split()), "mend the line that is named") from error
+        raise JobError(f"{name} is not valid YAML", " ".join(str(error).split()), "fix the line it names") from error
     if not isinstance(config, dict):
-        raise JobError(f"{name} holds no mapping", "a config is lines of `name: value`", "write one argument per line")
+        raise JobError(f"{name} is not a mapping", "a config has lines of `name: value`", "write one argument per line")
     for variable, value in (config.pop("env", None) or {}).items():
         os.environ[str(variable)] = str(value)
     _refuse_unknown(name, config, {action.dest for action in parser._actions})
@@ -142,13 +170,13 @@ def _refuse_unknown(path: str, names: Iterable[str], known: set[str]) -> None:
         if name not in known:
             raise JobError(
                 f"{path}: unknown argument {name!r}{near_miss(str(name), sorted(known))}",
-                "neither the script nor its libraries have one of that name",
-                "mend the name or take the line out",
+                "neither the script nor its libraries have it",
+                "correct the name or remove the line",
             )
 
 
 def _printable(name: str, value: Any) -> Any:
-    """Return a value that JSON can hold; a secret is hidden."""
+    """Return a value that JSON can hold; secrets are hidden."""
     lowered = name.lower()
     if value and any(word in lowered for word in SECRETS) and not any(word in lowered for word in NO_SECRETS):
         return "(hidden)"

@@ -7,143 +7,130 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training import deepspeed as deepspeed_config
-from training import files, marker, zero3_faults, zero3_groups
+from training import deepspeed, files, marker, zero3_faults
 from training.errors import JobError
-from training.processes import Processes, once
+from training.processes import Processes, once, once_slowly
 from training.resume import Checkpoint
-from training.save_and_exit import any_rank
 
 LATEST = "latest_universal"  # DeepSpeed looks for this name
-POLL_SECONDS = 0.2
-# Of this launch, not of the converter's: with them it would look for its peers.
-OURS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Variables of this launch: with them the converter would wait for other ranks.
+OF_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-def prepare(checkpoint: Checkpoint | None, config: Any, peers: Processes) -> None:
-    """Make the trainer able to resume here: convert where world size or ZeRO stage differ, set `load_universal`.
+def prepare(
+    checkpoint: Checkpoint | None, config: Any, processes: Processes, beat: Callable[[], None] = lambda: None
+) -> None:
+    """Convert the checkpoint if the number of processes or the ZeRO stage has changed, and set `load_universal`.
 
-    A collective, to be called before the trainer is made. Without DeepSpeed, and with ZeRO-0, a checkpoint fits any
-    number of processes. Raises JobError where no way leads from that checkpoint to this start.
+    A collective; call it before the trainer is made. Without DeepSpeed, and with ZeRO-0, a checkpoint fits any number
+    of processes. Raises JobError if this start cannot read that checkpoint.
     """
     if checkpoint is None:
         return
-    _say_what_differs(checkpoint, config, peers)
+    _print_differences(checkpoint, config, processes)
     stage = stage_of(config)
-    if not _needs_conversion(checkpoint, stage, peers.world_size):
+    if not _needs_conversion(checkpoint, stage, processes.world_size):
         return
-    folder = convert(checkpoint, peers)
-    if peers.first:
+    if stage == 3 and not zero3_faults.is_supported():
+        raise JobError(
+            f"{checkpoint.path} was written by {checkpoint.world_size} processes, here are {processes.world_size}",
+            "DeepSpeed before 0.18 loses all but the first group of parameters when it converts a ZeRO-3 checkpoint",
+            f"start {checkpoint.world_size} processes, or use an image with a newer DeepSpeed",
+        )
+    folder = convert(checkpoint, processes, beat)
+    if processes.first:
         print(f"loading it from {folder}, which fits any number of processes", flush=True)
-    _load_universal(config)
+    # Only for this start, not in the job's own files: the key would break every other resume.
+    for holder in (config.hf_deepspeed_config, config.deepspeed_plugin.hf_ds_config):
+        holder.config.setdefault("checkpoint", {})["load_universal"] = True
     if stage == 3:
-        (zero3_groups if zero3_groups.are_needed() else zero3_faults).work_around()
+        zero3_faults.work_around()
+
+
+def loaded(trainer: Any) -> None:
+    """Reset `load_universal` once the training has begun: the best checkpoint, loaded at its end, is ordinary."""
+    engine = getattr(trainer, "deepspeed", None)
+    if engine is not None:
+        engine._config.load_universal_checkpoint = False
 
 
 def stage_of(config: Any) -> int | None:
     """Return the ZeRO stage of the training arguments, None without DeepSpeed."""
     plugin = getattr(config, "deepspeed_plugin", None) if config.deepspeed else None
-    return deepspeed_config.stage(plugin.hf_ds_config.config) if plugin else None
+    return deepspeed.stage(plugin.hf_ds_config.config) if plugin else None
 
 
 def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int) -> bool:
     saved = checkpoint.zero_stage
     if saved is None and (checkpoint.path / "latest").is_file():
-        saved = stage  # an older marker, which does not say it
+        saved = stage  # the marker of an older version does not say
     same = checkpoint.world_size == world_size and saved == stage
     sharded = bool(saved) and bool(stage)
     if same or (saved == stage and not sharded):
         return False
     if saved == stage or {saved, stage} == {1, 2}:
         return True
-    names = {None: "without DeepSpeed"}
-    there, here = (names.get(found, f"with ZeRO-{found}") for found in (saved, stage))
+    there, here = ("without DeepSpeed" if found is None else f"with ZeRO-{found}" for found in (saved, stage))
     raise JobError(
         f"{checkpoint.path} was written {there}, this start is {here}",
-        "the optimizer's state lies in another form; only ZeRO-1 and ZeRO-2 read each other's",
-        "start as before, or begin anew from its weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
+        "the optimizer's state has another form; only ZeRO-1 and ZeRO-2 read each other's",
+        "start as before, or begin again from its weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
     )
 
 
-def convert(checkpoint: Checkpoint, peers: Processes) -> Path:
-    """Return the universal folder in the checkpoint's own, made by rank 0 if it is not there whole. A collective.
-
-    The other ranks meet it in a short collective now and then: one long wait would run into the backend's timeout.
-    """
-    tag = once(peers, lambda: _tag(checkpoint.path))
+def convert(checkpoint: Checkpoint, processes: Processes, beat: Callable[[], None] = lambda: None) -> Path:
+    """Return the universal folder in the checkpoint's own; rank 0 makes it if it is not complete. A collective."""
+    tag = once(processes, lambda: _tag(checkpoint.path))
     folder = checkpoint.path / f"{tag}_universal"
-    if once(peers, lambda: _is_whole(folder)):
-        return folder
-    conversion = Conversion(checkpoint.path, tag) if peers.first else None
-    started = time.monotonic()
-    while any_rank(conversion is not None and conversion.running(), peers):
-        time.sleep(POLL_SECONDS)
-    once(peers, lambda: conversion.settle() if conversion else None)
-    if peers.first:
-        print(f"converted to {folder} in {time.monotonic() - started:.1f} s", flush=True)
+    if not once(processes, lambda: _is_complete(folder)):
+        started = time.monotonic()
+        once_slowly(processes, lambda: _convert(checkpoint.path, tag, folder), beat)
+        if processes.first:
+            print(f"converted to {folder} in {time.monotonic() - started:.1f} s", flush=True)
     return folder
 
 
-def program() -> tuple[str, ...]:
-    """Return what Python is to run for the conversion: DeepSpeed's own, but before 0.18, where it fails on ZeRO-3."""
-    return (zero3_groups.__file__,) if zero3_groups.are_needed() else ("-m", "deepspeed.checkpoint.ds_to_universal")
-
-
-class Conversion:
-    """`ds_to_universal` in a process of its own: it forks workers, which a process with a GPU must not."""
-
-    def __init__(self, checkpoint: Path, tag: str) -> None:
-        self.checkpoint, self.name = checkpoint, f"{tag}_universal"
-        self.fault: OSError | None = None
-        self.process: subprocess.Popen[bytes] | None = None
-        try:
-            _sweep(checkpoint)
-            self.partial = files.unfinished(checkpoint / "universal")
-            self.partial.mkdir()
-            self.log = self.partial / "log"
-            workers = str(min(8, len(os.sched_getaffinity(0))))
-            command = (
-                *(sys.executable, *program(), "--inject_missing_state"),
-                *("--input_folder", str(checkpoint / tag), "--output_folder", str(self.partial / self.name)),
-                *("--num_extract_workers", workers, "--num_merge_workers", workers),
+def _convert(checkpoint: Path, tag: str, folder: Path) -> None:
+    """Run `ds_to_universal` in a process of its own: it forks workers, which a process with a GPU must not."""
+    _sweep(checkpoint)
+    partial = files.unfinished(checkpoint / "universal")
+    partial.mkdir()
+    made, log = partial / folder.name, partial / "log"
+    workers = str(min(8, len(os.sched_getaffinity(0))))
+    command = (
+        *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"),
+        *("--input_folder", str(checkpoint / tag), "--output_folder", str(made)),
+        *("--num_extract_workers", workers, "--num_merge_workers", workers),
+    )
+    try:
+        with log.open("wb") as stream:
+            done = subprocess.run(
+                command,
+                env=_environment(os.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                check=False,
             )
-            environment = _alone(os.environ)
-            with self.log.open("wb") as log:
-                streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-                self.process = subprocess.Popen(command, env=environment, **streams)
-        except OSError as error:
-            self.fault = error
-
-    def running(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    def settle(self) -> None:
-        """Put the result in its place, or raise JobError and leave nothing behind."""
-        try:
-            if self.process is None or self.process.returncode != 0:
-                raise JobError(
-                    f"{self.checkpoint} could not be converted for this number of processes",
-                    str(self.fault) if self.fault else self._last_words(),
-                    "start as many processes as wrote it, or make room: the universal form takes 12 bytes a parameter",
-                )
-            made = self.partial / self.name
-            found = marker.digests(made, files.sizes(made), marker.algorithm(), sync=True)
-            marker.write(made, found, marker.algorithm(), {"step": 0, "world_size": 0})
-            target = self.checkpoint / self.name
-            if target.exists():
-                shutil.rmtree(target)  # ours, and not whole
-            made.rename(target)
-            files.write_text(self.checkpoint / LATEST, self.name)
-        finally:
-            _sweep(self.checkpoint)
-
-    def _last_words(self) -> str:
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        if done.returncode != 0:
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise JobError(
+                f"{checkpoint} could not be converted for this number of processes",
+                next((line.strip() for line in reversed(lines) if line.strip()), "the converter printed nothing"),
+                "start as many processes as wrote it, or free some space: the universal form takes 12 bytes per weight",
+            )
+        found = marker.digests(made, files.sizes(made), marker.algorithm(), sync=True)
+        marker.write(made, found, marker.algorithm(), {"step": 0, "world_size": 0})
+        if folder.exists():
+            shutil.rmtree(folder)  # made by us, and not complete
+        made.rename(folder)
+        files.write_text(checkpoint / LATEST, folder.name)
+    finally:
+        _sweep(checkpoint)
 
 
 def _tag(path: Path) -> str:
@@ -151,15 +138,15 @@ def _tag(path: Path) -> str:
         return (path / "latest").read_text(encoding="utf-8").strip()
     except OSError as error:
         raise JobError(
-            f"{path} holds no shards of DeepSpeed", f"latest: {error.strerror}", "resume from another checkpoint"
+            f"{path} has no shards of DeepSpeed", f"latest: {error.strerror}", "resume from another checkpoint"
         ) from error
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     named = folder.parent / LATEST
     if not named.is_file() or named.read_text(encoding="utf-8").strip() != folder.name:
         return False
-    return marker.missing_or_cut(folder) is None and marker.damaged(folder) is None
+    return marker.missing_or_cut(folder) is None
 
 
 def _sweep(checkpoint: Path) -> None:
@@ -167,38 +154,27 @@ def _sweep(checkpoint: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _alone(environment: Mapping[str, str]) -> dict[str, str]:
-    kept = {key: value for key, value in environment.items() if key not in OURS and not key.startswith("TORCHELASTIC_")}
+def _environment(environment: Mapping[str, str]) -> dict[str, str]:
+    kept = {
+        key: value for key, value in environment.items() if key not in OF_LAUNCH and not key.startswith("TORCHELASTIC_")
+    }
     return {**kept, "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def _load_universal(config: Any) -> None:
-    """Tell DeepSpeed; in the job's own files the key stays unset, since it would break every other resume."""
-    for holder in (config.hf_deepspeed_config, config.deepspeed_plugin.hf_ds_config):
-        holder.config.setdefault("checkpoint", {})["load_universal"] = True
-
-
-def loaded(trainer: Any) -> None:
-    """Forget `load_universal` once the training has begun: the best checkpoint, loaded at its end, is a usual one."""
-    engine = getattr(trainer, "deepspeed", None)
-    if engine is not None:
-        engine._config.load_universal_checkpoint = False
-
-
-def _say_what_differs(checkpoint: Checkpoint, config: Any, peers: Processes) -> None:
-    """Print what cannot go on exactly as it was."""
-    if not peers.first:
+def _print_differences(checkpoint: Checkpoint, config: Any, processes: Processes) -> None:
+    """Print what will not continue exactly as it was."""
+    if not processes.first:
         return
-    sequences = config.per_device_train_batch_size * config.gradient_accumulation_steps * peers.world_size
+    sequences = config.per_device_train_batch_size * config.gradient_accumulation_steps * processes.world_size
     if checkpoint.sequences not in (None, sequences):
         print(
-            f"warning: a step was {checkpoint.sequences} sequences and is {sequences} now: steps are counted on, so"
-            f" data is skipped or taken twice; --global_batch_size {checkpoint.sequences} keeps it",
+            f"warning: a step was {checkpoint.sequences} sequences and is {sequences} now: the step count continues, so"
+            f" data is skipped or repeated; --global_batch_size {checkpoint.sequences} keeps it",
             flush=True,
         )
-    if checkpoint.world_size != peers.world_size:
+    if checkpoint.world_size != processes.world_size:
         print(
-            f"{checkpoint.path.name} is of {checkpoint.world_size} processes, here are {peers.world_size}:"
-            " data, learning rate and optimizer go on; random states (dropout) begin anew",
+            f"{checkpoint.path.name} was written by {checkpoint.world_size} processes, here are {processes.world_size}:"
+            " data, learning rate and optimizer continue; random states (dropout) start anew",
             flush=True,
         )

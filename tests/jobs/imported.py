@@ -5,6 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "jobs"))
 
+import transformers  # noqa: F401
+import trl  # noqa: F401
+
 import sft  # noqa: F401
-from training import course  # noqa: F401
-from training import sft_story as supervised  # noqa: F401
+from training import checkpoints, job, loss  # noqa: F401

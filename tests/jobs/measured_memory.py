@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from training import deepspeed as deepspeed_config
 
-        deepspeed_config.leave_out_what_is_not_built()
+        deepspeed_config.skip_unbuilt_shm_comm()
     found = [measure(case) for case in cases]
     if int(os.environ.get("RANK", "0")) == 0:
         Path(argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -9,13 +9,20 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
+from types import SimpleNamespace  # noqa: E402
+
+import sft  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
 from training import processes  # noqa: E402
 from training import run as run_folder  # noqa: E402
-from training import sft_arguments as arguments  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
 TWO = processes.Processes(0, 0, 2, 2, "torchrun")
+
+
+def read(folder: Path, *words: str):
+    run = run_folder.from_environment({"RUNNER_RUN": str(folder)}, "sft")
+    return sft.read_arguments(words, SimpleNamespace(run=run, processes=TWO))
 
 
 def rows(path: Path, *lines: dict[str, object]) -> str:
@@ -29,7 +36,7 @@ def rows(path: Path, *lines: dict[str, object]) -> str:
         pytest.param(
             lambda folder: [f"--dataset_name={rows(folder / 'd.jsonl', {'txt': 'hello'})}"],
             "has no column to train on (did you mean 'txt'?)",
-            "it has 'txt'; wanted: 'messages'",
+            "it has 'txt'; needed: 'messages'",
             id="wrong column, found after the process group is there",
         ),
         pytest.param(
@@ -58,10 +65,13 @@ def test_one_rank_says_it_and_all_end_with_1(
     ("words", "expected"),
     [
         (["--deepspeed=zero22"], "no DeepSpeed preset or file 'zero22' (did you mean 'zero2'?)"),
-        (["--deepspeed={folder}/ds.json"], "DeepSpeed knows no key 'zero_optimisation'"),
+        (["--deepspeed={folder}/ds.json"], "zero_optimization.stage is 7"),
         (["--per_device_train_batch_size=0"], "the micro batch is 0"),
         (["--global_batch_size=8", "--gradient_accumulation_steps=2"], "are both given"),
         (["--learning_rte=1"], "did you mean '--learning_rate'?"),
+        (["--dataset=x"], "did you mean '--dataset_name'?"),
+        (["--model=x"], "did you mean '--model_name_or_path'?"),
+        (["--chat_template=x"], "did you mean '--chat_template_path'?"),
         (["--packing_strategy=best"], "invalid choice"),
         (["--dataset_name="], "no dataset is named"),
         (["--model_name_or_path="], "no model is named"),
@@ -70,16 +80,14 @@ def test_one_rank_says_it_and_all_end_with_1(
 def test_arguments_are_refused_before_any_process_waits_for_another(
     tmp_path: Path, words: list[str], expected: str
 ) -> None:
-    (tmp_path / "ds.json").write_text('{"zero_optimisation": {"stage": 2}}')
-    run = run_folder.from_environment({"RUNNER_RUN": str(tmp_path)}, "sft")
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 7}}')
     with pytest.raises(JobError) as caught:
-        arguments.read([*SMALL, *(word.format(folder=tmp_path) for word in words)], run, TWO)
+        read(tmp_path, *SMALL, *(word.format(folder=tmp_path) for word in words))
     assert expected in caught.value.what
 
 
 def test_the_demo_is_what_no_arguments_mean(tmp_path: Path) -> None:
-    run = run_folder.from_environment({"RUNNER_RUN": str(tmp_path)}, "sft")
-    settings, batch = arguments.read([], run, TWO)
+    settings, batch = read(tmp_path)
     assert (settings["model_name_or_path"], settings["dataset_name"]) == ("tiny-llama", "python-docs")
     assert settings["deepspeed"].endswith("jobs/deepspeed/zero2.json")
     assert settings.sources["deepspeed"] == "demo default 'zero2'"
@@ -88,7 +96,6 @@ def test_the_demo_is_what_no_arguments_mean(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_demo_reaches_a_training_of_the_users_own(tmp_path: Path) -> None:
-    run = run_folder.from_environment({"RUNNER_RUN": str(tmp_path)}, "sft")
-    settings, _ = arguments.read(["--model_name_or_path=some/model", "--dataset_name=some/data"], run, TWO)
+    settings, _ = read(tmp_path, "--model_name_or_path=some/model", "--dataset_name=some/data")
     assert [name for name, source in settings.sources.items() if source.startswith("demo")] == []
     assert (settings["deepspeed"], settings["max_length"], settings["packing"]) == (None, 1024, False)

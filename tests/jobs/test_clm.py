@@ -12,10 +12,9 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
 from tests.jobs.test_sft import wait_for_step  # noqa: E402
-from training import demo_tokenizer as made_tokenizer  # noqa: E402
+from training import demo  # noqa: E402
 from training.blocks import Stream  # noqa: E402
-from training.fast import head_loss  # noqa: E402
-from training.perplexity import loss_places, perplexity  # noqa: E402
+from training.perplexity import perplexity  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.text import Text  # noqa: E402
 from training.token_cache import cache  # noqa: E402
@@ -82,7 +81,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     wait_for_step(tmp_path, 2, process)
     (tmp_path / "attempts" / "1" / "save-and-exit").touch()
     output, _ = process.communicate(timeout=120)
-    assert "leaving with exit code 75: continue me" in output
+    assert "exiting with 75: start again to resume" in output
     second = clm.finish(tmp_path, *words, attempt=2)
     assert second.code == 0, second.output
     assert "resuming from" in second.output
@@ -94,15 +93,16 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
 @pytest.mark.parametrize(
     ("line", "words", "what"),
     [
-        ({"body": "x", "title": "y"}, [], "has no column 'text' of text"),
+        ({"body": "x", "title": "y"}, [], "has no text column 'text'"),
         ({"text": "too short"}, ["--block_size=64"], "is shorter than one block"),
+        ({"text": None}, ["--text_column=text"], "line 2 of"),
     ],
 )
 def test_what_is_wrong_with_the_text_is_said_by_one_rank(
     clm: Launcher, tmp_path: Path, line: dict[str, str], words: list[str], what: str
 ) -> None:
     path = tmp_path / "data.jsonl"
-    path.write_text(json.dumps(line) + "\n")
+    path.write_text(json.dumps({"text": "x"} if line == {"text": None} else line) + "\n" + json.dumps(line) + "\n")
     attempt = clm.finish(tmp_path, *SMALL, f"--train_file={path}", *words, "--do_eval=false", seconds=100)
     assert attempt.code == 1
     assert attempt.output.count("because:") == 1, attempt.output
@@ -113,7 +113,7 @@ def test_a_stream_gives_the_blocks_of_the_cache_in_their_order(corpus: Path, tmp
     """However many workers read it, and no further than it is asked to."""
     import datasets
 
-    tokenizer = made_tokenizer.train(documents(300), 300)
+    tokenizer = demo.train_tokenizer(documents(300), 300)
     rows = datasets.load_dataset(
         "json", data_files=str(corpus), split="train", streaming=True, cache_dir=str(tmp_path / "hf")
     )
@@ -131,22 +131,6 @@ def test_a_stream_gives_the_blocks_of_the_cache_in_their_order(corpus: Path, tmp
 def test_perplexity_of_a_diverged_model_is_infinite() -> None:
     assert perplexity(0.0) == 1.0
     assert perplexity(1e6) == math.inf
-
-
-def test_head_and_loss_in_pieces_give_the_models_own_loss_and_gradients() -> None:
-    """Each token but the last of a block has its next one as target, as in the model's own shift."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_embd=16, n_head=2, n_layer=1, vocab_size=64, n_positions=32)).eval()
-    ids = torch.randint(0, 64, (3, 20))
-    stock = model(input_ids=ids, labels=ids).loss
-    expected = torch.autograd.grad(stock, tuple(model.parameters()))
-    head_loss.install(model)
-    pieces = model(input_ids=ids, **loss_places(ids)).loss
-    assert float(pieces) == pytest.approx(float(stock), abs=1e-6)
-    for found, of in zip(torch.autograd.grad(pieces, tuple(model.parameters())), expected, strict=True):
-        assert torch.allclose(found, of, atol=1e-6)
 
 
 def test_the_loss_of_a_block_is_divided_as_the_page_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,11 +11,11 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import JOBS  # noqa: E402
 from training import clm_arguments as arguments  # noqa: E402
-from training import clm_model as model  # noqa: E402
-from training import course_arguments, processes, text  # noqa: E402
+from training import models, processes, text  # noqa: E402
 from training import run as run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
-from training.settings import Settings  # noqa: E402
+from training.settings import Settings, from_variables  # noqa: E402
+from training.settings import read as read_settings  # noqa: E402
 
 TWO = processes.Processes(0, 0, 2, 2, "torchrun")
 SCRATCH = ("--model_type=gpt2", "--tokenizer_name=tiny-llama")
@@ -24,7 +25,7 @@ def read(folder: Path, *words: str, attempt: int = 1) -> Settings:
     run = run_folder.from_environment(
         {"RUNNER_RUN": str(folder), "RUNNER_ATTEMPT": str(folder / "attempts" / str(attempt))}, "clm"
     )
-    return arguments.read(words, run, TWO)[0]
+    return arguments.read(words, SimpleNamespace(run=run, processes=TWO))[0]
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_a_variable_named_for_it_has_the_last_word(corpus: Path, monkeypatch: py
     assert (settings["num_train_epochs"], settings.sources["num_train_epochs"]) == (7.0, "variable EPOCHS")
     assert settings["data_percentage"] == 100
     assert settings["output_dir"] == str(corpus.parent / "checkpoints")
-    assert course_arguments.from_variables(names, {"CHECKPOINT_DIR": "/x"}) == {"output_dir": ("CHECKPOINT_DIR", "/x")}
+    assert from_variables(names, {"CHECKPOINT_DIR": "/x"}) == {"output_dir": ("CHECKPOINT_DIR", "/x")}
 
 
 def test_names_that_run_clm_has_had_over_the_years_are_taken(corpus: Path) -> None:
@@ -122,7 +123,7 @@ def test_overrides_set_what_is_there_in_its_own_kind() -> None:
     from transformers import GPT2Config
 
     shape = GPT2Config()
-    model.override(shape, "n_embd=1024,n_head=16,resid_pdrop=0,scale_attn_weights=false,n_inner=4096")
+    models.override(shape, "n_embd=1024,n_head=16,resid_pdrop=0,scale_attn_weights=false,n_inner=4096")
     assert (shape.n_embd, shape.hidden_size, shape.n_head, shape.n_inner) == (1024, 1024, 16, 4096)
     assert shape.resid_pdrop == 0.0
     assert shape.scale_attn_weights is False
@@ -134,8 +135,8 @@ def test_overrides_set_what_is_there_in_its_own_kind() -> None:
         ({"text": "a", "title": "b"}, None, "text"),
         ({"content": "a", "stars": 5}, None, "content"),
         ({"content": "a", "title": "b"}, "title", "title"),
-        ({"content": "a", "title": "b"}, None, "has no column 'text' of text"),
-        ({"text": 5}, None, "has no column 'text' of text"),
+        ({"content": "a", "title": "b"}, None, "has no text column 'text'"),
+        ({"text": 5}, None, "has no text column 'text'"),
         ({"txet": "a", "title": "b"}, "text", "(did you mean 'txet'?)"),
     ],
 )
@@ -175,5 +176,5 @@ def test_the_job_files_of_clm_name_arguments_that_there_are(tmp_path: Path, monk
         if job.get("script") != "jobs/clm.py":
             continue
         words = [str(word) for word in job.get("arguments", [])]
-        parsed = course_arguments.read("clm", arguments.types(), words)
+        parsed = read_settings("clm", arguments.types(), words)
         assert parsed.given("deepspeed") or not words, path

@@ -8,9 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import dataset as reading  # noqa: E402
-from training import demo as corpus  # noqa: E402
-from training import demo_tokenizer as tokenizer  # noqa: E402
+from training import dataset, demo, rows  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 
@@ -19,14 +17,14 @@ ALONE = Processes(0, 0, 1, 1, "alone")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return corpus.build(tmp_path_factory.mktemp("corpus"))
+    return demo.build(tmp_path_factory.mktemp("corpus"))
 
 
 def test_the_corpus_is_questions_with_answers_from_the_standard_library(made: Path) -> None:
-    rows = [json.loads(line)["messages"] for line in (made / "pairs.jsonl").read_text().splitlines()]
-    assert len(rows) > 4000
-    assert {tuple(message["role"] for message in row) for row in rows} == {("user", "assistant")}
-    questions = {row[0]["content"] for row in rows}
+    found = [json.loads(line)["messages"] for line in (made / "pairs.jsonl").read_text().splitlines()]
+    assert len(found) > 4000
+    assert {tuple(message["role"] for message in row) for row in found} == {("user", "assistant")}
+    questions = {row[0]["content"] for row in found}
     assert any(question.startswith("What does `json.dump(obj, fp, *") for question in questions)
     assert any(question.startswith("Explain 'assignment'") for question in questions)
     assert not any("site-packages" in question for question in questions)
@@ -34,9 +32,9 @@ def test_the_corpus_is_questions_with_answers_from_the_standard_library(made: Pa
 
 def test_the_corpus_is_found_again_and_another_seed_has_its_own(made: Path) -> None:
     before = (made / "pairs.jsonl").stat().st_mtime_ns
-    assert corpus.build(made.parent) == made
+    assert demo.build(made.parent) == made
     assert (made / "pairs.jsonl").stat().st_mtime_ns == before
-    other = corpus.build(made.parent, seed=1)
+    other = demo.build(made.parent, seed=1)
     assert other != made
     assert sorted((other / "pairs.jsonl").read_text().splitlines()) == sorted(
         (made / "pairs.jsonl").read_text().splitlines()
@@ -46,33 +44,33 @@ def test_the_corpus_is_found_again_and_another_seed_has_its_own(made: Path) -> N
 @pytest.mark.parametrize(
     "text", ["plain words", "tab\tand\nnewline", "Grüße, 世界 🎉", "\x00\x7f", "  spaces  ", "don't , do"]
 )
-def test_the_tokenizer_gives_back_any_text(trained: "tokenizer.PreTrainedTokenizerFast", text: str) -> None:
+def test_the_tokenizer_gives_back_any_text(trained: "demo.PreTrainedTokenizerFast", text: str) -> None:
     assert trained.decode(trained(text)["input_ids"]) == text
 
 
-def test_the_chat_template_marks_the_answer_and_its_end(trained: "tokenizer.PreTrainedTokenizerFast") -> None:
+def test_the_chat_template_marks_the_answer_and_its_end(trained: "demo.PreTrainedTokenizerFast") -> None:
     encoded = trained.apply_chat_template(
-        corpus.conversation("Why?", "Because."), return_dict=True, return_assistant_tokens_mask=True
+        demo.conversation("Why?", "Because."), return_dict=True, return_assistant_tokens_mask=True
     )
     answer = [token for token, mask in zip(encoded["input_ids"], encoded["assistant_masks"], strict=True) if mask]
     assert trained.decode(answer) == "Because.<|end|>"
 
 
 def test_the_tokenizer_is_trained_once_per_text_and_size(made: Path) -> None:
-    folders = [tokenizer.build(made.parent, corpus.texts(made), made.name, size) for size in (300, 300, 400)]
+    folders = [demo.build_tokenizer(made.parent, demo.texts(made), made.name, size) for size in (300, 300, 400)]
     assert folders[0] == folders[1] != folders[2]
 
 
 @pytest.fixture(scope="module")
-def trained(made: Path) -> "tokenizer.PreTrainedTokenizerFast":
-    return tokenizer.train(corpus.texts(made), 1000)
+def trained(made: Path) -> "demo.PreTrainedTokenizerFast":
+    return demo.train_tokenizer(demo.texts(made), 1000)
 
 
 def test_all_ranks_map_the_same_rows(made: Path) -> None:
-    rows, folder = reading.python_docs(made.parent, ALONE)
+    found, folder = demo.python_docs(made.parent, ALONE)
     assert folder == made
-    assert len(rows) == len((made / "pairs.jsonl").read_text().splitlines())
-    assert rows.cache_files, "rows lie in a file that every process maps, not in memory"
+    assert len(found) == len((made / "pairs.jsonl").read_text().splitlines())
+    assert found.cache_files, "rows lie in a file that every process maps, not in memory"
 
 
 @pytest.mark.parametrize(
@@ -85,28 +83,28 @@ def test_all_ranks_map_the_same_rows(made: Path) -> None:
     ],
 )
 def test_kinds_of_data(row: dict[str, object], kind: str) -> None:
-    assert reading.check([row], "x", "text") == kind
+    assert rows.kind_of([row], "x", "text") == kind
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("given", "expected"),
     [
         ([], "is empty"),
         ([{"txt": "a"}], "no column to train on (did you mean 'txt'?)"),
-        ([{"messages": "hello"}], "holds no conversation"),
-        ([{"messages": [{"speaker": "x"}]}], "holds no conversation"),
-        ([{"text": 3}], "holds no text"),
+        ([{"messages": "hello"}], "is not a conversation"),
+        ([{"messages": [{"speaker": "x"}]}], "is not a conversation"),
+        ([{"text": 3}], "is not text"),
     ],
 )
-def test_data_that_cannot_be_trained_on_is_refused(rows: list[dict[str, object]], expected: str) -> None:
+def test_data_that_cannot_be_trained_on_is_refused(given: list[dict[str, object]], expected: str) -> None:
     with pytest.raises(JobError) as caught:
-        reading.check(rows, "x", "text")
+        rows.check(given, "x", "text", assistant_only=False)
     assert expected in caught.value.what
 
 
 def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert reading.load(str(tmp_path / "a.jsonl"), None, "train", streaming=False)["text"] == ["one", "two"]
+    assert dataset.load(str(tmp_path / "a.jsonl"), None, "train", streaming=False)["text"] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -121,5 +119,5 @@ def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
 def test_data_that_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str, split: str, expected: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(JobError) as caught:
-        reading.load(str(tmp_path / name), None, split, streaming=False)
+        dataset.load(str(tmp_path / name), None, split, streaming=False)
     assert expected in caught.value.what

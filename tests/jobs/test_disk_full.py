@@ -53,7 +53,7 @@ def test_the_older_checkpoint_stays_and_the_half_one_goes(launcher: Launcher, wh
     assert "--save_total_limit" in full.output
     assert sorted(path.name for path in (kept / "checkpoints").iterdir() if path.is_dir()) == ["checkpoint-3"]
     alone = Processes(0, 0, 1, 1, "alone")
-    newest = resume.settle(kept / "checkpoints", None, automatic=True, peers=alone)
+    newest = resume.find(kept / "checkpoints", None, automatic=True, processes=alone)
     assert newest is not None
     assert newest.step == 3
     assert {step: whole.losses[step] for step in range(1, 7)} == Attempt(1, "", kept).losses

@@ -1,6 +1,8 @@
 """Metrics are lines that a person and a program can read, over all attempts."""
 
+import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import STEPS, TRAIN, Launcher  # noqa: E402
-from training import flops, loss_picture, metrics, pictures, records, stretch, trackers  # noqa: E402
+from training import arguments, flops, metrics, pictures, records  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.run import RunFolder  # noqa: E402
 from training.settings import Settings  # noqa: E402
@@ -77,7 +79,7 @@ def test_smoothing_keeps_the_ends_and_does_not_lag() -> None:
 def test_the_picture_is_a_png_of_a_useful_size(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     entries = [entry(step, 9 - step / 10, attempt=1 + step // 20) for step in range(1, 40)]
-    assert loss_picture.draw(entries, tmp_path / "loss.png", "a run")
+    assert pictures.draw_loss(entries, tmp_path / "loss.png", "a run")
     content = (tmp_path / "loss.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert int.from_bytes(content[16:20], "big") >= 1000
@@ -85,12 +87,12 @@ def test_the_picture_is_a_png_of_a_useful_size(tmp_path: Path) -> None:
 
 
 def test_there_is_no_picture_of_nothing(tmp_path: Path) -> None:
-    assert not loss_picture.draw([], tmp_path / "loss.png", "a run")
+    assert not pictures.draw_loss([], tmp_path / "loss.png", "a run")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_attempt_names_what_its_figures_are_made_of(launcher: Launcher, tmp_path: Path) -> None:
-    """Header, MFU by its formula, waiting, TensorBoard without a step twice; --peak_flops stands for a GPU's name."""
+    """Header, MFU by its formula, waiting, TensorBoard over both attempts; --peak_flops stands for a GPU's name."""
     more = (*TRAIN, "--peak_flops=1e11", "--save_steps=5", "--report_to", "tensorboard")
     first = launcher.sft(tmp_path, *more, "--max_steps=7")
     assert first.code == 0, first.output
@@ -112,6 +114,7 @@ def test_an_attempt_names_what_its_figures_are_made_of(launcher: Launcher, tmp_p
     cost = flops.Cost(two["mfu"]["trained_weights"], two["mfu"]["frozen_weights"], two["mfu"]["layers_times_width"])
     seconds = last["tokens"] / last["tokens_per_second"]
     assert last["mfu"] == pytest.approx(cost.flops(128, 128 * 32) / seconds / 2e11, rel=0.01)
+    assert last["mfu_palm"] == pytest.approx(cost.flops_palm(128, 128 * 32) / seconds / 2e11, rel=0.01)
     assert 0 <= last["data_wait_seconds"] < 60 and last["step_seconds"] == pytest.approx(seconds, rel=0.01)
     saves = [each["step"] for each in records.lines(tmp_path / "metrics.jsonl") if each.get("checkpoint_seconds")]
     assert saves[0] == 5 and STEPS in saves
@@ -121,72 +124,47 @@ def test_an_attempt_names_what_its_figures_are_made_of(launcher: Launcher, tmp_p
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     shown = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    assert [step for step, _ in shown] == list(range(1, STEPS + 1))
-    assert [value for _, value in shown] == pytest.approx([each["loss"] for each in found], rel=1e-5)
+    kept = dict(shown)  # steps 6 and 7 were taken twice
+    assert sorted(kept) == list(range(1, STEPS + 1))
+    assert [kept[step] for step in sorted(kept)] == pytest.approx([each["loss"] for each in found], rel=1e-5)
     assert "train/mfu" in events.Tags()["scalars"]
 
 
-def test_wandb_has_one_run_over_all_attempts_and_each_step_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Offline, as on a node without network: what its own files hold is read back."""
-    pytest.importorskip("wandb")
+def prepared(tmp_path: Path, report_to: object) -> Settings:
+    """Settings once the trackers are prepared; the environment is restored by the module's fixture."""
+    from types import SimpleNamespace
+
+    run = RunFolder(tmp_path / "sft-0007", tmp_path / "1", tmp_path / "flag", tmp_path / "cache", by_hand=False)
+    settings = Settings({"report_to": report_to, "run_name": None}, {})
+    arguments._prepare_trackers(settings, SimpleNamespace(run=run))
+    return settings
+
+
+def test_all_attempts_of_a_run_are_one_run_of_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own variables say so: an id that follows from the run's folder, and to resume it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    identities, steps = set(), []
-    for attempt, span in ((1, range(1, 8)), (2, range(6, 11))):
-        folder = tmp_path / "attempts" / str(attempt)
-        run = RunFolder(tmp_path, folder, folder / "save-and-exit", tmp_path / "cache", by_hand=False)
-        settings = Settings({"report_to": ["wandb"]}, {})
-        (tracker,) = trackers.make(settings, run)
-        records.append(run.metrics, {"header": {"attempt": attempt, "trackers": ["wandb"]}})
-        tracker.start(span[0] - 1)
-        assert not tracker.failed
-        identities.add(tracker.identity)
-        for step in span:
-            records.append(run.metrics, entry(step, 9 - step / 10, attempt))
-            tracker.write(step, entry(step, 9 - step / 10, attempt))
-        tracker.close()
-    for path in sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb")):
-        steps += logged_steps(path)
-    assert len(identities) == 1
-    assert steps == list(range(1, 11))
-    assert json.loads((tmp_path / "trackers.json").read_text()) == {"wandb_run_id": identities.pop()}
+    for name in ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_DIR", "TENSORBOARD_LOGGING_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    settings = prepared(tmp_path, ["wandb"])
+    assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("sft-0007", "allow")
+    assert os.environ["TENSORBOARD_LOGGING_DIR"] == str(tmp_path / "sft-0007" / "tensorboard")
+    assert settings["run_name"] == "sft-0007"
+    monkeypatch.setenv("WANDB_RUN_ID", "mine")
+    prepared(tmp_path, "wandb")
+    assert os.environ["WANDB_RUN_ID"] == "mine"
 
 
-def logged_steps(path: Path) -> list[int]:
-    """The steps in a file of wandb's, by wandb's own reader."""
-    from wandb.proto import wandb_internal_pb2
-    from wandb.sdk.internal.datastore import DataStore
-
-    store = DataStore()
-    store.open_for_scan(str(path))
-    steps = []
-    while (data := store.scan_data()) is not None:
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        for item in record.history.item:
-            if (item.key or "/".join(item.nested_key)) == "train/global_step":
-                steps.append(int(float(item.value_json)))
-    return steps
-
-
-def test_a_tracker_that_cannot_work_is_refused_at_the_start() -> None:
-    wanted = Settings({"report_to": ["wandb"]}, {})
-    with pytest.raises(JobError, match="wandb"):
-        trackers.check(wanted, {"HOME": "/nonexistent"})
-    trackers.check(Settings({"report_to": ["none"]}, {}), {})
-    trackers.check(Settings({"report_to": "tensorboard"}, {}), {})
-
-
-def test_what_a_tracker_raises_ends_no_training(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    tensorboard = trackers.TensorBoard(tmp_path / "tensorboard")
-    (tmp_path / "tensorboard").write_text("a file where a folder should be")
-    tensorboard.start(0)
-    tensorboard.write(1, {"loss": 1.0})
-    tensorboard.close()
-    said = capsys.readouterr().out
-    assert said.count("tensorboard is told nothing more") == 1
+def test_a_tracker_that_cannot_work_is_refused_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("HOME", "/nonexistent")
+    with pytest.raises(JobError, match="--report_to wandb: "):
+        prepared(tmp_path, ["wandb"])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(JobError, match="there is no API key"):
+        prepared(tmp_path, ["wandb"])
+    prepared(tmp_path, ["none"])
 
 
 @pytest.mark.parametrize(
@@ -196,6 +174,12 @@ def test_what_a_tracker_raises_ends_no_training(capsys: pytest.CaptureFixture[st
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA GH200 120GB", 989.4),
         ("NVIDIA H200", 989.4),
+        ("NVIDIA H200 NVL", 835.5),
+        ("NVIDIA GB300", 2500),
+        ("NVIDIA B300 SXM6 AC", 2250),
+        ("Tesla V100-PCIE-32GB", 112),
+        ("Tesla V100-SXM2-32GB", 125),
+        ("NVIDIA RTX A6000", 154.8),
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA L4", 121),
         ("NVIDIA L40S", 362),
@@ -243,8 +227,65 @@ def test_lengths_are_those_of_documents_padding_and_neighbours_left_out() -> Non
     import torch
 
     ids = torch.zeros(2, 6, dtype=torch.int64)
-    assert int(stretch.squared_lengths({"input_ids": ids})) == 72
+    assert int(flops.squared_lengths({"input_ids": ids})) == 72
     mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
-    assert int(stretch.squared_lengths({"input_ids": ids, "attention_mask": mask})) == 9 + 25
+    assert int(flops.squared_lengths({"input_ids": ids, "attention_mask": mask})) == 9 + 25
     positions = torch.tensor([[0, 1, 2, 0, 1, 0]])
-    assert int(stretch.squared_lengths({"input_ids": ids[:1], "position_ids": positions})) == 9 + 4 + 1
+    assert int(flops.squared_lengths({"input_ids": ids[:1], "position_ids": positions})) == 9 + 4 + 1
+
+
+def test_a_sliding_window_counts_what_it_sees() -> None:
+    """A position attends to itself and to the window - 1 before it; padding and packed rows as above."""
+    import torch
+
+    def expected(length: int, window: int) -> int:
+        return sum(2 * min(position, window - 1) + 1 for position in range(length))
+
+    ids = torch.zeros(2, 6, dtype=torch.int64)
+    assert int(flops.squared_lengths({"input_ids": ids}, 4)) == 2 * expected(6, 4)
+    mask = torch.tensor([[1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0]])
+    found = flops.squared_lengths({"input_ids": ids, "attention_mask": mask}, 4)
+    assert int(found) == expected(3, 4) + expected(5, 4)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 0]])
+    assert int(flops.squared_lengths({"input_ids": ids[:1], "position_ids": positions}, 4)) == expected(5, 4) + 1
+
+
+def test_layers_with_a_window_are_counted_apart_and_palm_counts_all_in_full() -> None:
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    size = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4}
+    size |= {"head_dim": 16, "vocab_size": 64}
+    shape = AutoConfig.for_model("gemma3_text", num_hidden_layers=6, sliding_window=8, **size)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(shape)
+    cost = flops.of_model(model)
+    assert (cost.attention, cost.windowed, cost.window) == (1 * 64, 5 * 64, 8)
+    assert cost.flops(0, 100.0, 30.0) == 6 * (64 * 100 + 320 * 30)
+    assert cost.flops_palm(0, 100.0) == 12 * 6 * 64 * 100
+
+
+def test_of_deepseeks_experts_those_that_a_token_passes_count() -> None:
+    from types import SimpleNamespace
+
+    assert flops.active_share(SimpleNamespace(n_routed_experts=256, num_experts_per_tok=8)) == 8 / 256
+    assert flops.active_share(SimpleNamespace(num_local_experts=8, num_experts_per_tok=2)) == 2 / 8
+    assert flops.active_share(SimpleNamespace()) == 1.0
+
+
+def test_4_bit_weights_are_counted_by_their_number_not_by_their_bytes() -> None:
+    import torch
+
+    class Params4bit(torch.nn.Parameter):
+        """As bitsandbytes has it: two weights in each byte."""
+
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **size))
+    whole = flops.of_model(model)
+    layer = model.model.layers[0].mlp.up_proj
+    packed = torch.zeros(layer.weight.numel() // 2, 1, dtype=torch.uint8)
+    layer.weight = torch.nn.Parameter._make_subclass(Params4bit, packed, False)
+    found = flops.of_model(model)
+    assert found.trained + found.frozen == whole.trained

@@ -8,12 +8,11 @@ import pytest
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
-from training import checkpoints as saving  # noqa: E402
 from training import (  # noqa: E402
+    checkpoints,
     files,
     marker,
     resume,
-    same_model,
 )
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
@@ -30,8 +29,10 @@ def expected(folder: Path, step: int) -> resume.Checkpoint:
     return resume.Checkpoint(folder / f"checkpoint-{step}", step, world_size=2, zero_stage=2, sequences=4)
 
 
-def found(folder: Path, wanted: str | None = None, automatic: bool = True) -> resume.Checkpoint | None:
-    return resume.settle(folder, wanted, automatic, ALONE)
+def found(
+    folder: Path, wanted: str | None = None, automatic: bool = True, verify: bool = False
+) -> resume.Checkpoint | None:
+    return resume.find(folder, wanted, automatic, ALONE, verify)
 
 
 @pytest.fixture
@@ -56,10 +57,10 @@ def test_the_newest_is_that_of_the_highest_step(folder: Path, capsys: pytest.Cap
     [
         (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99), "has 99 bytes, 100 were written"),
         (lambda path: (path / "global_step10" / "rank_0.pt").unlink(), "rank_0.pt is missing"),
-        (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99 + b"y"), "is not what was written"),
-        (lambda path: (path / marker.MARKER).unlink(), "ended while writing it"),
-        (lambda path: (path / marker.MARKER).write_text('{"files": '), "cannot be read"),
-        (lambda path: (path / marker.MARKER).write_text("[]"), "cannot be read"),
+        (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99 + b"y"), "has changed"),
+        (lambda path: (path / marker.MARKER).unlink(), "it is not complete"),
+        (lambda path: (path / marker.MARKER).write_text('{"files": '), "cannot read"),
+        (lambda path: (path / marker.MARKER).write_text("[]"), "cannot read"),
     ],
     ids=["truncated", "missing", "flipped", "unmarked", "half a marker", "no marker"],
 )
@@ -67,10 +68,17 @@ def test_a_damaged_one_is_passed_over_and_said(
     folder: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], reason: str
 ) -> None:
     damage(folder / "checkpoint-10")
-    assert found(folder) == expected(folder, 9)
+    assert found(folder, verify=True) == expected(folder, 9)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("skipped")]
     assert str(folder / "checkpoint-10") in line
     assert reason in line
+
+
+def test_hashes_are_compared_on_request_only(folder: Path) -> None:
+    """To read a checkpoint of a large model twice takes minutes; sizes find what a killed job leaves."""
+    (folder / "checkpoint-10" / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99 + b"y")
+    assert found(folder) == expected(folder, 10)
+    assert found(folder, verify=True) == expected(folder, 9)
 
 
 def test_every_byte_is_looked_at_by_exactly_one_rank(tmp_path: Path) -> None:
@@ -112,7 +120,7 @@ def test_by_hand_nothing_resumes_unless_asked(folder: Path) -> None:
     ("damage", "reason"),
     [
         (lambda file: file.unlink(), r"trainer_state\.json is missing"),
-        (lambda file: file.write_text("[]"), r"trainer_state\.json is not what was written"),
+        (lambda file: file.write_text("[]"), r"trainer_state\.json has changed"),
     ],
 )
 def test_a_damaged_one_that_is_asked_for_by_name_is_an_error(
@@ -121,19 +129,19 @@ def test_a_damaged_one_that_is_asked_for_by_name_is_an_error(
     """The user has named it: another one in its place would be a surprise."""
     damage(folder / "checkpoint-2" / "trainer_state.json")
     with pytest.raises(JobError, match=reason):
-        found(folder, str(folder / "checkpoint-2"))
+        found(folder, str(folder / "checkpoint-2"), verify=True)
 
 
 def test_old_checkpoints_go_and_the_last_whole_one_always_stays(folder: Path) -> None:
     (folder / "checkpoint-10" / marker.MARKER).unlink()
-    saving.remove_old(folder, keep=1)
+    checkpoints.remove_old(folder, keep=1)
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-10", "checkpoint-9"]
-    saving.remove_old(folder, keep=0)
+    checkpoints.remove_old(folder, keep=0)
     assert found(folder) == expected(folder, 9)
 
 
 def test_the_best_checkpoint_stays_however_old(folder: Path) -> None:
-    saving.remove_old(folder, keep=1, best=str(folder / "checkpoint-2"))
+    checkpoints.remove_old(folder, keep=1, best=str(folder / "checkpoint-2"))
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-10", "checkpoint-2"]
 
 
@@ -151,24 +159,24 @@ class TestAnotherModel:
         return LlamaForCausalLM(LlamaConfig(**{"vocab_size": 64, **sizes, **changes}))
 
     def test_the_same_one_passes(self, tmp_path: Path) -> None:
-        same_model.refuse_other_model(self.checkpoint(tmp_path), self.model())
+        resume.refuse_other_model(self.checkpoint(tmp_path), self.model())
 
     @pytest.mark.parametrize(("name", "there"), [("num_hidden_layers", 3), ("vocab_size", 72)])
     def test_other_sizes_are_named(self, tmp_path: Path, name: str, there: int) -> None:
         with pytest.raises(JobError, match=f"{name} is {there} there and"):
-            same_model.refuse_other_model(self.checkpoint(tmp_path, **{name: there}), self.model())
+            resume.refuse_other_model(self.checkpoint(tmp_path, **{name: there}), self.model())
 
     def test_other_shapes_are_named_where_no_config_tells(self, tmp_path: Path) -> None:
         checkpoint = self.checkpoint(tmp_path, intermediate_size=48)
         (tmp_path / "config.json").unlink()
-        with pytest.raises(JobError, match=r"down_proj\.weight is \[16, 48\] there and \[16, 32\] here"):
-            same_model.refuse_other_model(checkpoint, self.model())
+        with pytest.raises(JobError, match=r"gate_proj\.weight is \[48, 16\] there and \[32, 16\] here"):
+            resume.refuse_other_model(checkpoint, self.model())
 
     def test_a_whole_model_is_no_adapter(self, tmp_path: Path) -> None:
         from peft import LoraConfig, get_peft_model
 
         adapted = get_peft_model(self.model(), LoraConfig(r=2, target_modules=["q_proj"]))
-        with pytest.raises(JobError, match="it holds a whole model, this training is of a LoRA adapter"):
-            same_model.refuse_other_model(self.checkpoint(tmp_path), adapted)
+        with pytest.raises(JobError, match="it is a whole model, this training is of a LoRA adapter"):
+            resume.refuse_other_model(self.checkpoint(tmp_path), adapted)
         adapted.save_pretrained(tmp_path / "adapter")
-        same_model.refuse_other_model(resume.Checkpoint(tmp_path / "adapter", 1, 1), adapted)
+        resume.refuse_other_model(resume.Checkpoint(tmp_path / "adapter", 1, 1), adapted)

@@ -1,5 +1,9 @@
 """A job takes its folders from the batch script, and has its own when run by hand."""
 
+import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,7 +46,7 @@ def test_models_in_a_home_folder_that_is_seen_are_used(tmp_path: Path) -> None:
     (tmp_path / ".config/matplotlib").mkdir(parents=True)
     environment = {"HOME": str(tmp_path)}
     run_folder.point_caches(run, environment)
-    assert environment == {"HOME": str(tmp_path)}
+    assert environment.keys() - run_folder.COMPILED.keys() == {"HOME"}
 
 
 def test_started_alone_a_job_is_rank_0_of_1_and_deepspeed_has_what_it_asks_for() -> None:
@@ -75,3 +79,54 @@ def test_threads_already_set_are_kept() -> None:
     peers = processes.Processes(0, 0, 2, 2, "torchrun")
     assert processes.set_threads({"OMP_NUM_THREADS": "7"}, peers) == 7
     assert processes.set_threads({}, peers) >= 1
+
+
+def test_compiled_code_goes_to_a_disk_of_the_node_and_variables_that_are_set_stay(tmp_path: Path) -> None:
+    run = run_folder.from_environment({"RUNNER_RUN": "/r", "RUNNER_CACHE": "/c"}, "sft")
+    environment = {"HOME": "/nonexistent", "TMPDIR": str(tmp_path), "TRITON_CACHE_DIR": "/elsewhere"}
+    run_folder.point_caches(run, environment)
+    assert environment["TRITON_CACHE_DIR"] == "/elsewhere"
+    for variable in ("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert environment[variable].startswith(f"{tmp_path}/runner-{os.getuid()}/py"), variable
+    assert (tmp_path / f"runner-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_another_user_has_put_there_is_not_used(tmp_path: Path) -> None:
+    """Code is loaded from it."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"runner-{os.getuid()}").symlink_to(tmp_path / "theirs")
+    found = run_folder.local_folder({"TMPDIR": str(tmp_path)})
+    assert not str(found).startswith(str(tmp_path))
+
+
+def a_run(path: Path) -> run_folder.RunFolder:
+    return run_folder.from_environment({"RUNNER_RUN": str(path)}, "sft")
+
+
+def test_a_second_start_beside_a_living_one_is_refused(tmp_path: Path) -> None:
+    """Killing torchrun alone leaves its workers running; a second start would write beside them."""
+    with subprocess.Popen(("sleep", "60")) as other:
+        try:
+            started = run_folder._start_time(other.pid)
+            lock = {"host": socket.gethostname(), "pid": other.pid, "started": started}
+            a_run(tmp_path).lock.write_text(json.dumps(lock))
+            with pytest.raises(JobError, match=f"process {other.pid} on .* is training in {tmp_path}"):
+                run_folder.take_lock(a_run(tmp_path))
+        finally:
+            other.kill()
+    run_folder.take_lock(a_run(tmp_path))
+    assert json.loads(a_run(tmp_path).lock.read_text())["pid"] == os.getpid()
+    run_folder.release_lock(a_run(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_of_another_host_or_of_a_number_used_again_refuses_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = {"host": "elsewhere", "pid": 7, "started": "1"}
+    a_run(tmp_path).lock.write_text(json.dumps(lock))
+    run_folder.take_lock(a_run(tmp_path))
+    assert "note: process 7 on elsewhere did not end cleanly" in capsys.readouterr().out
+    for content in (json.dumps({"host": socket.gethostname(), "pid": os.getppid(), "started": "1"}), "", "[]"):
+        a_run(tmp_path).lock.write_text(content)
+        run_folder.take_lock(a_run(tmp_path))

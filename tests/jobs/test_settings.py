@@ -41,12 +41,12 @@ def test_what_the_user_negates_stays_negated() -> None:
 
 def test_settings_are_written_with_their_sources_and_without_secrets(tmp_path: Path) -> None:
     found = settings.parse(parser(), ["--hub_token", "hf_abc", "--learning-rate", "1"])
-    lines = settings.show(found, tmp_path / "settings.json")
-    written = json.loads((tmp_path / "settings.json").read_text())
+    found.write(tmp_path / "settings.json")
+    text = (tmp_path / "settings.json").read_text()
+    written = json.loads(text)
     assert written["learning_rate"] == {"value": 1.0, "source": "command line"}
     assert written["hub_token"] == {"value": "(hidden)", "source": "command line"}
-    assert "hf_abc" not in "\n".join(lines)
-    assert lines[-1].startswith("  and 2 at the library's defaults")
+    assert "hf_abc" not in text
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_settings_are_written_with_their_sources_and_without_secrets(tmp_path: P
         (["--learning_rte", "1"], "did you mean '--learning_rate'?"),
         (["--max_steps", "many"], "invalid int value: 'many'"),
         (["stray"], "unknown argument 'stray'"),
-        (["--config"], "--config names no file"),
+        (["--config"], "--config has no file"),
         (["--config=/nowhere.yaml"], "cannot read the config '/nowhere.yaml'"),
     ],
 )
@@ -66,7 +66,8 @@ def test_a_bad_command_line_is_an_error_not_a_usage_text(words: list[str], expec
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("max_step: 3", "did you mean 'max_steps'?"), ("- 1", "no mapping"), ("a: [", "is not YAML")]
+    ("text", "expected"),
+    [("max_step: 3", "did you mean 'max_steps'?"), ("- 1", "not a mapping"), ("a: [", "is not valid YAML")],
 )
 def test_a_bad_config_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     config = tmp_path / "sft.yaml"

@@ -24,6 +24,9 @@ def test_the_loss_falls_and_every_step_is_written(whole: Attempt) -> None:
 
 
 def test_the_output_shows_settings_batch_and_progress(whole: Attempt) -> None:
+    before = whole.output.split("ready after")[0].split("sft: 2 processes")[1].splitlines()
+    shown = [line for line in before[1:] if line.startswith(("model", "batch", "precision", "optimizer", "settings"))]
+    assert len(shown) == 5
     assert "batch: 2 per process x 1 accumulation x 2 processes = 4 sequences per step of 32 tokens" in whole.output
     assert "learning_rate" in whole.output
     assert f"step {STEPS}/{STEPS} loss " in whole.output
@@ -64,8 +67,6 @@ def test_the_losses_are_those_of_trl(launcher: Launcher, whole: Attempt, tmp_pat
     """The model's own loss, which is quicker, and TRL's: the same curve over updates of the weights."""
     of_trl = launcher.sft(tmp_path, *TRAIN, "--loss_path=trl")
     assert of_trl.code == 0, of_trl.output
-    assert "loss: pieces" in whole.output
-    assert "loss: trl" in of_trl.output
     assert of_trl.losses == pytest.approx(whole.losses, abs=1e-4)
 
 
@@ -78,7 +79,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     output, _ = process.communicate(timeout=120)
     note = json.loads((tmp_path / "attempts" / "1" / "continue").read_text())
     assert process.returncode != 0
-    assert "leaving with exit code 75: continue me" in output
+    assert "exiting with 75: start again to resume" in output
     assert 3 <= note["step"] < STEPS
     assert Path(note["checkpoint"], "complete.json").is_file()
 
@@ -103,11 +104,11 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_the_older_one_gives_the_same
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
 
-    second = launcher.sft(tmp_path, *TRAIN, attempt=2)
+    second = launcher.sft(tmp_path, *TRAIN, "--verify_checkpoint", attempt=2)
     assert second.code == 0, second.output
     assert re.search(r"skipped .*/checkpoint-12: .* bytes, \d+ were written", second.output)
     assert re.search(r"skipped .*/checkpoint-9: .*model_states\.pt is missing", second.output)
-    assert re.search(r"skipped .*/checkpoint-6: .*zero_pp_rank_1.* is not what was written", second.output)
+    assert re.search(r"skipped .*/checkpoint-6: .*zero_pp_rank_1.* has changed", second.output)
     assert f"resuming from {tmp_path}/checkpoints/checkpoint-3 (step 3)" in second.output
     assert second.losses == whole.losses
 

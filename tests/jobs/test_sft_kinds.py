@@ -8,13 +8,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
+import sft  # noqa: E402
 from tests.jobs import conftest  # noqa: E402, F401
-from training import processes  # noqa: E402
+from training import demo, heartbeat  # noqa: E402
 from training import run as run_folder  # noqa: E402
-from training import sft_story as supervised  # noqa: E402
 from training.errors import JobError  # noqa: E402
+from training.job import Job  # noqa: E402
+from training.processes import ALONE  # noqa: E402
 
-ALONE = processes.Processes(0, 0, 1, 1, "alone")
 WORDS = ("red", "green", "blue", "seven", "eight", "nine", "cat", "dog", "bird", "runs", "sits", "near", "far")
 STEPS = 3
 
@@ -56,10 +57,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers with a tokenizer and a chat template, as a folder."""
     from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 
-    from training import demo_tokenizer as made
-
     folder = tmp_path_factory.mktemp("model")
-    tokenizer = made.train((sentence(n, 12) for n in range(50)), 320)
+    tokenizer = demo.train_tokenizer((sentence(n, 12) for n in range(50)), 320)
     set_seed(2)
     size = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
@@ -88,7 +87,7 @@ def train(run: Path, model: Path, data: Path, *words: str, attempt: int = 1, alo
         {"--max_length"} if words[:1] and "--config" in words[0] else set()
     )
     known = [word for word in arguments if word.split("=")[0][2:] in names() and word.split("=")[0] not in given]
-    assert supervised.train([*known, *words], folder, ALONE) == 0
+    assert sft.train([*known, *words], Job("sft", folder, ALONE, heartbeat.Heartbeat(folder, ALONE))) == 0
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return {entry["step"]: entry["loss"] for entry in lines if "loss" in entry}
 
@@ -117,9 +116,9 @@ def test_the_losses_of_each_kind_are_those_of_trl(
         pytest.skip("on torch before 2.6 transformers' sdpa lets a row's documents see each other: TRL's losses differ")
     data = write(tmp_path / "rows.jsonl", row)
     theirs = train(tmp_path / "trl", model, data, *words, "--loss_path=trl")
-    ours = train(tmp_path / "ours", model, data, *words)
+    ours = train(tmp_path / "ours", model, data, *words, "--loss_path=plain")
     out = capsys.readouterr().out
-    assert "loss: pieces" in out and "loss: trl" in out
+    assert "ready after" in out
     assert list(ours) == list(range(1, STEPS + 1))
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert ours[STEPS] < ours[1], "it learns"
@@ -193,7 +192,7 @@ def test_an_evaluation_has_trls_loss_entropy_and_accuracy(model: Path, tmp_path:
     write(folder / "test.jsonl", lambda n: KINDS["messages"][0](n + 100), 7)
     words = ("--eval_strategy=steps", "--eval_steps=2", "--per_device_eval_batch_size=4")
     found = []
-    for path in ("trl", "pieces"):
+    for path in ("trl", "plain"):
         train(tmp_path / path, model, folder, *words, f"--loss_path={path}")
         lines = map(json.loads, (tmp_path / path / "metrics.jsonl").read_text().splitlines())
         found.append(next(entry for entry in lines if "eval_loss" in entry))
@@ -206,7 +205,7 @@ BAD = {
         lambda n: {"messages": said(n) if n != 17 else [{"from": "human", "value": "x"}]},
         (),
         "row 17",
-        "speakers by 'from', the rows before by 'role'",
+        "speaker in 'from', the rows before in 'role'",
     ),
     "an unknown role": (
         lambda n: {"messages": said(n) if n != 5 else [{"role": "asistant", "content": "x"}]},
@@ -220,25 +219,25 @@ BAD = {
         "row 8",
         "without content",
     ),
-    "an empty conversation": (lambda n: {"messages": said(n) if n != 2 else []}, (), "row 2", "holds nothing"),
+    "an empty conversation": (lambda n: {"messages": said(n) if n != 2 else []}, (), "row 2", "is empty"),
     "no answer to learn from": (
         lambda n: {"messages": said(n)[: 2 if n != 3 else 1]},
         ("--assistant_only_loss",),
         "row 3",
         "no message of the assistant",
     ),
-    "assistant only, of texts": (lambda n: {"text": "x"}, ("--assistant_only_loss",), "no conversations", ""),
+    "assistant only, of texts": (lambda n: {"text": "x"}, ("--assistant_only_loss",), "has no conversations", ""),
     "a text and a list": (
         lambda n: {"prompt": "x", "completion": said(n)[1:]},
         (),
         "row 0",
-        "is a text, and the other",
+        "is text, and the other",
     ),
     "answers beyond the length": (
         lambda n: {"prompt": sentence(n, 40), "completion": " red"},
         ("--max_length=8",),
         "no row",
-        "cuts every answer off",
+        "cuts off every answer",
     ),
     "longer than the model": (lambda n: {"text": "red"}, ("--max_length=4096",), "longer than the model", "256"),
     "a row longer than the model": (
@@ -248,11 +247,18 @@ BAD = {
         "256 positions",
     ),
     "an end token that is none": (lambda n: {"text": "red"}, ("--eos_token=<nope>",), "TRL refuses", "<nope>"),
-    "bfd with eager pieces asked of a loss that has none": (
+    "the model's own loss asked for beside another one": (
         lambda n: {"text": "red green"},
-        ("--loss_path=pieces", "--fp16=true"),
-        "pieces is not possible",
-        "fp16",
+        ("--loss_path=plain", "--loss_type=dft"),
+        "--loss_path plain with --loss_type dft",
+        "another one",
+    ),
+    "a null in a row of text": (lambda n: {"text": "red" if n != 7 else None}, (), "row 7", "is not text"),
+    "a template that is not there": (
+        KINDS["messages"][0],
+        ("--chat_template_path=./nofile.jinja",),
+        "no chat template './nofile.jinja'",
+        "",
     ),
 }
 
@@ -267,3 +273,52 @@ def test_rows_and_arguments_that_do_not_fit_are_one_clear_error(case: str, model
     for pattern in wanted:
         assert any(part in str(caught.value) for part in pattern.split("|")), str(caught.value)
     assert caught.value.fix
+
+
+def test_a_file_that_is_not_utf_8_is_one_clear_error(model: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", lambda n: {"text": "red"})
+    data.write_bytes(data.read_bytes() + '{"text": "Grün"}\n'.encode("latin-1"))
+    with pytest.raises(JobError, match="is not UTF-8"):
+        train(tmp_path / "run", model, data)
+
+
+@pytest.mark.parametrize("text", ["\n\n\n", '{"text": "red"}\n{"text": "gr'])
+def test_the_fix_for_a_local_file_is_not_to_fetch_it(text: str, model: Path, tmp_path: Path) -> None:
+    """HF_HUB_OFFLINE=1 is set in all of these tests, and has nothing to do with a file."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text(text)
+    for path in (data, tmp_path / "missing.jsonl"):
+        with pytest.raises(JobError) as caught:
+            train(tmp_path / "run", model, path)
+        assert "HF_HUB_OFFLINE" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        ((), "note: 3 of 40 rows reach --max_length 48"),
+        (("--packing", "--packing_strategy=bfd"), "note: 3 of 40 rows reach --max_length 48"),
+        (("--packing", "--packing_strategy=wrapped"), ""),
+    ],
+)
+def test_rows_that_are_cut_are_counted(
+    words: tuple[str, ...], note: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "rows.jsonl", lambda n: {"text": sentence(n, 60 if n < 3 else 5)})
+    train(tmp_path / "run", model, data, *words)
+    out = capsys.readouterr().out
+    assert (note in out) if note else ("note:" not in out)
+
+
+def test_rows_left_without_an_answer_are_counted(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "rows.jsonl", lambda n: {"prompt": sentence(n, 60 if n < 2 else 5), "completion": " red"})
+    train(tmp_path / "run", model, data)
+    assert "2 of 40 rows were left out: no token to learn from" in capsys.readouterr().out
+
+
+def test_on_a_cpu_the_models_own_loss_is_taken(model: Path, tmp_path: Path) -> None:
+    """TRL's kernel needs Triton; its fallback takes more than twice the time."""
+    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
+    assert train(tmp_path / "1", model, data) == train(tmp_path / "2", model, data, "--loss_path=plain")

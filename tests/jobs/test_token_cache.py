@@ -22,7 +22,7 @@ import numpy as np  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from training import demo_tokenizer as own  # noqa: E402
+from training import demo  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
 from training.token_cache import blocks, building, cache, documents, encoding, identity, layout  # noqa: E402
@@ -48,7 +48,7 @@ def tokenizers() -> dict[str, Any]:
     from transformers import PreTrainedTokenizerFast
 
     corpus = [str(path.read_text(encoding="utf-8")) for path in sorted((JOBS / "training").rglob("*.py"))]
-    around = own.train(corpus, 600)
+    around = demo.train_tokenizer(corpus, 600)
     around.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<|user|> $A <|end|>",
         special_tokens=[("<|user|>", around.convert_tokens_to_ids("<|user|>")), ("<|end|>", around.eos_token_id)],
@@ -61,7 +61,7 @@ def tokenizers() -> dict[str, Any]:
         corpus, trainers.BpeTrainer(vocab_size=900, special_tokens=["<unk>", "</s>"], show_progress=False)
     )
     metaspace = PreTrainedTokenizerFast(tokenizer_object=pieces, unk_token="<unk>", eos_token="</s>")
-    return {"bytes": own.train(corpus, 600), "around": around, "metaspace": metaspace}
+    return {"bytes": demo.train_tokenizer(corpus, 600), "around": around, "metaspace": metaspace}
 
 
 @pytest.fixture
@@ -331,7 +331,8 @@ def test_a_build_that_is_killed_leaves_nothing_half(tmp_path: Path, builder: Any
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """Those of all its threads."""
+    return [int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()]
 
 
 def running(pid: int) -> bool:
@@ -383,9 +384,9 @@ def test_a_block_is_read_where_it_lies(tmp_path: Path, plain: Any) -> None:
     ("name", "text", "expected"),
     [
         ("a.jsonl", '{"txt": "one"}\n', "has no column 'text' (did you mean 'txt'?)"),
-        ("a.jsonl", '{"text": 3}\n', "holds no text"),
-        ("a.jsonl", '{"text": "a"}\n{broken\n', "a line is not JSON: '{broken'"),
-        ("a.jsonl", "[1]\n", "a line is no JSON object"),
+        ("a.jsonl", '{"text": 3}\n', "is not text"),
+        ("a.jsonl", '{"text": "a"}\n{broken\n', "line 2 is not JSON: '{broken'"),
+        ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
         ("a.csv", "txt\none\n", "has no column 'text'"),
         ("a.json", '[{"txt": "one"}]', "has no column 'text'"),
         ("a.txt", "", "is empty"),

@@ -12,6 +12,10 @@ pytestmark = pytest.mark.training
 
 from tests.jobs.attempts import Start, losses  # noqa: E402
 from tests.jobs.conftest import STEPS, TRAIN, Attempt, Launcher  # noqa: E402
+from training import universal  # noqa: E402
+from training.errors import JobError  # noqa: E402
+from training.processes import ALONE  # noqa: E402
+from training.resume import Checkpoint  # noqa: E402
 
 SAME_BATCH = "--global_batch_size=4"
 
@@ -33,7 +37,7 @@ def test_two_become_one(launcher: Launcher, whole: Attempt, tmp_path: Path) -> N
     alone = Start(tmp_path, (*TRAIN, SAME_BATCH), processes=1, cache=launcher.cache, attempt=2)
     alone.finish()
     assert f"resuming from {checkpoint} (step 3)" in alone.output
-    assert "is of 2 processes, here are 1" in alone.output
+    assert "was written by 2 processes, here are 1" in alone.output
     assert re.search(rf"converted to {checkpoint}/global_step3_universal in ", alone.output)
     assert losses(tmp_path) == pytest.approx(after(3, whole.losses), abs=1e-5)
     assert (checkpoint / "global_step3_universal" / "complete.json").is_file()
@@ -68,3 +72,18 @@ def test_steps_of_another_size_are_said(launcher: Launcher, whole: Attempt, tmp_
     ended = Start(tmp_path, (*TRAIN, "--global_batch_size=8"), processes=2, cache=launcher.cache, attempt=2)
     ended.finish()
     assert "warning: a step was 4 sequences and is 8 now" in ended.output
+
+
+def test_an_old_deepspeed_refuses_zero_3_with_another_number_of_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 0.18, as on NGC 24.06, the conversion loses all but the first group of parameters."""
+    from types import SimpleNamespace
+
+    monkeypatch.setattr(universal.zero3_faults, "is_supported", lambda: False)
+    monkeypatch.setattr(universal, "stage_of", lambda config: 3)
+    config = SimpleNamespace(per_device_train_batch_size=1, gradient_accumulation_steps=1)
+    checkpoint = Checkpoint(tmp_path / "checkpoint-3", 3, world_size=2, zero_stage=3)
+    with pytest.raises(JobError, match="written by 2 processes, here are 1") as caught:
+        universal.prepare(checkpoint, config, ALONE)
+    assert "DeepSpeed before 0.18" in caught.value.why

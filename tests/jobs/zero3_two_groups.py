@@ -16,7 +16,7 @@ import torch
 
 import deepspeed
 from training import deepspeed as deepspeed_config
-from training import universal, zero3_faults, zero3_groups
+from training import universal, zero3_faults
 from training.processes import Processes
 from training.resume import Checkpoint
 
@@ -62,16 +62,19 @@ def resumed(folder: Path, expected: list[float]) -> dict[str, object]:
 
 
 def main(folder: Path) -> None:
-    deepspeed_config.leave_out_what_is_not_built()
+    deepspeed_config.skip_unbuilt_shm_comm()
     started = engine()
     train(started, 1, 3)
     started.save_checkpoint(str(folder))
     expected = train(started, 4, 9)
+    if not zero3_faults.is_supported():
+        print(json.dumps({"version": deepspeed.__version__, "supported": False}))
+        return
     universal.convert(Checkpoint(folder, 3, 1), Processes(0, 0, 1, 1, "alone"))
-    older = zero3_groups.are_needed()
-    stock = None if older else resumed(folder, expected)
-    (zero3_groups if older else zero3_faults).work_around()
-    print(json.dumps({"version": deepspeed.__version__, "stock": stock, "mended": resumed(folder, expected)}))
+    stock = resumed(folder, expected)
+    zero3_faults.work_around()
+    corrected = resumed(folder, expected)
+    print(json.dumps({"version": deepspeed.__version__, "supported": True, "stock": stock, "corrected": corrected}))
 
 
 main(Path(sys.argv[1]))

@@ -31,7 +31,7 @@ class Piece:
 
 
 def kind_of(path: Path) -> str:
-    """Return how a file is read, by its ending. Raises JobError for one that is not known, or an empty file."""
+    """Return how a file is read, by its ending. Raises JobError for an unknown ending or an empty file."""
     suffix = Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
     if suffix not in KINDS:
         raise JobError(f"cannot read {str(path)!r}", f"known endings: {', '.join(KINDS)}", "convert it to one of them")
@@ -42,7 +42,7 @@ def kind_of(path: Path) -> str:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"cannot read {str(path)!r}", why, "give the path as the container sees it") from error
     if not head:
-        raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "was it written to its end?")
+        raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "check how it was written")
     kind = "array" if suffix == ".json" and head.lstrip().startswith(b"[") else KINDS[suffix]
     return f"{kind}.gz" if path.suffix == ".gz" else kind
 
@@ -66,7 +66,7 @@ def plan(paths: Sequence[Path], column: str, line_ends: bool, piece_bytes: int) 
 
 
 def read(piece: Piece) -> Iterator[list[str]]:
-    """Yield the documents of a piece in lists of about a megabyte. Raises JobError for what is no text."""
+    """Yield the documents of a piece in lists of about a megabyte. Raises JobError for what is not text."""
     kind = piece.kind.removesuffix(".gz")
     batches = {"jsonl": _json_lines, "text": _text_lines, "array": _json_array, "csv": _csv}.get(kind, _columns)
     for texts in batches(piece):
@@ -129,18 +129,28 @@ def _json_lines(piece: Piece) -> Iterator[list[Any]]:
 
 
 def _bad_line(piece: Piece, lines: list[bytes]) -> JobError:
-    """Return the error of the first line that is no object with text in the column."""
+    """Return the error of the first line that is not an object with text in the column, with the line's number."""
+    fix = "fix that line, or remove it"
     for line in lines:
-        shown = line[:60].decode("utf-8", "replace")
         try:
             row = json.loads(line)
+        except UnicodeDecodeError as error:
+            return _not_utf8(piece, error)
         except ValueError as error:
-            return JobError(f"{piece.path}: a line is not JSON: {shown!r}", str(error), "mend it or take it out")
+            shown = line[:60].decode("utf-8", "replace")
+            return JobError(f"{piece.path}: line {_number(piece, line)} is not JSON: {shown!r}", str(error), fix)
         if not isinstance(row, dict):
-            return JobError(f"{piece.path}: a line is no JSON object: {shown!r}", "each is", "mend it or take it out")
+            what = f"{piece.path}: line {_number(piece, line)} is not a JSON object: {line[:60].decode()!r}"
+            return JobError(what, "each line must be one", fix)
         if not isinstance(row.get(piece.column), str):
-            return _no_text(piece, row.get(piece.column), list(row))
-    return JobError(f"cannot read {piece.path}", "its lines are no JSON objects", "one object per line")
+            return _no_text(piece, row.get(piece.column), list(row), f"line {_number(piece, line)} of ")
+    return JobError(f"cannot read {piece.path}", "its lines are not JSON objects", "one object per line")
+
+
+def _number(piece: Piece, wanted: bytes) -> int:
+    """Return the number of a line, from 1."""
+    with _opened(Path(piece.path)) as file:
+        return next((number for number, line in enumerate(file, 1) if line.rstrip(b"\n") == wanted), 0)
 
 
 def _text_lines(piece: Piece) -> Iterator[list[Any]]:
@@ -148,7 +158,7 @@ def _text_lines(piece: Piece) -> Iterator[list[Any]]:
         try:
             lines = io.StringIO(block.decode("utf-8"), newline=None).readlines()
         except UnicodeDecodeError as error:
-            raise JobError(f"{piece.path} is not UTF-8", str(error), "convert it: iconv -t UTF-8") from error
+            raise _not_utf8(piece, error) from error
         yield lines if piece.line_ends else [line.rstrip("\n") for line in lines]
 
 
@@ -157,7 +167,7 @@ def _json_array(piece: Piece) -> Iterator[list[Any]]:
         try:
             rows = json.load(file)
         except ValueError as error:
-            raise JobError(f"{piece.path} is not JSON", str(error), "mend it, or write one object per line") from error
+            raise JobError(f"{piece.path} is not JSON", str(error), "fix it, or write one object per line") from error
     wrong = next((row for row in rows if not isinstance(row, dict) or piece.column not in row), None)
     if wrong is not None:
         raise _no_text(piece, wrong, list(wrong) if isinstance(wrong, dict) else ())
@@ -218,13 +228,17 @@ def _need_column(piece: Piece, columns: Sequence[str]) -> None:
         raise _no_text(piece, None, columns)
 
 
-def _no_text(piece: Piece, value: Any, columns: Sequence[str] = ()) -> JobError:
+def _not_utf8(piece: Piece, error: UnicodeDecodeError) -> JobError:
+    return JobError(f"{piece.path} is not UTF-8", str(error), "convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW")
+
+
+def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str = "") -> JobError:
     if columns and piece.column not in columns:
         return JobError(
-            f"{piece.path} has no column {piece.column!r}{near_miss(piece.column, list(columns))}",
+            f"{place}{piece.path} has no column {piece.column!r}{near_miss(piece.column, columns)}",
             f"it has {', '.join(map(repr, columns))}",
-            "name the column that holds the text",
+            "--text_column COLUMN, the one with the text",
         )
     return JobError(
-        f"column {piece.column!r} of {piece.path} holds no text", f"a row has {value!r:.60}", "text in each row"
+        f"{place}{piece.path}: column {piece.column!r} is not text", f"it is {value!r:.60}", "text in each row"
     )

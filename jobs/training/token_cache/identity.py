@@ -82,7 +82,7 @@ def _saved(tokenizer: Any) -> str:
 
 def _remembered(path: Path, memory: Path) -> str:
     state = path.stat()
-    mark = [str(path.absolute()), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+    mark: list[Any] = [str(path.absolute()), state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
     note = memory / f"{hashlib.sha256(mark[0].encode()).hexdigest()[:20]}.json"
     try:
         known = json.loads(note.read_text(encoding="utf-8"))

@@ -1,0 +1,166 @@
+"""Arguments that sft and clm share, and values that follow from the machine, the run folder and other arguments."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from training import deepspeed, micro_batch
+from training.batch import Batch, plan
+from training.errors import JobError
+from training.settings import Settings
+
+if TYPE_CHECKING:
+    from training.job import Job
+
+TINY_MODEL = "tiny-llama"  # made from a configuration
+PYTHON_DOCS = "python-docs"  # made from the documentation of the running Python
+# What the demos of both scripts share: minutes on a laptop.
+DEMO: Mapping[str, Any] = {
+    "per_device_train_batch_size": 2,
+    "max_steps": 100,
+    "learning_rate": 2e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 10,
+    "logging_steps": 1,
+    "deepspeed": "zero2",
+}
+MANY_CORES = 4  # with this many cores per process, some are free to load data
+
+
+@dataclass
+class JobArguments:
+    """Arguments that neither transformers nor TRL has."""
+
+    global_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Sequences per optimizer step over all processes; gradient accumulation follows from it."},
+    )
+    micro_batch: str | None = field(
+        default=None,
+        metadata={
+            "help": "Sequences of one process in one forward pass: a number, or `auto`: the largest that fits into "
+            "memory, found by trying before the training starts."
+        },
+    )
+    vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
+    variables: list[str] = field(
+        default_factory=list,
+        metadata={"help": "VARIABLE=argument ...: if the environment variable is set, it is the argument's value."},
+    )
+    peak_flops: float | None = field(
+        default=None,
+        metadata={"help": "FLOP/s that one process could reach, for MFU; default: that of its GPU, by its name."},
+    )
+    verify_checkpoint: bool = field(
+        default=False,
+        metadata={"help": "Before resuming, read every file of the checkpoint and compare its hash."},
+    )
+    allow_old_torch_load: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume with torch before 2.6, whose loader can run code in a prepared file: only if you trust "
+            "everybody who can write to the run folder."
+        },
+    )
+
+
+def fit_machine(settings: Settings, job: Job) -> None:
+    """Set what follows from the machine and the run folder, unless the user has set it."""
+    import torch
+
+    run, cuda = job.run, torch.cuda.is_available()
+    if cuda and settings.get("bf16") is not False and not settings.get("fp16") and not torch.cuda.is_bf16_supported():
+        if settings.given("bf16"):
+            raise JobError("this GPU does not support bf16", torch.cuda.get_device_name(), "--fp16 true --bf16 false")
+        settings.default({"bf16": False, "fp16": True}, "script: the GPU does not support bf16")
+    if not cuda:
+        settings.default({"use_cpu": True, "dataloader_pin_memory": False}, "script: no GPU")
+        settings.default({"bf16": False}, "script: no GPU, and fp32 is as fast on CPUs")
+    settings.default({"output_dir": str(run.checkpoints)}, "RUNNER_RUN" if not run.by_hand else "script: run by hand")
+    settings.default({"disable_tqdm": True, "report_to": ["none"]}, "script: plain lines and metrics.jsonl")
+    if str(getattr(settings.get("optim"), "value", settings.get("optim"))) == "adamw_torch":
+        settings.default({"optim": "adamw_torch_fused"}, "script: the same update in one kernel")
+    if cuda and len(os.sched_getaffinity(0)) // job.processes.local_world_size >= MANY_CORES:
+        settings.default({"dataloader_num_workers": 2}, "script: cores to spare")
+    _prepare_trackers(settings, job)
+
+
+def choose_attention(settings: Settings) -> None:
+    """Take flash-attention for rows with several documents, where torch's sdpa pays for tokens x tokens."""
+    import torch
+
+    several = not (settings.get("packing") and settings.get("packing_strategy") == "wrapped")
+    half = settings.get("bf16") or settings.get("fp16")
+    if not (several and half and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)):
+        return
+    if settings.get("attn_implementation") is None and importlib.util.find_spec("flash_attn"):
+        settings.default({"attn_implementation": "flash_attention_2"}, "script: flash_attn is installed")
+
+
+def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
+    """Return the batch of a step. With a global batch size, gradient accumulation follows from it."""
+    if settings["global_batch_size"] is not None and settings.given("gradient_accumulation_steps"):
+        raise JobError(
+            "--global_batch_size and --gradient_accumulation_steps are both given",
+            "the second follows from the first",
+            "remove one of them",
+        )
+    micro_batch.settle(settings, job.run, job.processes, length)
+    wanted = settings["global_batch_size"]
+    micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
+    batch = plan(micro, accumulation, job.processes.world_size, length, wanted)
+    if wanted is not None:
+        settings.derive("gradient_accumulation_steps", batch.accumulation, "from global_batch_size")
+    return batch
+
+
+def plan_deepspeed(settings: Settings, batch: Batch, job: Job) -> None:
+    """Replace the name of a preset by the path of the checked configuration; `none` turns DeepSpeed off."""
+    for line in deepspeed.settle(settings, batch, job.run):
+        if job.processes.first:
+            print(f"note: {line}", flush=True)
+
+
+def _prepare_trackers(settings: Settings, job: Job) -> None:
+    """Let all attempts write to one W&B run and one TensorBoard folder; refuse a tracker that cannot work."""
+    named = settings.get("report_to") or ()
+    trackers = {str(name).lower() for name in ([named] if isinstance(named, str) else named)}
+    for name in trackers & {"wandb", "tensorboard"}:
+        if importlib.util.find_spec(name) is None:
+            raise JobError(
+                f"--report_to {name}: it is not in this image",
+                f"there is no package {name!r}",
+                f"add {name} to the image's pins, or remove it: metrics.jsonl has everything (`runner plot`)",
+            )
+    environment = os.environ
+    environment.setdefault("TENSORBOARD_LOGGING_DIR", str(job.run.path / "tensorboard"))
+    if "wandb" in trackers:
+        if environment.get("WANDB_MODE", "online") == "online" and not _has_wandb_key(environment):
+            raise JobError(
+                "--report_to wandb: there is no API key",
+                "WANDB_API_KEY is not set, and ~/.netrc has none",
+                "set WANDB_API_KEY; or WANDB_MODE=offline, and run `wandb sync` from a login node later",
+            )
+        environment.setdefault("WANDB_RUN_ID", job.run.path.name)
+        environment.setdefault("WANDB_RESUME", "allow")
+        environment.setdefault("WANDB_DIR", str(job.run.path))
+        settings.default({"run_name": job.run.path.name}, "RUNNER_RUN")
+
+
+def _has_wandb_key(environment: Mapping[str, str]) -> bool:
+    import netrc
+    from pathlib import Path
+    from urllib.parse import urlsplit
+
+    if environment.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(environment.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""
+    path = environment.get("NETRC") or str(Path(environment.get("HOME") or "/") / ".netrc")
+    try:
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,1 +1,0 @@
-"""What a training chose, and why: no slow path is taken in silence."""

@@ -1,0 +1,241 @@
+"""The contract of a training script with the batch script: one start of a run, from its folders to its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training import deepspeed, errors, files, pictures, probe, processes, records, resume
+from training import run as run_module
+from training.errors import JobError
+from training.processes import Processes, barrier, once
+from training.run import RunFolder
+from training.settings import Settings
+
+if TYPE_CHECKING:
+    from training.batch import Batch
+    from training.checkpoints import CompleteCheckpoints
+    from training.heartbeat import Heartbeat
+    from training.metrics import Metrics
+    from training.save_and_exit import SaveAndExit
+
+
+@dataclass
+class Job:
+    """One start of a training script.
+
+    run, processes   the folder of the run, and this process among its peers
+    heartbeat        signs of life, from the start on
+    metrics, stop, saver   the other callbacks, once `callbacks` has made them
+    """
+
+    script: str
+    run: RunFolder
+    processes: Processes
+    heartbeat: Heartbeat
+    started: float = field(default_factory=time.monotonic)
+    metrics: Metrics = field(init=False)
+    stop: SaveAndExit = field(init=False)
+    saver: CompleteCheckpoints = field(init=False)
+
+
+@contextlib.contextmanager
+def start(script: str) -> Iterator[Job]:
+    """Set folders, caches and threads before anything slow is imported; report what is raised as one error."""
+    with errors.reported(script):
+        peers = processes.from_environment(os.environ)
+        run = run_module.from_environment(os.environ, script)
+        run_module.make(run)
+        run_module.point_caches(run, os.environ)
+        threads = processes.set_threads(os.environ, peers)
+        _quiet_libraries()  # imports torch and transformers, which read what was set above
+        from training.heartbeat import Heartbeat
+
+        if peers.first:
+            run_module.take_lock(run)
+            print(
+                f"{script}: {peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}",
+                flush=True,
+            )
+        yield Job(script, run, peers, Heartbeat(run, peers))
+        processes.leave_group()
+        if peers.first:
+            run_module.release_lock(run)
+
+
+def configure(config_type: type, settings: Settings, job: Job) -> Any:
+    """Return the training arguments; making them starts the process group. All settings go to settings.json."""
+    if job.processes.first:
+        settings.write(job.run.path / "settings.json")
+    try:
+        config = settings.build(config_type)
+    except ValueError as error:
+        why = " ".join(str(error).split())
+        raise JobError(f"{config_type.__name__} refuses the arguments", why, "change the named argument") from error
+    if settings["deepspeed"]:
+        from deepspeed.comm import init_distributed
+
+        deepspeed.skip_unbuilt_shm_comm()
+        # On a CPU accelerate has started torch's group only; ZeRO-3 asks DeepSpeed's for the world size.
+        init_distributed(auto_mpi_discovery=False, verbose=False)
+    if config.push_to_hub:  # transformers would ask the hub now, and push at each checkpoint; `finish` pushes once
+        if not config.hub_model_id:
+            raise JobError(
+                "--push_to_hub without --hub_model_id", "it needs a name", "--hub_model_id ORGANISATION/NAME"
+            )
+        config.push_to_hub = False
+        if config.hub_token:
+            os.environ["HF_TOKEN"] = config.hub_token
+    return config
+
+
+def find_checkpoint(settings: Settings, config: Any, job: Job) -> resume.Checkpoint | None:
+    """Return the checkpoint to resume from, ready for this number of processes, or None. A collective."""
+    from training import universal
+
+    wanted, config.resume_from_checkpoint = settings.get("resume_from_checkpoint"), None
+    folder, automatic = Path(config.output_dir), not job.run.by_hand
+    checkpoint = resume.find(folder, wanted, automatic, job.processes, settings["verify_checkpoint"])
+    if checkpoint is not None:
+        resume.check_old_torch(settings["allow_old_torch_load"])
+        universal.prepare(checkpoint, config, job.processes, job.heartbeat.beat)
+    return checkpoint
+
+
+def callbacks(job: Job) -> list[Any]:
+    """Return the callbacks of the trainer: metrics, save and exit, complete checkpoints, signs of life."""
+    from training.checkpoints import CompleteCheckpoints
+    from training.metrics import Metrics
+    from training.save_and_exit import SaveAndExit
+
+    job.metrics = Metrics(job.run, job.processes)
+    job.stop = SaveAndExit(job.run, job.processes)
+    job.saver = CompleteCheckpoints(job.run, job.processes)
+    return [job.metrics, job.stop, job.saver, job.heartbeat]
+
+
+def attach(trainer: Any, settings: Settings, batch: Batch, checkpoint: resume.Checkpoint | None, job: Job) -> None:
+    """Let the callbacks measure and save this trainer; print what is trained, in a few lines."""
+    from transformers import PrinterCallback, ProgressCallback
+
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    resume.refuse_other_model(checkpoint, trainer.model)
+    job.saver.attach(trainer)
+    if not probe.probing():
+        job.metrics.attach(trainer, settings.get("peak_flops"), job.saver.take_seconds)
+    if job.processes.first:
+        print(*summary(trainer, settings, batch, job), sep="\n")
+        print(f"ready after {time.monotonic() - job.started:.1f} s", flush=True)
+
+
+def summary(trainer: Any, settings: Settings, batch: Batch, job: Job) -> list[str]:
+    """Return what decides speed and result, a line each; settings.json has all values and their sources."""
+    from training import models
+
+    args, model = trainer.args, trainer.model
+    precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
+    recompute = getattr(args, "activation_checkpointing", None) or getattr(args, "gradient_checkpointing", False)
+    optimizer = str(getattr(args.optim, "value", args.optim))
+    sharding = f", DeepSpeed {Path(settings['deepspeed']).stem}" if settings["deepspeed"] else ""
+    peak = job.metrics.peak
+    return [
+        f"model: {models.name_of(settings)}, {models.parameters(model):,} parameters",
+        f"batch: {batch}",
+        f"precision: {precision}; attention: {getattr(model.config, '_attn_implementation', '?')};"
+        f" activations: {'recomputed' if recompute else 'kept'}",
+        f"optimizer: {optimizer}, learning_rate {args.learning_rate:g} {getattr(args.lr_scheduler_type, 'value', '')}"
+        f"{sharding}",
+        *([f"MFU against {peak.flops / 1e12:g} TFLOP/s per process ({peak.source})"] if peak else []),
+        f"settings: {job.run.path / 'settings.json'} has all of them with their sources",
+    ]
+
+
+def leave(trainer: Any, job: Job) -> int:
+    """Return 75 after a training that was asked to save and exit: start again."""
+    from training import save_and_exit
+
+    step = trainer.state.global_step
+    if job.processes.first:
+        checkpoint = Path(trainer.args.output_dir) / f"checkpoint-{step}"
+        save_and_exit.write_note(job.run, step, checkpoint, job.stop.reason)
+        code = save_and_exit.CONTINUE
+        print(f"saved step {step} because of {job.stop.reason}; exiting with {code}: start again to resume", flush=True)
+    barrier(job.processes)
+    return save_and_exit.CONTINUE
+
+
+def save_final(trainer: Any, checkpoint: resume.Checkpoint | None, job: Job) -> Path:
+    """Write the model, tokenizer and chat template to `final`, which replaces an older one once it is complete.
+
+    If an earlier start took the last step, the weights are those of its checkpoint.
+    """
+    path = Path(trainer.args.output_dir) / "final"
+    partial = path.with_name(f".{path.name}.partial")
+    once(job.processes, lambda: shutil.rmtree(partial, ignore_errors=True))
+    if resume.is_finished(checkpoint, trainer.args) and checkpoint:
+        ended = checkpoint
+        if job.processes.first:
+            print(f"step {ended.step} was the last one: there is nothing left to train", flush=True)
+        once(job.processes, lambda: resume.copy_model(ended.path, partial))
+    else:
+        trainer.save_model(str(partial))
+    barrier(job.processes)
+    once(job.processes, lambda: files.replace_folder(partial, path))
+    return path
+
+
+def finish(trainer: Any, settings: Settings, final: Path, job: Job, results: dict[str, Any] | None = None) -> int:
+    """Write summary.json and loss.png, push the model if asked to, and return 0."""
+    run = job.run
+    if job.processes.first:
+        entries = records.read(run.metrics)
+        table = {**records.summarise(entries), "final": str(final), **(results or {})}
+        files.write_json(run.summary, table)
+        data = settings.get("dataset_name") or settings.get("train_file")
+        title = f"{run.path.name}: {settings.get('model_name_or_path') or settings.get('model_type')} on {data}"
+        drawn = pictures.draw_loss(entries, run.picture, title)
+        print(f"final model {final}")
+        print(f"picture {run.picture}" if drawn else "no picture: this image has no matplotlib")
+        if entries:
+            losses = f"loss {table['first_loss']:.3f} -> {table['last_loss']:.3f}"
+            print(f"done: {table['steps']} steps, {losses}, {table['tokens_per_second']} tok/s", flush=True)
+        if settings.get("push_to_hub"):
+            files.write_json(run.summary, {**table, "pushed": _push(trainer.args, final)})
+    barrier(job.processes)
+    return 0
+
+
+def _push(config: Any, final: Path) -> str | None:
+    """Return the address of the pushed model; if the hub cannot be reached, print how to push it later."""
+    from training.converting import hub
+
+    repository, private = config.hub_model_id, bool(config.hub_private_repo)
+    try:
+        return hub.push(final, repository, private=private, branch=None, message=final.name)
+    except JobError as error:
+        print(f"not pushed to {repository}: {error.what}, because {error.why}")
+        print(f"later: python jobs/push.py {final} --repo {repository}{' --private' if private else ''}")
+        return None
+
+
+def _quiet_libraries() -> None:
+    """Turn off progress bars, and warnings that every rank repeats; tell DeepSpeed if there is no GPU."""
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    import torch
+    from transformers.utils import logging
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    if "datasets" in sys.modules:
+        sys.modules["datasets"].disable_progress_bars()
+    logging.disable_progress_bar()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|transformers|accelerate")
