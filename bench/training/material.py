@@ -23,10 +23,10 @@ def write_model(work: Path, config: Mapping[str, Any], half: bool) -> tuple[Path
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, set_seed
 
         docs = _docs(work)
-        from training import demo, demo_tokenizer
+        from training import demo
 
         words = min(config["vocab_size"], 50257)
-        tokenizer = AutoTokenizer.from_pretrained(str(demo_tokenizer.build(work, demo.texts(docs), docs.name, words)))
+        tokenizer = AutoTokenizer.from_pretrained(str(demo.build_tokenizer(work, demo.texts(docs), docs.name, words)))
         shape = {key: value for key, value in config.items() if key != "model_type"}
         ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.eos_token_id}
         made = AutoConfig.for_model(config["model_type"], **shape, **ends)

@@ -17,6 +17,7 @@ from training.processes import Processes, once, once_slowly
 from training.resume import Checkpoint
 
 LATEST = "latest_universal"  # DeepSpeed looks for this name
+CONVERTER = ("-m", "deepspeed.checkpoint.ds_to_universal")
 # Variables of this launch: with them the converter would wait for other ranks.
 OF_LAUNCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -102,7 +103,7 @@ def _convert(checkpoint: Path, tag: str, folder: Path) -> None:
     made, log = partial / folder.name, partial / "log"
     workers = str(min(8, len(os.sched_getaffinity(0))))
     command = (
-        *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state"),
+        *(sys.executable, *CONVERTER, "--inject_missing_state"),
         *("--input_folder", str(checkpoint / tag), "--output_folder", str(made)),
         *("--num_extract_workers", workers, "--num_merge_workers", workers),
     )

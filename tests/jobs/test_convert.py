@@ -183,7 +183,7 @@ def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: 
         output = tmp_path / name / "global_step2_universal"
         words = ("--input_folder", str(written / name / "global_step2"), "--output_folder", str(output))
         done = subprocess.run(
-            (sys.executable, *universal.program(), *words, "--inject_missing_state"),
+            (sys.executable, *universal.CONVERTER, *words, "--inject_missing_state"),
             env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
