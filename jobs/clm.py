@@ -29,25 +29,52 @@ def main(argv: Sequence[str]) -> int:
 
 
 def train(argv: Sequence[str], job: Job) -> int:
+    from transformers import TrainingArguments
+
+    from training import clm_arguments, probe, resume
+
     # Arguments. Making the TrainingArguments starts the process group.
-    from transformers import TrainingArguments, default_data_collator
-
-    from training import blocks, clm_arguments, files, models, probe, resume
-    from training.perplexity import BlockTrainer
-
     settings, batch = clm_arguments.read(argv, job)
     config = contract.configure(TrainingArguments, settings, job)
     checkpoint = contract.find_checkpoint(settings, config, job)
 
-    # Tokenizer, data, model
+    # Tokenizer, data, model, trainer
+    trainer = make_trainer(settings, config, job)
+    contract.attach(trainer, settings, batch, checkpoint, job)
+    if probe.probing():  # a child of `--micro_batch auto`
+        return probe.probe(trainer, settings["block_size"])
+    if not settings["do_train"]:
+        return evaluate_only(trainer, settings, job)
+
+    # Train, or leave it to the next start
+    finished = resume.is_finished(checkpoint, config)
+    if not finished:
+        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    if job.stop.reason:
+        return contract.leave(trainer, job)
+
+    # The final model, and its perplexity
+    final, results = contract.save_final(trainer, checkpoint, job), {}
+    if settings["do_eval"] and not finished:
+        results = evaluate(trainer, final, job)
+    elif settings["do_eval"] and job.processes.first:
+        print(f"not evaluated, since nothing was left to train: --do_eval --model_name_or_path {final}", flush=True)
+    return contract.finish(trainer, settings, final, job, results)
+
+
+def make_trainer(settings: Settings, config: Any, job: Job) -> Any:
+    """Return transformers' Trainer with model, blocks of tokens and the callbacks of the contract."""
+    from transformers import default_data_collator
+
+    from training import blocks, models
+    from training.perplexity import BlockTrainer
+
     tokenizer = load_tokenizer(settings, job)
     train_blocks, eval_blocks = blocks.prepare(settings, tokenizer, job)
     model = load_model(settings, tokenizer, config)
-
-    # Trainer
     if config.ddp_find_unused_parameters is None and not models.has_experts(model):
         config.ddp_find_unused_parameters = False  # looking for them costs a pass at every step
-    trainer = BlockTrainer(
+    return BlockTrainer(
         model=model,
         args=config,
         train_dataset=train_blocks,
@@ -56,30 +83,6 @@ def train(argv: Sequence[str], job: Job) -> int:
         data_collator=default_data_collator,
         callbacks=contract.callbacks(job),
     )
-    contract.attach(trainer, settings, batch, checkpoint, job)
-    if probe.probing():  # a child of `--micro_batch auto`
-        return probe.probe(trainer, settings["block_size"])
-
-    # Evaluate only
-    if not settings["do_train"]:
-        results = evaluate(trainer, Path(models.name_of(settings)), job)
-        if job.processes.first:
-            files.write_json(job.run.summary, results)
-        return 0
-
-    # Train, or leave it to the next start
-    finished = resume.is_finished(checkpoint, config)
-    if not finished:
-        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
-    if job.stop.reason:
-        return contract.leave(trainer, job)
-    final = contract.save_final(trainer, checkpoint, job)
-    results = {}
-    if settings["do_eval"] and not finished:
-        results = evaluate(trainer, final, job)
-    elif settings["do_eval"] and job.processes.first:
-        print(f"not evaluated, since nothing was left to train: --do_eval --model_name_or_path {final}", flush=True)
-    return contract.finish(trainer, settings, final, job, results)
 
 
 def load_tokenizer(settings: Settings, job: Job) -> Any:
@@ -100,6 +103,15 @@ def load_model(settings: Settings, tokenizer: Any, config: Any) -> Any:
     if settings["model_name_or_path"] == TINY_MODEL:
         return demo.tiny_llama(tokenizer, settings["block_size"], config.seed)
     return models.load(settings, tokenizer, config.seed)
+
+
+def evaluate_only(trainer: Any, settings: Settings, job: Job) -> int:
+    from training import files, models
+
+    results = evaluate(trainer, Path(models.name_of(settings)), job)
+    if job.processes.first:
+        files.write_json(job.run.summary, results)
+    return 0
 
 
 def evaluate(trainer: Any, name: Path, job: Job) -> dict[str, Any]:

@@ -32,24 +32,44 @@ def main(argv: Sequence[str]) -> int:
 def train(argv: Sequence[str], job: Job) -> int:
     # Arguments. Making the SFTConfig starts the process group.
     settings, batch = read_arguments(argv, job)
-    from trl import ModelConfig, SFTConfig, get_peft_config, get_quantization_config
+    from trl import SFTConfig
 
-    from training import loss, models, probe, resume, rows
+    from training import probe, resume
 
     config = contract.configure(SFTConfig, settings, job)
     checkpoint = contract.find_checkpoint(settings, config, job)
 
-    # Data, tokenizer, model
+    # Data, tokenizer, model, trainer
+    trainer = make_trainer(settings, config, job)
+    contract.attach(trainer, settings, batch, checkpoint, job)
+    if probe.probing():  # a child of `--micro_batch auto`
+        return probe.probe(trainer, config.max_length or 0)
+
+    # Train, or leave it to the next start
+    if not resume.is_finished(checkpoint, config):
+        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    if job.stop.reason:
+        return contract.leave(trainer, job)
+
+    # The final model
+    final = contract.save_final(trainer, checkpoint, job)
+    return contract.finish(trainer, settings, final, job)
+
+
+def make_trainer(settings: Settings, config: Any, job: Job) -> Any:
+    """Return TRL's SFTTrainer with model, rows and the callbacks of the contract: add your own, or a collator, here."""
+    from trl import ModelConfig, get_peft_config, get_quantization_config
+
+    from training import loss, models, rows
+
+    name = settings["dataset_name"]
     train_rows, eval_rows = load_data(settings, config, job)
     model, tokenizer = load_model(settings, config, train_rows, job)
     model_config = settings.build(ModelConfig)
     adapter, quantization = get_peft_config(model_config), get_quantization_config(model_config)
     if adapter is not None and not isinstance(model, str):
         model = keep_base(model, tokenizer, job)
-
-    # Trainer
-    name, text = settings["dataset_name"], settings["dataset_text_field"]
-    with rows.explained(train_rows, name, text, bool(settings.get("assistant_only_loss"))):
+    with rows.explained(train_rows, name, settings):
         trainer = loss.Trainer(
             model=model,
             args=config,
@@ -60,24 +80,13 @@ def train(argv: Sequence[str], job: Job) -> int:
             callbacks=contract.callbacks(job),
             **({"quantization_config": quantization} if quantization else {}),  # older TRL does not know it
         )
-        trainer.plain_loss = loss.is_plain(settings["loss_path"], trainer.model, config)
+    trainer.plain_loss = loss.is_plain(settings["loss_path"], trainer.model, config)
     if config.ddp_find_unused_parameters is None and not models.has_experts(trainer.model):
         trainer.args.ddp_find_unused_parameters = False  # looking for them costs a pass at every step
-    count = len(train_rows) if hasattr(train_rows, "__len__") else None
-    cut = rows.check_prepared(trainer, name, count)
+    cut = rows.check_prepared(trainer, name, len(train_rows) if hasattr(train_rows, "__len__") else None)
     if cut and job.processes.first:
         print(f"note: {cut}", flush=True)
-    contract.attach(trainer, settings, batch, checkpoint, job)
-    if probe.probing():  # a child of `--micro_batch auto`
-        return probe.probe(trainer, config.max_length or 0)
-
-    # Train, or leave it to the next start
-    if not resume.is_finished(checkpoint, config):
-        trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
-    if job.stop.reason:
-        return contract.leave(trainer, job)
-    final = contract.save_final(trainer, checkpoint, job)
-    return contract.finish(trainer, settings, final, job)
+    return trainer
 
 
 @dataclass
@@ -136,7 +145,7 @@ def load_data(settings: Settings, config: Any, job: Job) -> tuple[Any, Any]:
     if name == PYTHON_DOCS:
         return demo.python_docs(job.run.cache, job.processes)[0], None
     train_rows = dataset.load_on_all(settings, settings["dataset_train_split"], job.processes)
-    rows.check(train_rows, name, settings["dataset_text_field"], bool(settings.get("assistant_only_loss")))
+    rows.check(train_rows, name, settings)
     evaluates = str(getattr(config.eval_strategy, "value", config.eval_strategy)) != "no"
     split = settings["dataset_test_split"]
     return train_rows, dataset.load_on_all(settings, split, job.processes) if evaluates else None

@@ -9,6 +9,7 @@ from typing import Any
 
 from training import dataset
 from training.errors import JobError, near_miss
+from training.settings import Settings
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "human", "gpt")
 CHECKED = 10_000  # rows that are checked before the model is loaded; all of them if TRL then fails
@@ -43,8 +44,9 @@ def kind_of(rows: Any, name: str, text_field: str) -> str:
     )
 
 
-def check(rows: Any, name: str, text_field: str, assistant_only: bool, count: int | None = CHECKED) -> None:
+def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED) -> None:
     """Raise JobError for the first of `count` rows (None: all) that cannot be trained on, with its number."""
+    text_field, assistant_only = settings["dataset_text_field"], bool(settings.get("assistant_only_loss"))
     kind = kind_of(rows, name, text_field)
     found: list[str] = []
     formats: dict[str, str] = {}  # by column, the key of the speaker in the first row
@@ -80,7 +82,7 @@ def check(rows: Any, name: str, text_field: str, assistant_only: bool, count: in
 
 
 @contextlib.contextmanager
-def explained(rows: Any, name: str, text_field: str, assistant_only: bool) -> Iterator[None]:
+def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
     """Turn what TRL or a chat template raises into a JobError: of the row at fault if there is one."""
     from jinja2 import TemplateError
 
@@ -89,7 +91,7 @@ def explained(rows: Any, name: str, text_field: str, assistant_only: bool) -> It
     except JobError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, TemplateError) as error:
-        check(rows, name, text_field, assistant_only, count=None)
+        check(rows, name, settings, count=None)
         if not isinstance(error, (ValueError, TemplateError)):
             raise
         raise JobError(

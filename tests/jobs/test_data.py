@@ -11,6 +11,7 @@ pytestmark = pytest.mark.training
 from training import dataset, demo, rows  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
+from training.settings import Settings  # noqa: E402
 
 ALONE = Processes(0, 0, 1, 1, "alone")
 
@@ -98,7 +99,7 @@ def test_kinds_of_data(row: dict[str, object], kind: str) -> None:
 )
 def test_data_that_cannot_be_trained_on_is_refused(given: list[dict[str, object]], expected: str) -> None:
     with pytest.raises(JobError) as caught:
-        rows.check(given, "x", "text", assistant_only=False)
+        rows.check(given, "x", Settings({"dataset_text_field": "text"}, {}))
     assert expected in caught.value.what
 
 
