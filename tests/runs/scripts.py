@@ -9,7 +9,7 @@ from typing import Any
 from runner.environments.attachment import Attachment
 from runner.environments.environment import Environment
 from runner.runs import payload
-from runner.runs.job import Job, Overrides, Resources
+from runner.runs.job import Job, Layer, Resources, command_line
 from runner.runs.schedulers import slurm, template
 from runner.site import Site
 
@@ -104,5 +104,10 @@ def shell_job(text: str, *arguments: str, **fields: Any) -> Job:
     return command_job("sh", "-c", text, "sh", *arguments, **fields)
 
 
-def overrides(command: Sequence[str] = ("true",), **fields: Any) -> Overrides:
-    return Overrides(command=tuple(command), **fields)
+def given(**settings: Any) -> Layer:
+    """What a command line says."""
+    return command_line(settings)
+
+
+def overrides(command: Sequence[str] = ("true",), **fields: Any) -> Layer:
+    return given(command=tuple(command), **fields)

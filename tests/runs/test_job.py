@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.job import LAUNCHERS, Job, Overrides, load_job_file, time_limit_minutes, time_limit_text
-from runner.runs.resolve import make_job
+from runner.runs.job import LAUNCHERS, Job, Layer, load_job_file, time_limit_minutes, time_limit_text
+from runner.runs.resolve import resolve
 from runner.site import Site
-from tests.runs.scripts import BARE, LOCAL, SLURM, overrides
+from tests.runs.scripts import BARE, LOCAL, SLURM, given, overrides
 
-NO_OVERRIDES = Overrides()
 FULL = """\
 script = "jobs/sft.py"
 environment = "cpu"
@@ -56,8 +55,8 @@ def write(tmp_path: Path) -> Callable[[str], Path]:
     return job_file
 
 
-def made(path: Path, given: Overrides = NO_OVERRIDES, site: Site = SLURM) -> Job:
-    return make_job(load_job_file(path), given, BARE, site)
+def made(path: Path, layer: Layer | None = None, site: Site = SLURM) -> Job:
+    return resolve((layer or {}, load_job_file(path)), BARE, site)
 
 
 def test_every_key_of_a_job_file_counts(write: Callable[[str], Path]) -> None:
@@ -83,9 +82,9 @@ def test_every_key_of_a_job_file_counts(write: Callable[[str], Path]) -> None:
 
 def test_the_command_line_wins_and_adds(write: Callable[[str], Path]) -> None:
     """Values are replaced; arguments, variables and flags are added to those of the file."""
-    given = Overrides(nodes=1, time="1-00", launcher="torchrun", arguments=("--steps", "3"), env={"A": "b"},
+    layer = given(nodes=1, time_minutes="1-00", launcher="torchrun", arguments=("--steps", "3"), env={"A": "b"},
                       sbatch=("--qos=high",))  # fmt: skip
-    job = made(write(FULL), given)
+    job = made(write(FULL), layer)
     assert (job.resources.nodes, job.resources.time_minutes, job.launcher) == (1, 1440, "torchrun")
     assert job.arguments == ("--model", "it's $HOME", "--steps", "3")
     assert job.env == {"HF_HUB_OFFLINE": "1", "A": "b"}
@@ -96,11 +95,11 @@ def test_each_value_says_where_it_came_from(write: Callable[[str], Path]) -> Non
     """Command line, line of the job file, the site with its source, or a default."""
     path = write(FULL)
     site = replace(SLURM, gpus_per_node=1, partition="batch", time_minutes=5)
-    origins = made(path, Overrides(nodes=1), site).origins
+    origins = made(path, given(nodes=1), site).origins
     assert str(origins["nodes"]) == "command line"
     assert origins["partition"].place is not None
     assert origins["partition"].place.line == FULL.splitlines().index('partition = "normal"') + 1
-    assert str(make_job(None, overrides(), BARE, site).origins["partition"]) == "site generic-slurm"
+    assert str(resolve((overrides(),), BARE, site).origins["partition"]) == "site generic-slurm"
     assert str(origins["tasks_per_node"]) == "default"
 
 
@@ -108,7 +107,7 @@ def test_the_site_fills_gaps() -> None:
     """GPUs, CPUs, memory, partition, account and time of the site count where nobody says otherwise."""
     site = replace(SLURM, gpus_per_node=4, cpus_per_node=288, memory="450G", time_minutes=30, partition="normal",
                    account="a")  # fmt: skip
-    job = make_job(None, Overrides(script="x.py"), BARE, site)
+    job = resolve((given(script="x.py"),), BARE, site)
     assert job.launcher == "torchrun"
     assert (job.resources.tasks_per_node, job.resources.cpus_per_task) == (4, 72)
     assert (job.tasks_per_node, job.cpus_per_step_task) == (1, 288)
@@ -123,20 +122,20 @@ def test_one_job_file_serves_sites_with_and_without_gpus(write: Callable[[str], 
     job = made(path, site=without)
     assert job.resources.tasks_per_node == 2
     assert job.origins["tasks_per_node"].place is not None
-    assert made(path, Overrides(tasks_per_node=3), without).resources.tasks_per_node == 3
+    assert made(path, given(tasks_per_node=3), without).resources.tasks_per_node == 3
 
 
 def test_a_command_runs_as_it_is() -> None:
     """Without a launcher asked for, a command is no Python script: it runs once per node."""
-    job = make_job(None, overrides(("nvidia-smi", "-L"), nodes=2), BARE, replace(SLURM, gpus_per_node=4))
+    job = resolve((overrides(("nvidia-smi", "-L"), nodes=2),), BARE, replace(SLURM, gpus_per_node=4))
     assert (job.launcher, job.tasks, job.name) == ("none", 2, "nvidia-smi")
 
 
 def test_no_gpus_by_mistake() -> None:
     """Where nobody has said how many GPUs a node has, the job gets none, and a warning."""
-    assert "no GPUs" in make_job(None, overrides(), BARE, SLURM).notes[0]
-    assert make_job(None, overrides(gpus_per_node=0), BARE, SLURM).notes == ()
-    assert make_job(None, overrides(), BARE, replace(SLURM, gpus_per_node=4, cpus_per_node=64)).notes == ()
+    assert "requesting no GPUs" in resolve((overrides(),), BARE, SLURM).notes[0]
+    assert resolve((overrides(gpus_per_node=0),), BARE, SLURM).notes == ()
+    assert resolve((overrides(),), BARE, replace(SLURM, gpus_per_node=4, cpus_per_node=64)).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +166,7 @@ def test_faults_name_line_and_key(write: Callable[[str], Path], text: str, line:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("settings", "words"),
     [
         ({"launcher": "mpirun"}, ", ".join(sorted(LAUNCHERS))),
         ({"name": "a b"}, "name of the run folder"),
@@ -187,10 +186,10 @@ def test_faults_name_line_and_key(write: Callable[[str], Path], text: str, line:
         ({"script": "a.py"}, "one program"),
     ],
 )
-def test_what_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None:
     """Before anything is written: the value, the reason, and what to do."""
     with pytest.raises(RunnerError) as caught:
-        make_job(None, overrides(**given), BARE, SLURM)
+        resolve((overrides(**settings),), BARE, SLURM)
     assert words in str(caught.value)
     assert caught.value.fix
 
@@ -198,18 +197,18 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], words: str) -> None:
 def test_one_machine_has_one_node() -> None:
     """A site without a scheduler refuses more nodes, and flags that nobody would read."""
     with pytest.raises(RunnerError, match="has one node"):
-        make_job(None, overrides(nodes=2), BARE, LOCAL)
+        resolve((overrides(nodes=2),), BARE, LOCAL)
     with pytest.raises(RunnerError, match="no sbatch"):
-        make_job(None, overrides(sbatch=("--qos=x",)), BARE, LOCAL)
+        resolve((overrides(sbatch=("--qos=x",)),), BARE, LOCAL)
 
 
 def test_an_account_is_asked_for_before_sbatch_does() -> None:
     """On a site that needs one; a pass-through flag counts."""
     site = replace(SLURM, account_required=True)
     with pytest.raises(RunnerError, match="needs an account"):
-        make_job(None, overrides(), BARE, site)
-    assert make_job(None, overrides(account="a"), BARE, site).resources.account == "a"
-    make_job(None, overrides(sbatch=("--account=a",)), BARE, site)
+        resolve((overrides(),), BARE, site)
+    assert resolve((overrides(account="a"),), BARE, site).resources.account == "a"
+    resolve((overrides(sbatch=("--account=a",)),), BARE, site)
 
 
 @pytest.mark.parametrize(

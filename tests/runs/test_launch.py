@@ -11,9 +11,9 @@ from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
-from runner.runs.job import Overrides
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.submit import refused
+from tests.runs.scripts import given
 
 HOME = {"HOME": "/nowhere", "PATH": "/nonexistent"}
 
@@ -77,7 +77,7 @@ def test_a_job_keeps_its_own_name(project: Project) -> None:
 
 
 def test_the_command_line_wins(project: Project) -> None:
-    changed = request(job="own", overrides=Overrides(tasks_per_node=3, name="other", time="90"))
+    changed = request(job="own", given=given(tasks_per_node=3, name="other", time_minutes="90"))
     job = plan(project, changed).job
     assert (job.name, job.resources.tasks_per_node, job.resources.time_minutes) == ("other", 3, 90)
 
@@ -140,7 +140,7 @@ def test_a_dry_run_needs_no_account(project: Project) -> None:
     made = plan(project, asked, SCRATCH="/scratch/me")
     assert "#SBATCH --account=ACCOUNT\n" in made.script
     assert any("runner init --site alps-clariden --account NAME" in note for note in made.notes)
-    named = plan(project, replace(asked, overrides=Overrides(account="a01")), SCRATCH="/scratch/me")
+    named = plan(project, replace(asked, given=given(account="a01")), SCRATCH="/scratch/me")
     assert "#SBATCH --account=a01\n" in named.script and not any("account" in note for note in named.notes)
 
 
@@ -215,7 +215,7 @@ def test_a_mount_of_another_file_system_is_a_warning(project: Project) -> None:
 def test_a_dry_run_turns_what_is_not_here_into_warnings(project: Project, tmp_path: Path) -> None:
     (project.roots[0] / "edf/both.toml").write_text('image = "${RUNNER_IMAGES}/cpu.sqsh"\nmounts = ["/tmp/no/x:/x"]\n')
     made = plan(project, request(env="both", site="alps-clariden", engine=None, dry_run=True, words=("true",),
-                                 overrides=Overrides(account="a")))  # fmt: skip
+                                 given=given(account="a")))  # fmt: skip
     assert 'image = "${SCRATCH}/runner/images/cpu.sqsh"' in made.files["environment.toml"]
     assert any("SCRATCH" in note for note in made.notes) and any("/tmp/no" in note for note in made.notes)
     assert any("${SCRATCH}/runner/runs/true-NNNN && sbatch job.sbatch" in line for line in explain(made, HOME, project))
@@ -223,7 +223,7 @@ def test_a_dry_run_turns_what_is_not_here_into_warnings(project: Project, tmp_pa
 
 def test_a_dry_run_tells_the_source_of_each_value(project: Project) -> None:
     (project.roots[0] / "edf/plain.toml").write_text('[env]\nLEVEL = "3"\n')
-    lines = list(explain(plan(project, request(script="own", overrides=Overrides(nodes=1))), HOME, project))
+    lines = list(explain(plan(project, request(script="own", given=given(nodes=1))), HOME, project))
     text = "\n".join(lines)
     assert "jobs/own.toml:4" in text  # tasks_per_node
     assert "edf/plain.toml:2" in text or "plain.toml:2" in text

@@ -15,11 +15,11 @@ from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload
 from runner.runs.checks import LaunchImage, for_the_run
-from runner.runs.job import LAUNCHERS, Job, Overrides, Resources, Restart
-from runner.runs.resolve import make_job
+from runner.runs.job import LAUNCHERS, Job, Resources, Restart
+from runner.runs.resolve import resolve
 from runner.runs.schedulers import flags
 from runner.site_files import load_site
-from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, script, write_run
+from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, given, script, write_run
 
 # site, engine, environment: those that the golden files show
 PLACES = {
@@ -46,7 +46,7 @@ def rendered(place: str, launcher: str) -> str:
         environment = load_environment(name, find_project(Path(__file__).parents[2]), ENVIRON)
         image = f"/images/{name}-0123456789ab.sqsh"
         environment = for_the_run(environment, LaunchImage(image))
-    overrides = Overrides(
+    layer = given(
         script=None if launcher == "none" else "jobs/sft.py",
         command=("python", "-c", "print('it''s 1')") if launcher == "none" else (),
         arguments=("--model", "tiny", "--note", 'it\'s "$HOME"'),
@@ -55,13 +55,13 @@ def rendered(place: str, launcher: str) -> str:
         tasks_per_node=2,
         gpus_per_node=0 if local else None,
         cpus_per_task=1 if local else None,
-        time="00:30:00",
+        time_minutes="00:30:00",
         account="a-g1",
         env={"HF_HUB_OFFLINE": "1", "NOTE": "two\nlines"},
         sbatch=() if local else ("--constraint=gpu&nvme",),
         srun=() if local else ("--network=disable_rdzv_get",),
     )
-    job = make_job(None, overrides, environment, site)
+    job = resolve((layer,), environment, site)
     if launcher == "torchrun":
         job = replace(job, restart=Restart(time_limit=20, node_failure=3), preflight=not local,
                       setup="pip list\necho 'set up'\n", task_prolog="ulimit -c 0",

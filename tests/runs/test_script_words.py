@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from runner.errors import RunnerError
 from runner.runs.job import Job
-from runner.runs.resolve import make_job
+from runner.runs.resolve import resolve
 from tests.runs.scripts import BARE, CORPUS, LOCAL, overrides, run_locally, shell_job, write_run
 
 NASTY = st.text(alphabet="'\"$`\\(){}[]#%j -!&|;<>*?~\n\r\t=,:^é😀\x01\x7f", max_size=40)
@@ -72,7 +72,7 @@ def test_any_text(folders: Path, arguments: list[str], env: dict[str, str], numb
     """Arguments and variables arrive, or a RunnerError says what cannot."""
     try:
         given_words = overrides(("sh", "-c", REPORT, "sh"), arguments=tuple(arguments), env=env)
-        job = make_job(None, given_words, BARE, LOCAL)
+        job = resolve((given_words,), BARE, LOCAL)
         folder = folders / f"run {number}"
         shutil.rmtree(folder, ignore_errors=True)
         write_run(folder, job)

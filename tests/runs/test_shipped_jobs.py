@@ -8,8 +8,8 @@ import pytest
 
 from runner.machine.report import Quiet
 from runner.project import find_project
-from runner.runs.job import Overrides
 from runner.runs.launch import Request, prepare
+from tests.runs.scripts import given
 
 ROOT = Path(__file__).parents[2]
 ENVIRON = {"HOME": "/home/me", "USER": "me", "SCRATCH": "/scratch/me", "RUNNER_IMAGES": "/images", "PATH": "/nowhere"}
@@ -25,9 +25,7 @@ SET_UPS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
 
 def dry_run(name: str) -> str:
     site, engine, words = SET_UPS[name]
-    request = Request(
-        job=name, site=site, engine=engine, words=words, overrides=Overrides(account="a-g1"), dry_run=True
-    )
+    request = Request(job=name, site=site, engine=engine, words=words, given=given(account="a-g1"), dry_run=True)
     return prepare(request, find_project(ROOT), ENVIRON, Quiet()).script
 
 

@@ -8,10 +8,21 @@ import pytest
 from runner.environments.engines import attach
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
-from runner.runs.job import Job, Overrides, Resources
-from runner.runs.resolve import make_job
+from runner.runs.job import Job, Resources
+from runner.runs.resolve import resolve
 from runner.site_files import load_site
-from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, overrides, run_locally, script, shell_job, write_run
+from tests.runs.scripts import (
+    BARE,
+    LOCAL,
+    SLURM,
+    command_job,
+    given,
+    overrides,
+    run_locally,
+    script,
+    shell_job,
+    write_run,
+)
 
 SHOW = 'echo "$NCCL_BUFFSIZE $NCCL_NET $NCCL_PROTO $LATER"'
 
@@ -65,13 +76,13 @@ def test_cpus_and_memory_follow_the_gpus_where_the_site_ties_them() -> None:
     twcc = load_site("twcc", {"HOME": "/h"})
 
     def resources(**asked: object) -> Resources:
-        return make_job(None, overrides(launcher="srun", **asked), BARE, twcc).resources
+        return resolve((overrides(launcher="srun", **asked),), BARE, twcc).resources
 
     whole, part = resources(), resources(gpus_per_node=2)
     assert (whole.gpus_per_node, whole.tasks_per_node, whole.cpus_per_task, whole.memory) == (8, 8, 4, "720G")
     assert (part.tasks_per_node, part.cpus_per_task, part.memory) == (2, 4, "180G")
     assert resources(gpus_per_node=2, memory="10G").memory == "10G"
-    job = make_job(None, overrides(gpus_per_node=2), BARE, twcc)
+    job = resolve((overrides(gpus_per_node=2),), BARE, twcc)
     assert "#SBATCH --gres=gpu:2\n" in script(job, site=twcc)
     assert "1 GPU" not in str(job.origins["memory"]) and "man-vip" in str(job.origins["memory"])
     with pytest.raises(RunnerError, match="asks for 10 CPUs and 2 GPUs per node") as caught:
@@ -82,10 +93,10 @@ def test_cpus_and_memory_follow_the_gpus_where_the_site_ties_them() -> None:
 def test_an_unknown_number_of_cpus_is_said() -> None:
     """One CPU per process starves eight GPUs; where nobody knows the node, the user is told."""
     mega = load_site("gcp-a3-mega", {"HOME": "/h"})
-    assert [note for note in make_job(None, overrides(), BARE, mega).notes if "--cpus-per-task N" in note]
-    assert not make_job(None, Overrides(command=("true",), cpus_per_task=8), BARE, mega).notes
+    assert [note for note in resolve((overrides(),), BARE, mega).notes if "--cpus-per-task N" in note]
+    assert not resolve((given(command=("true",), cpus_per_task=8),), BARE, mega).notes
     clariden = replace(load_site("alps-clariden", {"HOME": "/h"}), account="g1")
-    assert not make_job(None, overrides(), BARE, clariden).notes
+    assert not resolve((overrides(),), BARE, clariden).notes
 
 
 def test_annotations_of_a_site_lie_under_the_environments_own() -> None:

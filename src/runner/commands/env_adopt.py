@@ -139,7 +139,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.environments.rewriting import rewrite
     from runner.errors import RunnerError
     from runner.located_toml import parse_toml
-    from runner.runs.job import job_of
+    from runner.runs.job import layer_of
 
     if not program.script and not program.command:
         raise RunnerError(f"{name} starts no program", "a job file names one", "leave out --job")
@@ -147,7 +147,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     environment = edf.stem if edf.parent.name == "edf" else str(edf.absolute())
     changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")
     text = rewrite("", changes, job)
-    job_of(parse_toml(text, job))
+    layer_of(parse_toml(text, job))
     return text
 
 

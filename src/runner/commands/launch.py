@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from runner.commands.console import say_end
-from runner.commands.options import add_job, add_resources, overrides
+from runner.commands.options import add_job, add_settings, settings
 from runner.errors import RunnerError
 from runner.project import Project
-from runner.runs.job import estimate
+from runner.runs.job import KEYS, estimate
 from runner.runs.launch import SCRIPT, RunPlan
 
 TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
@@ -37,16 +37,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         usage="runner launch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
     )
     add_job(launch)
-    launch.add_argument("--name", help="the job's name (default: the script's)")
-    launch.add_argument("--launcher", help="torchrun, srun, accelerate or none")
-    launch.add_argument("--nodes", type=int, metavar="N")
-    launch.add_argument("--tasks-per-node", type=int, metavar="N", help="processes per node")
-    add_resources(launch)
-    launch.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help="any flag, as --sbatch=FLAG")
-    launch.add_argument("--chain", type=int, metavar="N", help="submit N jobs, each of which goes on after the last")
-    launch.add_argument(
-        "--no-preflight", dest="preflight", action="store_const", const=False, help="do not try the nodes first"
-    )
+    add_settings(launch)
     launch.add_argument("--yes", action="store_true", help="do not ask, however many GPU hours it may take")
     launch.add_argument("--tag", action="append", default=[], help="a word to find the run by; may be repeated")
     launch.add_argument(
@@ -76,7 +67,7 @@ def launch_request(args: argparse.Namespace) -> Request:
         words=args.rest,
         site=args.site,
         engine=args.engine,
-        overrides=overrides(args),
+        given=settings(args),
         dry_run=args.dry_run,
         after=tuple(args.after),
         after_any=tuple(args.after_any),
@@ -208,19 +199,15 @@ def _short(source: str, project: Project) -> str:
 def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
     """(name, value, source) of everything that the script was made of."""
     job = plan.job
-    chosen: dict[str, object] = {
-        "script": job.script,
-        "command": " ".join(job.command) or None,
-        "launcher": job.launcher,
-        **asdict(job.resources),
-        "save_seconds": job.save_seconds,
-        "hang_seconds": job.hang_seconds,
-        **({f"restart.{key}": value for key, value in asdict(job.restart).items()} if job.restart else {}),
-        "chain": job.chain or None,
-    }
-    for name, value in chosen.items():
-        if value is not None:
-            yield name, str(value), str(job.origins.get(name, ""))
+    for name, key in KEYS.items():
+        value = getattr(job.resources, name, None) if hasattr(job.resources, name) else getattr(job, name, None)
+        parts: dict[str, object] = {name: value}
+        if name == "restart" and job.restart:
+            parts = {f"restart.{cause}": count for cause, count in asdict(job.restart).items()}
+        for part, shown in parts.items():
+            if shown is not None and (key.kind is int or shown) and key.kind is not dict and name != "environment":
+                words = " ".join(shown) if isinstance(shown, tuple) else str(shown).partition("\n")[0]
+                yield part, words, str(job.origins[name])
     environment = plan.environment
     for name, origin in environment.origins.items():
         yield name, _of_environment(plan, name), str(origin)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.errors import RunnerError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
-    from runner.runs.job import Overrides
+    from runner.runs.job import Layer
     from runner.site import Site
 
 DEFAULT_RECIPE = "ngc-deepspeed"
@@ -94,38 +93,29 @@ def add_job(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
 
 
-def add_resources(parser: argparse.ArgumentParser) -> None:
-    """The options that launch and shell have in common."""
-    parser.add_argument("--engine", help="the container engine (default: the site's)")
-    parser.add_argument("--gpus-per-node", type=int, metavar="N")
-    parser.add_argument("--cpus-per-task", type=int, metavar="N")
-    parser.add_argument("--memory", metavar="SIZE", help="per node: 450G")
-    parser.add_argument("--time", metavar="LIMIT", help="MINUTES, HH:MM:SS or D-HH:MM:SS")
-    parser.add_argument("--account")
-    parser.add_argument("--partition")
-    parser.add_argument("--srun", action="append", default=[], metavar="FLAG", help="any flag, as --srun=FLAG")
+def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
+    """The options that set a value of a job, from the one table of them; with `shell` those that a shell takes."""
+    from runner.runs.job import KEYS
+
+    verb.add_argument("--engine", help="the container engine (default: the site's)")
+    for name, key in KEYS.items():
+        if not key.flag or (shell and not key.shell):
+            continue
+        how: dict[str, Any] = {"dest": name, "help": key.help}
+        if key.kind is bool:
+            how |= {"action": "store_const", "const": False}
+        elif key.kind is tuple:
+            how |= {"action": "append", "metavar": key.metavar}
+        else:
+            how |= {"type": key.kind, "metavar": key.metavar or key.flag[2:].upper().replace("-", "_")}
+        verb.add_argument(key.flag, **how)
 
 
-def overrides(args: argparse.Namespace) -> Overrides:
-    """What the command line says about the job."""
-    from runner.runs.job import Overrides
+def settings(args: argparse.Namespace) -> Layer:
+    """What the options of `add_settings` say."""
+    from runner.runs.job import KEYS, command_line
 
-    return Overrides(
-        name=getattr(args, "name", None),
-        launcher=getattr(args, "launcher", None),
-        nodes=getattr(args, "nodes", None),
-        gpus_per_node=args.gpus_per_node,
-        tasks_per_node=getattr(args, "tasks_per_node", None),
-        cpus_per_task=args.cpus_per_task,
-        memory=args.memory,
-        time=args.time,
-        partition=args.partition,
-        account=args.account,
-        sbatch=tuple(getattr(args, "sbatch", ())),
-        srun=tuple(args.srun),
-        chain=getattr(args, "chain", None),
-        preflight=getattr(args, "preflight", None),
-    )
+    return command_line({name: getattr(args, name, None) for name, key in KEYS.items() if key.flag})
 
 
 def add_wide(verb: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-from runner.commands.options import add_resources, overrides
+from runner.commands.options import add_settings, settings
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         usage="runner shell [ENV|RUN] [options] [-- COMMAND…]",
     )
     shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="default: the project's environment")
-    add_resources(shell)
+    add_settings(shell, shell=True)
     shell.add_argument("--build", action="store_true", help="build and import the image first where it is missing")
     shell.add_argument("--dry-run", action="store_true", help="print the command, run nothing")
     shell.set_defaults(run=open_shell)
@@ -38,7 +38,7 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
 
     project = find_project()
     request = shell.ShellRequest(
-        where=args.where, command=args.rest, site=args.site, engine=args.engine, overrides=overrides(args),
+        where=args.where, command=args.rest, site=args.site, engine=args.engine, given=settings(args),
         terminal=sys.stdin.isatty() and sys.stdout.isatty(),
     )  # fmt: skip
     make_image = None

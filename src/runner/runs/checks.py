@@ -16,7 +16,7 @@ from runner.machine.files import explain
 from runner.machine.probe import oci_architecture
 from runner.quoting import WORD_BYTES
 from runner.runs.hub import CACHE_MOUNT
-from runner.runs.job import Job, Overrides
+from runner.runs.job import Job
 from runner.site import Origin, Site
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
@@ -35,13 +35,13 @@ MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND
                "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")  # fmt: skip
 
 
-def check(job: Job, site: Site, overrides: Overrides) -> None:
+def check(job: Job, site: Site) -> None:
     """Raise RunnerError for the first thing about the job that cannot be, on this site."""
     _check_name(job.name)
     _check_numbers(job)
-    _check_site(job, site, overrides)
-    if overrides.chain is not None:
-        _check_chain(overrides.chain, site)
+    _check_site(job, site)
+    if job.origins["chain"].source != "default":
+        _check_chain(job.chain, site)
     for name, value in job.env.items():
         check_variable(name, value)
     for what in ("setup", "task_prolog", "task_epilog"):
@@ -108,7 +108,7 @@ def _check_numbers(job: Job) -> None:
             raise RunnerError(f"the {key} is empty", "an empty name is no name", f"leave out {key}, or name one")
 
 
-def _check_site(job: Job, site: Site, overrides: Overrides) -> None:
+def _check_site(job: Job, site: Site) -> None:
     if site.scheduler == "local":
         if job.resources.nodes > 1:
             raise RunnerError(
@@ -117,10 +117,11 @@ def _check_site(job: Job, site: Site, overrides: Overrides) -> None:
                 "without a scheduler a job runs on this machine alone",
                 "--nodes 1, or another --site",
             )
-        if overrides.sbatch or overrides.srun:
+        flags = [name for name in ("sbatch", "srun") if job.origins[name].source == "command line"]
+        if flags:
             raise RunnerError(
                 f"the site {site.name!r} has no sbatch and no srun to pass flags to",
-                f"given: {' '.join((*overrides.sbatch, *overrides.srun))}",
+                f"given: {' '.join(word for name in flags for word in getattr(job, name))}",
                 "leave out --sbatch and --srun, or name another --site",
             )
         return

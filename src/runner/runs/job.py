@@ -1,6 +1,7 @@
 """A job: script or command, environment, resources, launcher, arguments; each value with where it came from.
 
-How it is made of a job file and a command line stands in asking/making.py, what it may not be in asking/checks.py.
+`KEYS` declares each setting once. The command line, a job file and a site are layers, name -> value and origin;
+`resolve` makes a job of them, and `checks` refuses a job that cannot run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
@@ -58,33 +60,6 @@ class Resources:
     time_minutes: int | None = None
     partition: str | None = None
     account: str | None = None
-
-
-@dataclass(frozen=True)
-class Overrides:
-    """What the command line says about a job; None or empty where it says nothing."""
-
-    name: str | None = None
-    script: str | None = None
-    """relative to the snapshot"""
-    command: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    """come after those of the job file"""
-    launcher: str | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    tasks_per_node: int | None = None
-    cpus_per_task: int | None = None
-    memory: str | None = None
-    time: str | None = None
-    """in Slurm's words: 30, 00:30:00, 1-00"""
-    partition: str | None = None
-    account: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    sbatch: tuple[str, ...] = ()
-    srun: tuple[str, ...] = ()
-    chain: int | None = None
-    preflight: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -158,109 +133,151 @@ class Job:
         return self.resources.nodes * self.resources.tasks_per_node
 
 
-KEYS = ("summary", "script", "command", "environment", "launcher", "arguments", "setup", "task_prolog", "task_epilog",
-        "save_seconds", "hang_seconds", "preflight", "resources", "restart", "env", "mail", "notify",
-        "slurm")  # fmt: skip
-RESOURCES = (
-    *("nodes", "gpus_per_node", "tasks_per_node", "cpu_tasks_per_node", "cpus_per_task"),
-    *("memory", "time", "partition", "account"),
-)
-
-
 @dataclass(frozen=True)
-class JobFile:
-    """What a job file says; None or empty where it says nothing. Its name is the file's."""
+class Key:
+    """How a setting of a job is written: on the command line, in a job file, in a site file."""
 
-    name: str
-    document: Document
-    script: str | None = None
-    """path of a .py or .sh file, relative to the project"""
-    command: tuple[str, ...] = ()
-    environment: str | None = None
-    launcher: str | None = None
-    arguments: tuple[str, ...] = ()
-    setup: str = ""
-    task_prolog: str = ""
-    task_epilog: str = ""
-    save_seconds: int | None = None
-    hang_seconds: int | None = None
-    preflight: bool | None = None
-    resources: Mapping[str, int | str] = field(default_factory=dict)
-    """by the field of Resources that it sets: `time` of the file is `time_minutes` here"""
-    restart: Restart | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    notify: tuple[str, ...] | None = None
-    """events of which the webhook is told; None: the usual ones"""
-    mail_user: str = ""
-    mail_events: tuple[str, ...] = ()
-    sbatch: tuple[str, ...] = ()
-    srun: tuple[str, ...] = ()
+    kind: type
+    """`tuple` and `dict` hold text"""
+    flag: str = ""
+    """of `launch`; empty: not an option"""
+    shell: bool = False
+    """whether `shell` takes the flag too"""
+    table: str = ""
+    """of the job file; empty: its top level"""
+    key: str = ""
+    """in the job file, where it differs from the setting's name"""
+    in_file: bool = True
+    site: bool = False
+    """whether a site may set it, under the same name"""
+    adds: bool = False
+    """whether the values of all layers count, the command line's last; else the first layer that has one wins"""
+    is_time_limit: bool = False
+    """text in Slurm's form, which becomes minutes"""
+    metavar: str | None = None
+    help: str | None = None
 
-
-def load_job_file(path: Path) -> JobFile:
-    """The job file at `path`. Raises RunnerError that names line and key of what is wrong."""
-    return job_of(read_toml(path))
+    def place(self, name: str) -> tuple[str, ...]:
+        """The keys that lead to the setting in a job file."""
+        return (*((self.table,) if self.table else ()), self.key or name)
 
 
-def job_of(document: Document) -> JobFile:
-    """What the text of a job file says. Raises RunnerError that names line and key of what is wrong."""
-    refuse_unknown_keys(document, (), KEYS, "job")
-    refuse_unknown_keys(document, ("resources",), RESOURCES, "job")
-    refuse_unknown_keys(document, ("mail",), ("user", "events"), "job")
-    refuse_unknown_keys(document, ("slurm",), ("sbatch", "srun"), "job")
-    script, command = typed(document, ("script",), str), strings(document, ("command",))
-    if script is not None and command:
+# Types and defaults of the values are those of the fields of Job and Resources.
+KEYS: Mapping[str, Key] = {
+    "name": Key(str, "--name", in_file=False, help="the job's name (default: the script's)"),
+    "script": Key(str),
+    "command": Key(tuple),
+    "environment": Key(str),
+    "launcher": Key(str, "--launcher", site=True, help="torchrun, srun, accelerate or none"),
+    "arguments": Key(tuple, adds=True),
+    "nodes": Key(int, "--nodes", table="resources", metavar="N"),
+    "gpus_per_node": Key(int, "--gpus-per-node", shell=True, table="resources", site=True, metavar="N"),
+    "tasks_per_node": Key(int, "--tasks-per-node", table="resources", metavar="N", help="processes per node"),
+    "cpu_tasks_per_node": Key(int, table="resources"),
+    "cpus_per_task": Key(int, "--cpus-per-task", shell=True, table="resources", metavar="N"),
+    "memory": Key(str, "--memory", shell=True, table="resources", site=True, metavar="SIZE", help="per node: 450G"),
+    "time_minutes": Key(
+        str,
+        "--time",
+        shell=True,
+        table="resources",
+        key="time",
+        site=True,
+        is_time_limit=True,
+        metavar="LIMIT",
+        help="MINUTES, HH:MM:SS or D-HH:MM:SS",
+    ),
+    "partition": Key(str, "--partition", shell=True, table="resources", site=True),
+    "account": Key(str, "--account", shell=True, table="resources", site=True),
+    "sbatch": Key(tuple, "--sbatch", table="slurm", adds=True, metavar="FLAG", help="any flag, as --sbatch=FLAG"),
+    "srun": Key(tuple, "--srun", shell=True, table="slurm", adds=True, metavar="FLAG", help="any flag, as --srun=FLAG"),
+    "chain": Key(int, "--chain", in_file=False, metavar="N", help="submit N jobs; each continues where the last ended"),
+    "preflight": Key(bool, "--no-preflight", help="do not test the nodes first"),
+    "save_seconds": Key(int),
+    "hang_seconds": Key(int),
+    "restart": Key(Restart),
+    "env": Key(dict, adds=True),
+    "setup": Key(str),
+    "task_prolog": Key(str),
+    "task_epilog": Key(str),
+    "notify": Key(tuple),
+    "mail_user": Key(str, table="mail", key="user"),
+    "mail_events": Key(tuple, table="mail", key="events"),
+}
+
+
+class Setting(NamedTuple):
+    """A value and where it comes from."""
+
+    value: Any
+    origin: Origin
+
+
+Layer = Mapping[str, Setting]
+"""what one source says about a job: the command line, a job file, a site"""
+
+
+def value(layer: Layer, name: str) -> Any:
+    """The value of a setting; None where the layer does not have it."""
+    return layer[name].value if name in layer else None
+
+
+def command_line(values: Mapping[str, Any]) -> Layer:
+    """The layer of the command line; None and empty values are left out. Raises RunnerError for a bad time limit."""
+    found: dict[str, Setting] = {}
+    for name, value in values.items():
+        key = KEYS[name]
+        if value is None or (key.kind in (tuple, dict) and not value):
+            continue
+        if key.is_time_limit:
+            value = time_limit_minutes(value, key.flag)
+        found[name] = Setting(tuple(value) if key.kind is tuple else value, Origin("command line"))
+    return found
+
+
+def load_job_file(path: Path) -> Layer:
+    """The layer of the job file at `path`. Raises RunnerError that names line and key of what is wrong."""
+    return layer_of(read_toml(path))
+
+
+def layer_of(document: Document) -> Layer:
+    """What the text of a job file says, and its name. Raises RunnerError that names line and key of what is wrong."""
+    keys = {name: key for name, key in KEYS.items() if key.in_file}
+    tables = {key.table for key in keys.values() if key.table}
+    top = {"summary", *tables, *(key.place(name)[0] for name, key in keys.items())}
+    refuse_unknown_keys(document, (), top, "job")
+    for table in sorted(tables):
+        typed(document, (table,), dict)
+        inside = [key.place(name)[1] for name, key in keys.items() if key.table == table]
+        refuse_unknown_keys(document, (table,), inside, "job")
+    found = {"name": Setting(document.path.stem, Origin("job file", "", document.place()))}
+    for name, key in keys.items():
+        place = key.place(name)
+        if document.get(*place) is not None:
+            found[name] = Setting(_read(document, place, key), Origin("job file", "", document.place(*place)))
+    if "script" in found and "command" in found:
         raise RunnerError(
             f"{document.place('command')}: both script and command are given",
             "a job starts one program",
             "keep script for a .py or .sh file of the project, command for anything else",
         )
-    return JobFile(
-        name=document.path.stem,
-        document=document,
-        script=script,
-        command=command,
-        environment=typed(document, ("environment",), str),
-        launcher=typed(document, ("launcher",), str),
-        arguments=strings(document, ("arguments",)),
-        setup=typed(document, ("setup",), str, ""),
-        task_prolog=typed(document, ("task_prolog",), str, ""),
-        task_epilog=typed(document, ("task_epilog",), str, ""),
-        save_seconds=typed(document, ("save_seconds",), int),
-        hang_seconds=typed(document, ("hang_seconds",), int),
-        preflight=typed(document, ("preflight",), bool),
-        resources=_resources(document),
-        restart=_restart(document),
-        env=string_table(document, ("env",)),
-        notify=strings(document, ("notify",)) if "notify" in document.data else None,
-        mail_user=typed(document, ("mail", "user"), str, ""),
-        mail_events=strings(document, ("mail", "events")),
-        sbatch=strings(document, ("slurm", "sbatch")),
-        srun=strings(document, ("slurm", "srun")),
-    )
-
-
-def _resources(document: Document) -> dict[str, int | str]:
-    typed(document, ("resources",), dict)
-    found: dict[str, int | str] = {}
-    for key in ("nodes", "gpus_per_node", "tasks_per_node", "cpu_tasks_per_node", "cpus_per_task"):
-        count = typed(document, ("resources", key), int)
-        if count is not None:
-            found[key] = count
-    for key in ("memory", "partition", "account"):
-        word = typed(document, ("resources", key), str)
-        if word is not None:
-            found[key] = word
-    limit = typed(document, ("resources", "time"), str)
-    if limit is not None:
-        found["time_minutes"] = time_limit_minutes(limit, str(document.place("resources", "time")))
     return found
 
 
-def _restart(document: Document) -> Restart | None:
-    """The policy of [restart]; None without that table. Raises RunnerError for a number below 0."""
-    if typed(document, ("restart",), dict) is None:
-        return None
+def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
+    if key.kind is tuple:
+        return strings(document, place)
+    if key.kind is dict:
+        return string_table(document, place)
+    if key.kind is Restart:
+        return _restart(document)
+    value: Any = typed(document, place, key.kind)
+    return time_limit_minutes(value, str(document.place(*place))) if key.is_time_limit else value
+
+
+def _restart(document: Document) -> Restart:
+    """The policy of [restart]. Raises RunnerError for a number below 0."""
+    typed(document, ("restart",), dict)
     names = tuple(item.name for item in fields(Restart))
     refuse_unknown_keys(document, ("restart",), names, "job")
     found = {name: count for name in names if (count := typed(document, ("restart", name), int)) is not None}
@@ -269,7 +286,7 @@ def _restart(document: Document) -> Restart | None:
         if count < least:
             raise RunnerError(
                 f"{document.place('restart', name)}: {name} is {count}",
-                f"it counts, and is {least} at least",
+                f"it must be {least} or more",
                 f"{name} = {least}",
             )
     return Restart(**found)
@@ -295,7 +312,7 @@ def time_limit_minutes(text: str, what: str) -> int:
     whole = hours * 60 + part["day_minutes"] + part["minutes"] + part["bare_minutes"]
     total = whole + -(-(part["day_seconds"] + part["seconds"]) // 60)
     if total < 1:
-        raise RunnerError(f"{what}: the time limit {text!r} is zero", "a job needs time", "give a minute at least")
+        raise RunnerError(f"{what}: the time limit {text!r} is zero", "a job needs time", "give at least one minute")
     return total
 
 

@@ -23,9 +23,8 @@ from runner.runs import checks as preflight
 from runner.runs import hub, payload, resolve, snapshot
 from runner.runs.after import Waits, find
 from runner.runs.checks import LaunchImage, lacks_account
-from runner.runs.job import Job, JobFile, Overrides, load_job_file
+from runner.runs.job import Job, Layer, command_line, load_job_file, value
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
-from runner.runs.resolve import make_job
 from runner.runs.schedulers import slurm, template
 from runner.runs.snapshot import Snapshot
 from runner.site import Site
@@ -48,7 +47,7 @@ class Request:
     """after the first bare `--`: arguments of the script, or the command"""
     site: str | None = None
     engine: str | None = None
-    overrides: Overrides = field(default_factory=Overrides)
+    given: Layer = field(default_factory=dict)
     """name, resources, launcher and flags of the command line"""
     after: tuple[str, ...] = ()
     """runs that must have ended well"""
@@ -93,8 +92,7 @@ def prepare(
     if site.scheduler == "slurm" and not request.dry_run:
         process.need(("sbatch",))
     job_file, program = find_program(request, project)
-    environment = find_environment(request.env or (job_file.environment if job_file else None), project, environ, site,
-                                   report)  # fmt: skip
+    environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
     report.say(f"container engine {engine} ({engine_why})")
     if engine == "host" and environment.image:
@@ -131,22 +129,20 @@ ACCOUNT = "ACCOUNT"
 """stands in a dry run for the account that nobody has named"""
 
 
-def _job(
-    request: Request, job_file: JobFile | None, program: Program, environment: Environment, site: Site
-) -> Job:  # fmt: skip
+def _job(request: Request, job_file: Layer, program: Program, environment: Environment, site: Site) -> Job:
     """The job; that of a dry run needs no account yet."""
-    overrides = _overrides(request, job_file, program)
+    layers = (_given(request, job_file, program), job_file)
     if not request.dry_run:
-        return make_job(job_file, overrides, environment, site)
-    job = make_job(job_file, overrides, environment, replace(site, account_required=False))
+        return resolve.resolve(layers, environment, site)
+    job = resolve.resolve(layers, environment, replace(site, account_required=False))
     if not lacks_account(job, site):
         return job
     note = f"site {site.name} needs an account: --account NAME, or runner init --site {site.name} --account NAME"
     return replace(job, resources=replace(job.resources, account=ACCOUNT), notes=(*job.notes, note))
 
 
-def find_program(request: Request, project: Project) -> tuple[JobFile | None, Program]:
-    """The job file (of JOB, or the one beside a script named by SCRIPT) and the program."""
+def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
+    """The job file (of JOB, or the one beside a script named by SCRIPT; else empty) and the program."""
     if request.job is None and request.script is None:
         if not request.words:
             raise RunnerError(
@@ -155,12 +151,12 @@ def find_program(request: Request, project: Project) -> tuple[JobFile | None, Pr
                 "runner launch --env ENV --script SCRIPT [-- ARGS…], or runner launch --env ENV -- COMMAND…",
                 exit_code=2,
             )
-        return None, program_of_command(request.words, project)
+        return {}, program_of_command(request.words, project)
     if request.job is not None:
         path = _job_path(request.job, project)
         job_file = load_job_file(path)
-        if request.script is None and job_file.script is None:
-            return job_file, program_of_command(job_file.command, project)
+        if request.script is None and "script" not in job_file:
+            return job_file, program_of_command(value(job_file, "command") or (), project)
         word = request.script
         script = find_script(word, project) if word is not None else _script_of(job_file, path, project)
         return job_file, program_of_script(script, project)
@@ -170,7 +166,7 @@ def find_program(request: Request, project: Project) -> tuple[JobFile | None, Pr
         return find_program(replace(request, job=request.script, script=None), project)
     script = find_script(request.script, project)
     beside = script.with_suffix(".toml")
-    defaults = load_job_file(beside) if named and beside.is_file() else None
+    defaults = load_job_file(beside) if named and beside.is_file() else {}
     return defaults, program_of_script(script, project)
 
 
@@ -187,29 +183,28 @@ def _has_script(name: str, project: Project) -> bool:
     return any((root / "jobs" / f"{name}{end}").is_file() for root in project.roots for end in (".py", ".sh"))
 
 
-def _script_of(job_file: JobFile, path: Path, project: Project) -> Path:
+def _script_of(job_file: Layer, path: Path, project: Project) -> Path:
     """The script that a job file names: relative to its project, else to its own folder."""
-    assert job_file.script is not None
+    word, origin = job_file["script"]
     for folder in (path.parent.parent, *project.roots, path.parent):
-        if (folder / job_file.script).is_file():
-            return folder / job_file.script
+        if (folder / word).is_file():
+            return Path(folder / word)
     raise RunnerError(
-        f"{job_file.document.place('script')}: there is no script {job_file.script!r}",
+        f"{origin.place}: there is no script {word!r}",
         f"looked for it in {path.parent.parent}, {path.parent} and runner's own jobs",
         "correct the path; it is relative to the project",
     )
 
 
-def _overrides(request: Request, job_file: JobFile | None, program: Program) -> Overrides:
-    """The command line's words as make_job takes them; what the job file says itself is left to it."""
-    overrides = request.overrides
+def _given(request: Request, job_file: Layer, program: Program) -> Layer:
+    """The layer of the command line, with the program and its words; what the job file itself says is left out."""
     if request.job is not None and request.script is None:
-        name = overrides.name or (job_file.name if job_file else None)
-        moved = program.script if job_file and program.script != job_file.script else None
-        return replace(overrides, name=name, script=moved, arguments=request.words)
+        moved = "script" in job_file and program.script != job_file["script"].value
+        script = command_line({"script": program.script if moved else None, "arguments": request.words})
+        return {"name": job_file["name"], **request.given, **script}
     if program.script is not None:
-        return replace(overrides, script=program.script, arguments=request.words)
-    return replace(overrides, command=program.command)
+        return {**request.given, **command_line({"script": program.script, "arguments": request.words})}
+    return {**request.given, **command_line({"command": program.command})}
 
 
 def find_environment(

@@ -17,6 +17,7 @@ from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import hub, shell
 from runner.runs.hub import Wanted
+from runner.runs.job import value
 from runner.runs.launch import Request, find_environment, find_program
 from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
@@ -51,10 +52,10 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
     site, why = find_site(request.site, environ)
     report.say(f"site {site.name} ({why})")
     job_file, program = find_program(request, project)
-    name = request.env or (job_file.environment if job_file else None)
+    name = request.env or value(job_file, "environment")
     environment = find_environment(name, project, environ, site, report)
-    words = (*(job_file.arguments if job_file else ()), *(request.words if program.script else program.command))
-    env = {**hub.hub_variables(environ), **site.env, **environment.env, **(job_file.env if job_file else {})}
+    words = (*(value(job_file, "arguments") or ()), *(request.words if program.script else program.command))
+    env = {**hub.hub_variables(environ), **site.env, **environment.env, **(value(job_file, "env") or {})}
     home = hub.hub_home(env, site.runs(environ, project), environ)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
     report.say(f"container engine {engine} ({engine_why})")

@@ -1,170 +1,152 @@
-"""From a job file and a command line to a Job: each value from the first that has one, and noted from where."""
+"""From layers of settings to a Job: each value from the first layer that has one, with its origin."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TypeVar
 
 from runner.environments.environment import Environment
 from runner.errors import RunnerError, unknown
 from runner.runs.checks import check
-from runner.runs.job import (
-    HANG_SECONDS,
-    LAUNCHERS,
-    SAVE_SECONDS,
-    Job,
-    JobFile,
-    Overrides,
-    Resources,
-    Restart,
-    time_limit_minutes,
-)
+from runner.runs.job import KEYS, LAUNCHERS, Job, Layer, Resources, Restart, Setting
 from runner.runs.metrics import newest_records
 from runner.site import Origin, Site
 
-T = TypeVar("T")
+DEFAULT = Origin("default")
+_DEFAULTS = {
+    each.name: each.default_factory() if callable(each.default_factory) else each.default
+    for each in (*fields(Job), *fields(Resources))
+}
 
 
-class _Chooser:
-    """Takes each value from the first that has one: command line, job file, site, default; and notes which."""
+def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Job:
+    """The job that layers describe on a site, the strongest layer (the command line) first.
 
-    def __init__(self, job_file: JobFile | None) -> None:
-        self.job_file = job_file
-        self.origins: dict[str, Origin] = {}
-
-    def choose(
-        self, key: str, given: T | None, written: T | None, *keys: str, site: Site | None = None, default: T
-    ) -> T:
-        """`given` by the command line, `written` in the job file at `keys`, a value of the site named `key`."""
-        if given is not None and given != ():
-            self.origins[key] = Origin("command line")
-            return given
-        if written is not None and written not in ((), ""):
-            assert self.job_file is not None
-            self.origins[key] = Origin("job file", "", self.job_file.document.place(*keys))
-            return written
-        of_site = getattr(site, key, None) if site is not None else None
-        if site is not None and of_site is not None:
-            self.origins[key] = site.origins.get(key, Origin(f"site {site.name}"))
-            chosen: T = of_site
-            return chosen
-        self.origins.setdefault(key, Origin("default"))
-        return default
-
-
-def make_job(job_file: JobFile | None, overrides: Overrides, environment: Environment, site: Site) -> Job:
-    """The job that a job file and the command line describe on a site. Raises RunnerError for what cannot be."""
-    chooser = _Chooser(job_file)
-    script, command = _program(job_file, overrides, chooser)
-    launcher = _launcher(job_file, overrides, site, script, chooser)
-    resources = _resources_of(job_file, overrides, site, launcher, chooser)
-    written = job_file
+    Raises RunnerError for a job that cannot run there.
+    """
+    layers = _of_one_program(layers)
+    script, command = _find("script", layers).value, _find("command", layers).value
+    if script is None and not command:
+        raise _no_program(layers)
+    computed: dict[str, Setting] = {}  # the weakest layer: defaults that follow from other settings
+    layers = (*layers, _site_layer(site, script), computed)
+    _compute(computed, layers, site, script or command[0])
+    found = {name: _find(name, layers) for name in KEYS}
+    if found["launcher"].value not in LAUNCHERS:
+        error = unknown("launcher", found["launcher"].value, LAUNCHERS)
+        place = found["launcher"].origin.place
+        raise RunnerError(f"{place}: {error.what}" if place else error.what, error.why, error.fix)
+    parts = {each.name for each in fields(Resources)}
+    mine = {each.name for each in fields(Job)} & KEYS.keys() - {"environment"}
     job = Job(
-        name=_name(job_file, overrides, script, command),
         environment=environment,
-        script=script,
-        command=command,
-        arguments=(*(written.arguments if written else ()), *overrides.arguments),
-        launcher=launcher,
-        resources=resources,
-        env={**(written.env if written else {}), **overrides.env},
-        setup=written.setup if written else "",
-        task_prolog=written.task_prolog if written else "",
-        task_epilog=written.task_epilog if written else "",
-        notify=Job.notify if written is None or written.notify is None else written.notify,
-        mail_user=written.mail_user if written else "",
-        mail_events=written.mail_events if written else (),
-        sbatch=(*(written.sbatch if written else ()), *overrides.sbatch),
-        srun=(*(written.srun if written else ()), *overrides.srun),
-        save_seconds=chooser.choose(
-            "save_seconds", None, written.save_seconds if written else None, "save_seconds", default=SAVE_SECONDS
-        ),
-        hang_seconds=chooser.choose(
-            "hang_seconds", None, written.hang_seconds if written else None, "hang_seconds", default=HANG_SECONDS
-        ),
-        preflight=chooser.choose(
-            "preflight",
-            overrides.preflight,
-            written.preflight if written else None,
-            "preflight",
-            default=resources.gpus_per_node > 0 and site.scheduler == "slurm",
-        ),
-        restart=_restart_of(written, overrides),
-        chain=overrides.chain or 0,
-        origins=chooser.origins,
-        notes=_notes(chooser, site, resources),
+        resources=Resources(**{name: found[name].value for name in parts}),
+        origins={name: setting.origin for name, setting in found.items()},
+        notes=_notes(found, site),
+        **{name: found[name].value for name in mine},
     )
-    check(job, site, overrides)
+    check(job, site)
     return job
 
 
-def _restart_of(written: JobFile | None, overrides: Overrides) -> Restart | None:
-    """The policy of restarts. A chain is one by itself: each of its jobs goes on where the time of another is over."""
-    if written is not None and written.restart is not None:
-        return written.restart
-    return Restart(time_limit=overrides.chain - 1) if overrides.chain else None
+def _find(name: str, layers: Sequence[Layer]) -> Setting:
+    """The setting of the first layer that has it; of a setting that adds up, the values of all, the first's last."""
+    having = [layer[name] for layer in layers if name in layer]
+    if not having:
+        return Setting(_DEFAULTS.get(name), DEFAULT)
+    if not KEYS[name].adds:
+        return having[0]
+    values = [setting.value for setting in reversed(having)]
+    if KEYS[name].kind is tuple:
+        return Setting(tuple(word for words in values for word in words), having[0].origin)
+    return Setting({key: value for table in values for key, value in table.items()}, having[0].origin)
 
 
-def _notes(chooser: _Chooser, site: Site, resources: Resources) -> tuple[str, ...]:
-    """What the job asks for because nobody has said better."""
-    if site.scheduler != "slurm":
-        return ()
-    gpus = f"no GPUs are asked for: neither the job nor the site {site.name} says how many (--gpus-per-node N)"
-    cpus = (
-        f"one CPU is asked for per process: nobody says how many a node of {site.name} has"
-        f" (--cpus-per-task N, or once: runner init --site {site.name})"
-    )
-    unknown_cpus = resources.gpus_per_node > 0 and not (site.cpus_per_node or site.cpus_per_gpu)
-    default = {key for key in ("gpus_per_node", "cpus_per_task") if chooser.origins[key].source == "default"}
-    return (
-        *((gpus,) if "gpus_per_node" in default else ()),
-        *((cpus,) if "cpus_per_task" in default and unknown_cpus else ()),
-    )
+def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """The layers, without the programs that a stronger layer replaces, and without the launchers of these programs.
+
+    Raises RunnerError for a layer with two programs.
+    """
+    kept: list[Layer] = []
+    replaced: set[str] = set()
+    has_script = False
+    for layer in layers:
+        if "script" in layer and "command" in layer:
+            raise RunnerError(
+                "both a script and a command are given", "a job starts one program", "leave out one of them"
+            )
+        # the launcher of a script is good for another script too, which may be the same one in another place
+        own = replaced | ({"launcher"} if replaced and not (has_script and "script" in layer) else set())
+        kept.append({name: setting for name, setting in layer.items() if name not in own})
+        if not replaced and ("script" in layer or "command" in layer):
+            replaced, has_script = {"script", "command", "name"}, "script" in layer
+    return tuple(kept)
 
 
-def _program(job_file: JobFile | None, overrides: Overrides, chooser: _Chooser) -> tuple[str | None, tuple[str, ...]]:
-    """The script, or the command: those of the command line replace either of the job file."""
-    if overrides.script is not None and overrides.command:
-        raise RunnerError("both a script and a command are given", "a job starts one program", "leave out one of them")
-    if overrides.script is not None or overrides.command:
-        chooser.origins["script" if overrides.script else "command"] = Origin("command line")
-        return overrides.script, overrides.command
-    if job_file is None or (job_file.script is None and not job_file.command):
-        what = f"{job_file.document.path} names neither" if job_file else "neither a job, a script nor a command"
-        raise RunnerError("nothing to run", what, 'give --script NAME, or -- COMMAND; or script = "jobs/x.py" there')
-    key = "script" if job_file.script is not None else "command"
-    chooser.origins[key] = Origin("job file", "", job_file.document.place(key))
-    return job_file.script, job_file.command
+def _no_program(layers: Sequence[Layer]) -> RunnerError:
+    path = next((name.origin.place.path for layer in layers if (name := layer.get("name")) and name.origin.place), None)
+    what = f"{path} names neither a script nor a command" if path else "there is neither a job, a script nor a command"
+    return RunnerError("nothing to run", what, 'give --script NAME, or -- COMMAND; or script = "jobs/x.py" there')
 
 
-def _name(job_file: JobFile | None, overrides: Overrides, script: str | None, command: tuple[str, ...]) -> str:
-    """The name given; else the job file's, the script's or the program's, made into a name."""
-    if overrides.name is not None:
-        return overrides.name
-    if job_file is not None and overrides.script is None and not overrides.command:
-        return job_file.name
-    word = (script or command[0]).rstrip("/").rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh")
+def _site_layer(site: Site, script: str | None) -> Layer:
+    """What the site sets. Its launcher is meant for Python scripts; anything else runs as it is."""
+    found = {}
+    for name, key in KEYS.items():
+        value = getattr(site, name) if key.site else None
+        if value is not None and (name != "launcher" or (script is not None and script.endswith(".py"))):
+            found[name] = Setting(value, _site_origin(site, name))
+    return found
+
+
+def _site_origin(site: Site, name: str) -> Origin:
+    return site.origins.get(name, Origin(f"site {site.name}"))
+
+
+def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, program: str) -> None:
+    """Fill in the defaults that follow from other settings; `computed` is the last of the layers."""
+
+    def default(name: str, value: object) -> None:
+        computed[name] = Setting(value, DEFAULT)
+
+    default("name", _name_of(program))
+    default("launcher", "none")
+    gpus = _find("gpus_per_node", layers).value
+    without_gpus = _find("cpu_tasks_per_node", layers)  # for a job that runs with and without GPUs
+    default("tasks_per_node", 1 if _find("launcher", layers).value == "none" else max(1, gpus))
+    if gpus == 0 and without_gpus.value is not None:
+        computed["tasks_per_node"] = without_gpus
+    default("cpus_per_task", max(1, _cpus(site, gpus) // max(1, _find("tasks_per_node", layers).value)))
+    if memory := _memory(site, gpus):
+        computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
+    default("preflight", gpus > 0 and site.scheduler == "slurm")
+    if chain := _find("chain", layers).value:  # each of its jobs continues where another ran out of time
+        default("restart", Restart(time_limit=chain - 1))
+
+
+def _name_of(program: str) -> str:
+    """The name of a job that nobody named: the script's or the program's."""
+    word = program.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")[:60] or "job"
 
 
-def _launcher(job_file: JobFile | None, overrides: Overrides, site: Site, script: str | None, chooser: _Chooser) -> str:
-    """The launcher's name. The site's default is meant for Python scripts; anything else runs as it is."""
-    python = script is not None and script.endswith(".py")
-    written = job_file.launcher if job_file else None
-    if overrides.command or (overrides.script is not None and job_file is not None and job_file.script is None):
-        written = None  # the file's launcher was meant for the file's own program
-    launcher = chooser.choose(
-        "launcher", overrides.launcher, written, "launcher", site=site if python else None, default="none"
-    )
-    if launcher not in LAUNCHERS:
-        error = unknown("launcher", launcher, LAUNCHERS)
-        place = chooser.origins["launcher"].place
-        raise RunnerError(f"{place}: {error.what}" if place else error.what, error.why, error.fix)
-    return launcher
+def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
+    """Warnings about values that fell back to a default."""
+    if site.scheduler != "slurm":
+        return ()
+    notes = []
+    if found["gpus_per_node"].origin is DEFAULT:
+        notes.append(f"requesting no GPUs: neither the job nor site {site.name} sets gpus_per_node (--gpus-per-node N)")
+    known = site.cpus_per_node or site.cpus_per_gpu
+    if found["cpus_per_task"].origin is DEFAULT and found["gpus_per_node"].value > 0 and not known:
+        notes.append(
+            f"requesting 1 CPU per process: site {site.name} does not set cpus_per_node"
+            f" (--cpus-per-task N, or once: runner init --site {site.name})"
+        )
+    return tuple(notes)
 
 
 def _cpus(site: Site, gpus: int) -> int:
@@ -174,60 +156,13 @@ def _cpus(site: Site, gpus: int) -> int:
     return site.cpus_per_node or 0
 
 
-def _memory(site: Site, gpus: int, chooser: _Chooser) -> str | None:
+def _memory(site: Site, gpus: int) -> str | None:
     """The memory to ask for where the site ties it to the GPUs."""
     found = re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")
-    if not found or not gpus:
-        return None
-    chooser.origins["memory"] = site.origins.get("memory_per_gpu", Origin(f"site {site.name}"))
-    return f"{int(found[1]) * gpus}{found[2]}"
+    return f"{int(found[1]) * gpus}{found[2]}" if found and gpus else None
 
 
-def _resources_of(
-    job_file: JobFile | None, overrides: Overrides, site: Site, launcher: str, chooser: _Chooser
-) -> Resources:
-    written = job_file.resources if job_file else {}
-
-    def number(key: str, default: int, of_site: Site | None = None, place: str = "") -> int:
-        value = written.get(place or key)
-        given: int | None = getattr(overrides, key)
-        found = int(value) if value is not None else None
-        return chooser.choose(key, given, found, "resources", place or key, site=of_site, default=default)
-
-    def word(key: str) -> str | None:
-        value = written.get(key)
-        given: str | None = getattr(overrides, key)
-        found = str(value) if value is not None else None
-        return chooser.choose(key, given, found, "resources", key, site=site, default=None)
-
-    gpus = number("gpus_per_node", 0, site)
-    # a job that is to run with and without GPUs says only for the latter how many processes it wants
-    without_gpus = gpus == 0 and "tasks_per_node" not in written and "cpu_tasks_per_node" in written
-    tasks = number(
-        "tasks_per_node",
-        1 if launcher == "none" else max(1, gpus),
-        place="cpu_tasks_per_node" if without_gpus else "",
-    )
-    cpus = _cpus(site, gpus) // max(1, tasks)
-    limit = overrides.time and time_limit_minutes(overrides.time, "--time")
-    minutes = written.get("time_minutes")
-    return Resources(
-        nodes=number("nodes", 1),
-        gpus_per_node=gpus,
-        tasks_per_node=tasks,
-        cpus_per_task=number("cpus_per_task", max(1, cpus)),
-        memory=word("memory") or _memory(site, gpus, chooser),
-        time_minutes=chooser.choose(
-            "time_minutes", limit or None, int(minutes) if minutes else None, "resources", "time",
-            site=site, default=None,
-        ),
-        partition=word("partition"),
-        account=word("account"),
-    )  # fmt: skip
-
-
-KEY = "checkpoint_seconds"
-"""of an entry of metrics.jsonl: how long that save took"""
+_SAVE_KEY = "checkpoint_seconds"  # of an entry of metrics.jsonl: how long that save took
 _RUNS = 10  # the newest of the job; older ones may have had another model
 _TAIL_BYTES = 1 << 20
 _FACTOR, _EXTRA_SECONDS = 2, 30  # a file system has bad hours; the step that is under way ends first
@@ -243,7 +178,7 @@ def with_measured(job: Job, runs: Path) -> Job:
     if not run or needed <= job.save_seconds:
         return job
     origin = Origin(f"measured: a save of {run} took {seconds:.0f} s")
-    note = f"the job is told to save {needed} s before its limit, not {job.save_seconds}: it took {run} {seconds:.0f} s"
+    note = f"the job saves {needed} s before its limit, not {job.save_seconds} s: a save of {run} took {seconds:.0f} s"
     return replace(job, save_seconds=needed, origins={**job.origins, "save_seconds": origin}, notes=(*job.notes, note))
 
 
@@ -252,7 +187,7 @@ def _measured(name: str, runs: Path) -> Iterator[tuple[float, str]]:
     folders = [path for path in runs.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
     folders.sort(key=lambda path: int(path.name[len(name) + 1 :]))
     for folder in folders[-_RUNS:]:
-        taken = [entry.get(KEY) for entry in newest_records(folder / "metrics.jsonl", _TAIL_BYTES)]
+        taken = [entry.get(_SAVE_KEY) for entry in newest_records(folder / "metrics.jsonl", _TAIL_BYTES)]
         longest = max((float(each) for each in taken if isinstance(each, int | float)), default=0.0)
         if longest > 0:
             yield longest, folder.name

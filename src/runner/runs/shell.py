@@ -25,9 +25,9 @@ from runner.machine.report import Report
 from runner.project import Project, is_shared_place
 from runner.runs import checks
 from runner.runs.hub import shared_cache
-from runner.runs.job import Overrides
+from runner.runs.job import Layer, command_line
 from runner.runs.launch import EDF, MakeImage, find_environment
-from runner.runs.resolve import make_job
+from runner.runs.resolve import resolve
 from runner.runs.run import RECORD, Run, find_run
 from runner.runs.schedulers import slurm
 from runner.runs.secrets import refuse_in
@@ -49,7 +49,8 @@ class ShellRequest:
     """empty: a prompt"""
     site: str | None = None
     engine: str | None = None
-    overrides: Overrides = field(default_factory=Overrides)
+    given: Layer = field(default_factory=dict)
+    """resources and flags of the command line"""
     terminal: bool = False
     """whether stdin and stdout are a terminal"""
     without_scheduler: bool = False
@@ -211,8 +212,8 @@ def _srun(
     place: _Place, attachment: Attachment, command: tuple[str, ...], request: ShellRequest, variables: Mapping[str, str]
 ) -> tuple[str, ...]:
     process.need(("srun",))
-    overrides = replace(request.overrides, command=command, tasks_per_node=1)
-    job = make_job(None, overrides, place.environment, place.site)
+    given = {**request.given, **command_line({"command": command, "tasks_per_node": 1})}
+    job = resolve((given,), place.environment, place.site)
     live = replace(
         attachment,
         flags=tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags),
@@ -221,7 +222,7 @@ def _srun(
     argv = slurm.shell(
         live, command, place.job_id or None, pty=request.terminal, resources=job.resources, site=place.site
     )
-    return (argv[0], *place.site.srun, *request.overrides.srun, *argv[1:])
+    return (argv[0], *place.site.srun, *job.srun, *argv[1:])
 
 
 def prompt(terminal: bool) -> tuple[str, ...]:
