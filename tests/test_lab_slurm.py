@@ -118,3 +118,27 @@ def test_a_lab_that_cannot_start_says_why_and_leaves_nothing() -> None:
     with pytest.raises(LabError, match="NoSuchParameter"):
         lab.start()
     assert not lab.folder.exists() and not processes.marked(lab.folder)
+
+
+def test_by_hand_it_prints_what_a_shell_needs_and_three_commands_to_try(tmp_path: Path) -> None:
+    """`runner` of this Python, the lab's Slurm, and the images of the demo."""
+    environ = {**os.environ, "RUNNER_IMAGES": "", "XDG_DATA_HOME": str(tmp_path)}
+    lab = subprocess.Popen(
+        (sys.executable, "-m", "tests.lab", "run"),
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert lab.stdout and lab.stderr
+        exports = "".join(lab.stdout.readline() for _ in range(3))
+        commands = [line for line in (lab.stderr.readline() for _ in range(5)) if line.startswith("  runner ")]
+        shell = f"{exports}sinfo --noheader -o %P; echo $RUNNER_IMAGES; command -v runner"
+        shown = subprocess.run(("sh", "-euc", shell), capture_output=True, text=True, check=True).stdout.split()
+    finally:
+        lab.send_signal(signal.SIGINT)
+        lab.communicate(timeout=60)
+    assert len(commands) == 3
+    assert shown[:2] == ["normal*", "debug"]
+    assert shown[2:] == [f"{tmp_path}/runner/images", str(Path(sys.executable).parent / "runner")]

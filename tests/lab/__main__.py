@@ -7,6 +7,7 @@ down      end it
 """
 
 import argparse
+import os
 import shlex
 import shutil
 import signal
@@ -16,6 +17,13 @@ from pathlib import Path
 from tests.lab import processes
 from tests.lab.plugins import cache_folder
 from tests.lab.slurm import SlurmLab
+
+USE = """\
+Paste these lines into another shell, in this folder; Ctrl-C here ends the lab.
+Then try, with the image that ./nox -s demo makes:
+  runner launch --env cpu --script hello --nodes 2 --wait
+  runner status
+  runner logs last"""
 
 
 def _note() -> Path:
@@ -31,8 +39,13 @@ def _running() -> SlurmLab | None:
 
 
 def _print_exports(lab: SlurmLab) -> None:
-    for name in ("SLURM_CONF", "PATH"):
-        print(f"export {name}={shlex.quote(lab.environ[name])}")
+    """What a shell needs: the lab's Slurm, `runner` beside this Python, and the images of the demo."""
+    from runner.site_files import load_site
+
+    print(f"export SLURM_CONF={shlex.quote(lab.environ['SLURM_CONF'])}")
+    print(f"export RUNNER_IMAGES={shlex.quote(str(load_site('local').images(os.environ)))}")
+    first = [str(lab.folder / "bin")] if lab.root else []
+    print(f'export PATH={shlex.quote(":".join((*first, f"{sys.prefix}/bin")))}:"$PATH"')
 
 
 def up() -> int:
@@ -47,7 +60,7 @@ def up() -> int:
 def run() -> int:
     with SlurmLab() as lab:
         _print_exports(lab)
-        print("paste these lines into another shell; Ctrl-C ends the lab", file=sys.stderr, flush=True)
+        print(USE, file=sys.stderr, flush=True)
         sys.stdout.flush()
         endings = (signal.SIGINT, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_BLOCK, endings)  # sigwait needs them blocked; the daemons have started
