@@ -35,11 +35,16 @@ def main() -> None:
 
 
 def check_torch(version: str) -> list[str]:
-    """What is wrong with torch: both what pip believes and what really imports are looked at."""
+    """What is wrong with torch: both what pip believes and what really imports are looked at.
+
+    A version without +LOCAL (+cpu, +cu130) is that of any build, as pip has it.
+    """
     import torch
 
     found = {"torch.__version__": str(torch.__version__), "pip's record of torch": metadata.version("torch")}
-    return [f"{what} is {has}, not {version}" for what, has in found.items() if has != version]
+    return [
+        f"{what} is {has}, not {version}" for what, has in found.items() if version not in (has, has.partition("+")[0])
+    ]
 
 
 def check_modules(names: list[str]) -> list[str]:

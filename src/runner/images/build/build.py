@@ -100,7 +100,7 @@ def prepare(
     engine = choose_engine(options.engine, environ)
     report.say(f"engine: {engine.name} ({engine.why})")
     for note in engine.notes:
-        report.say(note)
+        report.detail(note)
     platform = check_platform(recipe, options.platform)
     check_runnable(platform)
     log = cache_folder(environ) / "build" / f"{recipe.name}.log"
