@@ -1,0 +1,58 @@
+"""The documentation: every link leads somewhere, every page is listed, the example script does what its page says."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    text = re.sub(r"```.*?```|^    .*$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+def test_the_index_lists_every_page():
+    listed = set(re.findall(r"\]\(([\w-]+\.md)", (ROOT / "docs/README.md").read_text()))
+    assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
+def test_the_example_script_saves_when_asked_and_resumes(tmp_path):
+    text = (ROOT / "docs/your-own-training.md").read_text()
+    script = tmp_path / "train.py"
+    script.write_text(re.findall(r"```python\n(.*?)```", text, re.S)[0].replace("time.sleep(0.1)", "pass"))
+    attempt = tmp_path / "attempts/1"
+    attempt.mkdir(parents=True)
+    variables = {"RUNNER_RUN": tmp_path, "RUNNER_ATTEMPT": attempt, "RUNNER_SAVE_AND_EXIT": attempt / "save-and-exit"}
+    environ = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+
+    def start() -> subprocess.CompletedProcess[str]:
+        return subprocess.run((sys.executable, script), env=environ, capture_output=True, text=True)
+
+    (attempt / "save-and-exit").touch()
+    assert start().returncode == 75
+    (attempt / "save-and-exit").unlink()
+    again = start()
+    assert (again.returncode, again.stdout) == (0, "resuming from step-1.pt\n"), again.stderr
+    assert (tmp_path / "checkpoints/step-300.pt").exists()
+    assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 300
