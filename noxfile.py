@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import nox
@@ -80,9 +81,23 @@ def debian_packages(session: nox.Session, packages: tuple[str, ...]) -> bool:
         return False
     session.log(f"installing Debian packages: {' '.join(missing)}")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    session.run(*sudo, "apt-get", wait, "update", "-qq", external=True, env=quiet, log=False)
+    apt_update(session, sudo)
     session.run(*sudo, *command, external=True, env=quiet, silent=True, log=False)
     return True
+
+
+def apt_update(session: nox.Session, sudo: tuple[str, ...]) -> None:
+    """Fetch apt's lists; waits up to ten minutes for their lock, which DPkg::Lock::Timeout does not cover."""
+    for attempt in range(120):
+        done = subprocess.run((*sudo, "apt-get", "update", "-qq"), capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return
+        if "Could not get lock" not in done.stderr:
+            break
+        if attempt == 0:
+            session.log("another program holds apt's lock: waiting up to 10 minutes")
+        time.sleep(5)
+    session.error(f"apt-get update: {done.stderr.strip()}")
 
 
 @nox.session
