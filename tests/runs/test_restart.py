@@ -209,8 +209,8 @@ def test_the_tool_counts_the_same_gpu_hours(tmp_path: Path) -> None:
         for name, seconds in (("started", start), ("ended" if number == 1 else "alive", end)):
             (folder / name).write_text(f"started x\njob {number}7\ngpus {gpus}\n")
             os.utime(folder / name, (seconds, seconds))
-    (tmp_path / "stopped").write_text("it is over\n")
-    assert status.read_attempts(run, 11800.0) == status.Attempts(("", ""), 12.0, "it is over", "27")
+    assert status.gpu_hours(run, 11800.0) == 12.0
+    assert [attempt.job_id for attempt in run.attempts] == ["17", "27"]
 
 
 def test_jobs_that_the_script_submits_belong_to_the_run(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_an_exit_code_is_enough_when_the_queue_has_forgotten(run: Run) -> None:
 def test_attempts_are_ordered_as_numbers(run: Run) -> None:
     for number in (2, 10, 9):
         attempt(run, number)
-    assert [path.name for path in run.attempts] == ["2", "9", "10"]
+    assert [attempt.number for attempt in run.attempts] == [2, 9, 10]
 
 
 def test_a_cancelled_run_says_so_whatever_code_it_left(run: Run) -> None:

@@ -76,7 +76,7 @@ def _check_part(args: argparse.Namespace, run: Run) -> None:
         )  # fmt: skip
     if args.tail is not None and args.tail < 1:
         raise RunnerError(f"--tail {args.tail} must be 1 or more", "it is a number of lines", "--tail 20", exit_code=2)
-    known = [int(path.name) for path in run.attempts]
+    known = [each.number for each in run.attempts]
     if args.attempt is not None and args.attempt not in known:
         shown = ", ".join(map(str, known)) or "none has started"
         raise RunnerError(f"{run.name} has no attempt {args.attempt}", f"attempts: {shown}", f"runner logs {run.name}")

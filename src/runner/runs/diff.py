@@ -90,8 +90,9 @@ def side_of_run(run: Run) -> Side:
 def _inside(run: Run) -> Mapping[str, Table]:
     """What the newest attempt that got so far noted of its container (payload/inside.sh)."""
     for attempt in reversed(run.attempts):
-        with suppress(OSError, ValueError):
-            table = tomllib.loads((attempt / "inside.toml").read_text())
+        with suppress(ValueError):
+            if not (table := tomllib.loads(attempt.text("inside.toml"))):
+                continue
             return {"packages": table.pop("packages", {}), "inside": table}
     return {}
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from runner.machine.report import Report
 from runner.runs.logs import Stream, all_streams, labelled, of_attempt
-from runner.runs.run import Run, exit_code, reloaded
+from runner.runs.run import Run, reloaded
 from runner.runs.status import RunStatus, ask
 
 _LOOK_SECONDS = 0.2  # between two looks at the file
@@ -52,7 +52,8 @@ class Watch:
     def status(self) -> RunStatus | None:
         """The status when it is time to ask, else None."""
         now = time.monotonic()
-        attempts = (len(self.run.attempts), exit_code(self.run))
+        newest = self.run.newest
+        attempts = (newest.number if newest else 0, newest.exit_code if newest else None)
         if attempts != self.seen:  # an attempt has begun or ended: things move
             self.seen, self.next = attempts, now
         if now < self.next:
@@ -162,7 +163,7 @@ class Following:
         found = all_streams(self.run, self.ranks) if self.ranks else ()
         if not self.ranks:  # of earlier attempts nothing new appears
             newest = attempts[-1:] if self.searched else attempts
-            found = tuple(each for path in newest for each in of_attempt(self.run, path) if each.rank != 0)
+            found = tuple(each for attempt in newest for each in of_attempt(self.run, attempt) if each.rank != 0)
         for each in found:
             if each.path not in self.tails:
                 self.tails[each.path] = (each, Tail(each.path))

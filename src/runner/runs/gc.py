@@ -89,10 +89,10 @@ def _work_folders(runs: Sequence[Run]) -> tuple[set[Path], str]:
 
 
 def _goes_on(run: Run) -> bool:
-    if not run.attempts or (run.attempts[-1] / "exit_code").exists():
+    newest = run.newest
+    if newest is None or newest.time("exit_code") is not None:
         return False
-    newest = max((_changed(path) for path in (run.attempts[-1], *run.attempts[-1].iterdir(), run.log)), default=0.0)
-    return time.time() - newest < _QUIET_SECONDS
+    return time.time() - max(newest.newest_change, _changed(run.log)) < _QUIET_SECONDS
 
 
 def _changed(path: Path) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError
 from runner.machine import files
+from runner.runs.attempt import Attempt
 from runner.runs.run import CANCELLED, PREPARING, Run, is_cancelled, is_over
 from runner.runs.schedulers.slurm import UNFINISHED
 
@@ -116,54 +116,30 @@ def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
 
 def look(run: Run) -> Past:
     """What the folder of a run tells."""
-    folder = str(run.folder)
-    attempts = _attempts(folder)
-    newest = f"{folder}/attempts/{attempts[-1]}" if attempts else ""
-    code = _exit_code(newest) if newest else None
-    script, command = _program(f"{folder}/lock.toml")
+    attempts = run.attempts
+    newest = attempts[-1] if attempts else None
+    code = newest.exit_code if newest else None
+    script, command = _program(f"{run.folder}/lock.toml")
     state = _state(run, newest, code)
-    settled = state in ("PREPARING", "COMPLETED") or (code is not None and _is_old(newest) and is_over(run))
+    settled = state in ("PREPARING", "COMPLETED") or (
+        newest is not None and code is not None and _is_old(newest) and is_over(run)
+    )
     return Past(run, state, code, len(attempts), script, command, settled)
 
 
-def _state(run: Run, newest: str, code: int | None) -> str:
+def _state(run: Run, newest: Attempt | None, code: int | None) -> str:
     if run.state == PREPARING or not run.job_ids:
         return "PREPARING"
-    if is_cancelled(run) if run.state == CANCELLED else _cause(newest) == b"cancelled":
+    if is_cancelled(run) if run.state == CANCELLED else newest is not None and newest.cause == "cancelled":
         return "CANCELLED"  # whatever code it left: it may have saved in good order
     if code is not None:
         return "FAILED" if code else "COMPLETED"
     return "RUNNING" if newest else "PENDING"
 
 
-def _cause(attempt: str) -> bytes:
-    try:
-        return files.content(f"{attempt}/cause").strip() if attempt else b""
-    except OSError:
-        return b""
-
-
-def _is_old(attempt: str) -> bool:
-    """Whether the attempt has ended so long ago that no scheduler tells more, and no other one follows it."""
-    try:
-        return time.time() - os.stat(f"{attempt}/exit_code").st_mtime > _REMEMBERED_SECONDS  # noqa: PTH116
-    except OSError:
-        return True
-
-
-# os and files.content instead of Path: of ten thousand folders, the objects would take longer than the questions
-def _attempts(folder: str) -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(f"{folder}/attempts") if name.isdigit())  # noqa: PTH208
-    except OSError:
-        return []
-
-
-def _exit_code(attempt: str) -> int | None:
-    try:
-        return int(files.content(f"{attempt}/exit_code"))
-    except (OSError, ValueError):
-        return None
+def _is_old(attempt: Attempt) -> bool:
+    """Whether the attempt ended so long ago that no scheduler remembers more of it."""
+    return time.time() - (attempt.time("exit_code") or 0.0) > _REMEMBERED_SECONDS
 
 
 _PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import re
 import sys
 from bisect import bisect_left
 from collections import deque
@@ -12,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.runs.attempt import Attempt, begins
 from runner.runs.run import Run
 
-_ATTEMPT = re.compile(rb"^job\.sbatch: attempt (\d{1,6}) on ", re.MULTILINE)
 _PIECE_BYTES = 1 << 20
 
 
@@ -44,21 +43,10 @@ class Stream:
         return kind, self.rank or self.node or 0, str(self.path)
 
 
-def of_attempt(run: Run, attempt: Path) -> Iterator[Stream]:
-    """The files of single nodes and ranks. That of rank 0 is left out where job.log shows it.
-
-    Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py: LOG_DIR/RUN_ID/attempt_K/LOCAL_RANK/std*.log.
-    """
-    number = int(attempt.name)
-    for path in attempt.glob("rank-*.log"):
-        if (rank := _number(path.stem)) is not None:
-            yield Stream(path, number, rank)
-    for path in attempt.glob("*-node-*.log"):
-        yield Stream(path, number, node=_number(path.stem))
-    for path in attempt.glob("node-*/*/attempt_*/*/std*.log"):
-        node, local = _number(path.parents[3].name), path.parent.name
-        if node is not None and local.isdigit():
-            yield Stream(path, number, node * run.processes_per_node + int(local))
+def of_attempt(run: Run, attempt: Attempt) -> Iterator[Stream]:
+    """The files of single nodes and ranks."""
+    for log in attempt.logs(run.processes_per_node):
+        yield Stream(log.path, attempt.number, log.rank, log.node)
 
 
 def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
@@ -78,31 +66,12 @@ def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
 
 def job_log(run: Run) -> tuple[Stream, ...]:
     """job.log, cut where its attempts begin; what stands before the first belongs to it."""
-    starts = _starts(run.log)
-    cuts = [(int(number), at) for number, at in starts] or [(1, 0)]
+    cuts = begins(run.log) or [(1, 0)]
     cuts[0] = (cuts[0][0], 0)
     ends: list[int | None] = [at for _, at in cuts[1:]]
     return tuple(
         Stream(run.log, number, begin=at, end=end) for (number, at), end in zip(cuts, [*ends, None], strict=True)
     )
-
-
-def _starts(log: Path) -> list[tuple[int, int]]:
-    """(attempt, byte at which it begins)."""
-    found: list[tuple[int, int]] = []
-    try:
-        with log.open("rb") as file:
-            offset, carry = 0, b""
-            while data := file.read(_PIECE_BYTES):
-                piece = carry + data
-                cut = max(piece.rfind(b"\n") + 1, len(piece) - 4096)
-                for mark in _ATTEMPT.finditer(piece, 0, cut):
-                    found.append((int(mark[1]), offset - len(carry) + mark.start()))
-                offset += len(data)
-                carry = piece[cut:]
-    except OSError:
-        return []
-    return found
 
 
 def check_ranks(run: Run, ranks: Iterable[int]) -> None:
@@ -133,12 +102,6 @@ def parse_ranks(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _number(stem: str) -> int | None:
-    found = re.search(r"(\d{1,6})$", stem)
-    return int(found[1]) if found else None
-
-
-TIMES = "log-times"
 _TAIL_BYTES = 1 << 16
 
 
@@ -158,12 +121,13 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
     streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
     if tail is not None:
         streams = [replace(each, begin=_begin(each, tail)) for each in streams]
+    attempts = {each.number: each for each in run.attempts}
     alone = len({(each.rank, each.node) for each in streams}) == 1
     for number in sorted({each.attempt for each in streams}):
         mine = [each for each in streams if each.attempt == number]
         if ranks and len(run.attempts) > 1:
             yield f"--- attempt {number} ---\n".encode()
-        times = read_times(run.folder / "attempts" / str(number) / TIMES)
+        times = read_times(attempts[number].log_times) if number in attempts else {}
         pieces = [_timed(each, times.get(_name(each, run), ())) for each in mine]
         for _, _, stream, data in heapq.merge(*pieces, key=lambda piece: piece[:2]):
             yield data if alone else labelled(stream.label, data)
@@ -171,8 +135,8 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
 
 def without_times(run: Run) -> tuple[int, ...]:
     """The attempts whose files cannot be merged by time: nobody has written down when they grew."""
-    several = {each.attempt for each in all_streams(run) if each.rank is not None}
-    return tuple(sorted(n for n in several if not (run.folder / "attempts" / str(n) / TIMES).is_file()))
+    unmerged = [each for each in run.attempts if not each.log_times.is_file()]
+    return tuple(each.number for each in unmerged if any(log.rank for log in each.logs(run.processes_per_node)))
 
 
 def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:

@@ -1,12 +1,13 @@
 """A run: our name for one launch, however many jobs of a scheduler its attempts take; a folder with a record.
 
 The folder is `<runs>/<job>-NNNN`; its record `run.json` says what became of the launch itself
-(`preparing`, `submitted`, `cancelled`). What the job does is asked elsewhere (state/status.py).
+(`preparing`, `submitted`, `cancelled`). What the job does now: status.py; its attempts: attempt.py.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from runner.errors import RunnerError, unknown
 from runner.machine import files
+from runner.runs.attempt import Attempt
 from runner.runs.secrets import write_record
 
 RECORD = "run.json"
@@ -87,13 +89,36 @@ class Run:
         return self.folder / "code"
 
     @property
-    def attempts(self) -> tuple[Path, ...]:
-        """The attempts' folders, oldest first."""
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Oldest first."""
         folder = self.folder / "attempts"
-        if not folder.is_dir():
+        try:
+            numbers = [name for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 (history: 10,000 runs)
+        except OSError:
             return ()
-        found = [path for path in folder.iterdir() if path.name.isdigit()]
-        return tuple(sorted(found, key=lambda path: int(path.name)))
+        return tuple(Attempt(folder / name) for name in sorted(numbers, key=int))
+
+    @property
+    def newest(self) -> Attempt | None:
+        """The newest attempt; None before the first."""
+        return next(reversed(self.attempts), None)
+
+    @property
+    def stopped(self) -> str:
+        """Why no further attempt follows; empty where one may, or where the batch script starts none by itself."""
+        return self.text(STOPPED)
+
+    @property
+    def cancel_reason(self) -> str:
+        """Who cancelled it; empty where nobody did."""
+        return self.text(STOP)
+
+    def text(self, name: str) -> str:
+        """What a file of the folder says; empty where there is none."""
+        try:
+            return files.content(f"{self.folder}/{name}").decode(errors="replace").strip()
+        except OSError:
+            return ""
 
 
 _WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
@@ -140,36 +165,11 @@ def reloaded(run: Run) -> Run:
 def with_newest_job(run: Run) -> Run:
     """The run with the job of its newest attempt, which somebody may have submitted by hand in the run folder."""
     attempts = run.attempts
-    job = job_of(attempts[-1]) if attempts and run.job_ids else ""
+    job = attempts[-1].job_id if attempts and run.job_ids else ""
     # a task of an array is 123_4 to us, and has a number of its own for its attempts
-    if not job or job in run.job_ids or (run.sweep and job == job_of(attempts[0])):
+    if not job or job in run.job_ids or (run.sweep and job == attempts[0].job_id):
         return run
     return replace(run, job_ids=(*run.job_ids, job))
-
-
-def job_of(attempt: Path) -> str:
-    """The job id of an attempt; empty where its folder does not say."""
-    try:
-        lines = files.content(f"{attempt}/started").decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    return next((line[4:] for line in lines if line.startswith("job ")), "")
-
-
-def exit_code(run: Run) -> int | None:
-    """The exit code that the newest attempt wrote; None while it runs, or when it was killed."""
-    try:
-        return int(files.content(f"{run.attempts[-1]}/exit_code"))
-    except (OSError, IndexError, ValueError):
-        return None
-
-
-def cause(run: Run) -> str:
-    """Why the newest attempt has ended, in the word of payload/restart.sh; empty where it has not."""
-    try:
-        return files.content(f"{run.attempts[-1]}/cause").decode(errors="replace").strip()
-    except (OSError, IndexError):
-        return ""
 
 
 def is_cancelled(run: Run) -> bool:
@@ -177,19 +177,23 @@ def is_cancelled(run: Run) -> bool:
 
     After that it may have been submitted again by hand: an attempt that began later and ended by itself counts.
     """
+    newest = run.newest
     if run.state != CANCELLED:
-        return cause(run) == "cancelled"
-    try:
-        later = (run.attempts[-1] / "started").stat().st_mtime > (run.folder / STOP).stat().st_mtime
-    except (OSError, IndexError):
+        return newest is not None and newest.cause == "cancelled"
+    if newest is None:
         return True
-    return not later or exit_code(run) is None or cause(run) == "cancelled"
+    try:
+        later = (newest.started or 0.0) > (run.folder / STOP).stat().st_mtime
+    except OSError:
+        return True
+    return not later or newest.exit_code is None or newest.cause == "cancelled"
 
 
 def is_over(run: Run) -> bool:
-    """Whether the newest attempt has ended and no other one follows, as far as the run folder tells."""
-    code = exit_code(run)
-    if code is None or cause(run) in ("requeued", "preemption"):
+    """Whether the newest attempt has ended and no other one follows, as far as the run folder shows."""
+    newest = run.newest
+    code = newest.exit_code if newest else None
+    if newest is None or code is None or newest.cause in ("requeued", "preemption"):
         return code == 0
     return code == 0 or not run.restarts or (run.folder / STOPPED).exists()
 

@@ -199,9 +199,9 @@ def _like_a_task(place: _Place) -> tuple[str, ...]:
     """Words in front of a command that put it where a task of the run stands, with its newest attempt's variables."""
     if place.run is None:
         return ()
-    variables = place.run.attempts[-1] / "environment.sh" if place.run.attempts else None
+    variables = place.run.newest.environment if place.run.newest else None
     steps = []
-    if variables is not None and variables.is_file():
+    if variables is not None:
         steps.append(f". {shlex.quote(str(variables))}")
     if place.environment.workdir is None:
         steps.append(f"cd {shlex.quote(str(place.run.code))}")

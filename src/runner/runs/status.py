@@ -18,14 +18,10 @@ from runner.runs import metrics
 from runner.runs.metrics import Progress
 from runner.runs.run import (
     PREPARING,
-    STOP,
-    STOPPED,
     WAITS,
     Run,
-    exit_code,
     is_cancelled,
     is_over,
-    job_of,
     reloaded,
     with_newest_job,
 )
@@ -91,18 +87,17 @@ def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
 
 
 def _with_folder(status: RunStatus) -> RunStatus:
-    """The status with what the run folder tells beside it."""
-    attempts = status.run.attempts
-    number = int(attempts[-1].name) if attempts else 0
-    told = read_attempts(status.run, time.time())
-    over = told.stopped if not status.active and status.state not in ("COMPLETED", "CANCELLED") else ""
+    """The status, completed with what the run folder shows."""
+    run = status.run
+    attempts = run.attempts
+    over = run.stopped if not status.active and status.state not in ("COMPLETED", "CANCELLED") else ""
     return replace(
         status,
-        attempt=number,
-        progress=metrics.read_progress(status.run.folder / "metrics.jsonl"),
+        attempt=attempts[-1].number if attempts else 0,
+        progress=metrics.read_progress(run.folder / "metrics.jsonl"),
         reason=over or status.reason,
-        causes=told.causes,
-        gpu_hours=told.gpu_hours,
+        causes=tuple(attempt.cause for attempt in attempts),
+        gpu_hours=gpu_hours(run, time.time()),
     )
 
 
@@ -120,7 +115,7 @@ def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
 
 
 def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus:
-    code = exit_code(run)
+    code = run.newest.exit_code if run.newest else None
     if run.state == PREPARING or not run.job_id:
         return RunStatus(run, "PREPARING", "its launch was broken off before it was submitted")
     if run.scheduler == "local":
@@ -134,7 +129,7 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
         state = _end_state(run, code) if leaving and code is not None else known.state
         if state not in ACTIVE and state != "COMPLETED" and is_cancelled(run):
             state = "CANCELLED"
-        reason = _cancel_reason(run) if state == "CANCELLED" else known.reason
+        reason = run.cancel_reason if state == "CANCELLED" else known.reason
         ended = known.exit_code if known.exit_code is not None else code
         return RunStatus(
             run, state, reason, ended, known.nodes, known.elapsed, known.time_left if state in ACTIVE else "",
@@ -143,7 +138,7 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     if code is not None:
         return _ended(run, code, trouble)
     if is_cancelled(run):
-        return RunStatus(run, "CANCELLED", _cancel_reason(run))
+        return RunStatus(run, "CANCELLED", run.cancel_reason)
     if trouble:
         return RunStatus(run, "UNKNOWN", trouble)
     if run.after and not run.attempts:
@@ -153,11 +148,7 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
 
 def _is_of(job_id: str, run: Run) -> bool:
     """Whether the newest attempt is that of this job; the attempts of an array's task name its other number."""
-    return bool(run.attempts) and ("_" in job_id or job_of(run.attempts[-1]) == job_id)
-
-
-def _cancel_reason(run: Run) -> str:
-    return _text(run.folder / STOP)
+    return bool(run.attempts) and ("_" in job_id or run.attempts[-1].job_id == job_id)
 
 
 def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
@@ -165,27 +156,27 @@ def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[st
     if len(run.job_ids) == 1:
         return run.job_id
     running = [job_id for job_id in live if queue[job_id].state != "PENDING"]
-    began = [job_id for job_id in (job_of(run.attempts[-1]) if run.attempts else "",) if job_id in queue]
+    began = [job_id for job_id in (run.newest.job_id if run.newest else "",) if job_id in queue]
     known = [job_id for job_id in reversed(run.job_ids) if job_id in queue and not run.attempts]
     return (*running, *live, *began, *known, run.job_id)[0]
 
 
 def _local(run: Run) -> RunStatus:
     alive = is_alive(run)
-    code = exit_code(run)  # after the look at the process, which may just have ended
+    code = run.newest.exit_code if run.newest else None  # after the look at the process, which may just have ended
     if code is not None and is_over(run) and (not alive or leads(run)):
         return _ended(run, code)
     if code is None and run.host not in ("", platform.node()):
         return RunStatus(run, "UNKNOWN", f"it runs without a scheduler on {run.host}: ask there", nodes=run.host)
-    if alive and not run.attempts and (waits := _text(run.folder / WAITS)):
+    if alive and not run.attempts and (waits := run.text(WAITS)):
         return RunStatus(run, "PENDING", f"waits for {waits}", nodes=run.host)
     if alive:
         return RunStatus(run, "RUNNING", nodes=run.host, elapsed=_elapsed(run))
     if code is not None:
         return _ended(run, code)
     if is_cancelled(run):
-        return RunStatus(run, "CANCELLED", _cancel_reason(run), nodes=run.host)
-    if why := _text(run.folder / "not-started"):
+        return RunStatus(run, "CANCELLED", run.cancel_reason, nodes=run.host)
+    if why := run.text("not-started"):
         return RunStatus(run, "CANCELLED", f"not started: {why}", nodes=run.host)
     return RunStatus(run, "LOST", "its processes are gone and it wrote no exit code (killed?)", nodes=run.host)
 
@@ -224,7 +215,7 @@ def local_pid(run: Run) -> int:
 def _ended(run: Run, code: int, trouble: str = "") -> RunStatus:
     state = _end_state(run, code)
     reason = "it asks to be continued" if code == CONTINUE else trouble
-    return RunStatus(run, state, _cancel_reason(run) if state == "CANCELLED" else reason, code, run.host, _elapsed(run))
+    return RunStatus(run, state, run.cancel_reason if state == "CANCELLED" else reason, code, run.host, _elapsed(run))
 
 
 def _end_state(run: Run, code: int) -> str:
@@ -234,82 +225,31 @@ def _end_state(run: Run, code: int) -> str:
 
 def _elapsed(run: Run) -> str:
     """How long the newest attempt has run, or ran, as squeue writes it."""
-    if not run.attempts:
+    newest = run.newest
+    if newest is None or newest.started is None:
         return ""
-    started, ended = _time(run.attempts[-1] / "started"), _time(run.attempts[-1] / "ended")
-    if started is None:
-        return ""
-    seconds = int((ended or time.time()) - started)
+    seconds = int((newest.ended or time.time()) - newest.started)
     days, rest = divmod(max(seconds, 0), 86400)
     hours, minutes = rest // 3600, rest // 60 % 60
     shown = f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"
     return f"{days}-{shown}" if days else shown
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+def gpu_hours(run: Run, now: float) -> float | None:
+    """The GPU hours of all attempts until `now`, Unix seconds; None where the run has no GPUs.
 
-
-def _time(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
-
-
-_SIGNS_OF_LIFE = ("ended", "cause", "alive", "first_failure")  # payload/restart.sh counts the same
-
-
-@dataclass(frozen=True)
-class Attempts:
-    """The attempts of a run, as their folders tell them."""
-
-    causes: tuple[str, ...] = ()
-    """of each attempt, oldest first; empty text where it has not ended, or was killed"""
-    gpu_hours: float | None = None
-    """of all attempts so far; None where the run has no GPUs"""
-    stopped: str = ""
-    """why no attempt follows; empty where one may, or where nothing is started anew anyway"""
-    job_id: str = ""
-    """of the newest attempt"""
-
-
-def read_attempts(run: Run, now: float) -> Attempts:
-    """What the run folder tells at `now`, Unix seconds; the newest attempt runs until then when it has left no end."""
-    folders = run.attempts
+    A killed attempt leaves no end: its last sign of life counts, and for the newest one, which may run, `now`.
+    """
     seconds = 0.0
     gpus_seen = False
-    for folder in folders:
-        started = _time_in(folder / "started")
-        gpus = int(_line(folder / "started", "gpus") or 0)
-        if started is None or not gpus:
+    attempts = run.attempts
+    for attempt in attempts:
+        if attempt.started is None or not attempt.gpus:
             continue
         gpus_seen = True
-        ended = _time_in(folder / "ended")
-        last = max((time for name in _SIGNS_OF_LIFE if (time := _time_in(folder / name))), default=started)
-        seconds += gpus * max(0.0, (now if folder == folders[-1] and ended is None else last) - started)
-    return Attempts(
-        tuple(_text(folder / "cause") for folder in folders),
-        round(seconds / 3600, 3) if gpus_seen else None,
-        _text(run.folder / STOPPED),
-        job_of(folders[-1]) if folders else "",
-    )
-
-
-def _line(path: Path, key: str) -> str:
-    """The rest of the line of a file that begins with a key."""
-    lines = (line.partition(" ") for line in _text(path).splitlines())
-    return next((value for name, _, value in lines if name == key), "")
-
-
-def _time_in(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
+        last = now if attempt == attempts[-1] and attempt.ended is None else attempt.last_sign
+        seconds += attempt.gpus * max(0.0, (last or now) - attempt.started)
+    return round(seconds / 3600, 3) if gpus_seen else None
 
 
 SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two questions; the pause grows while nothing changes

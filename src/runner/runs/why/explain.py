@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.runs import status
+from runner.runs.attempt import begins
 from runner.runs.metrics import Pace, pace
 from runner.runs.run import Run
 from runner.runs.why import cause as causes
@@ -173,11 +174,10 @@ def _from_logs(answer: Answer, first: Evidence | None, verdict: Verdict, reading
 
 def _first_failure(answer: Answer, run: Run) -> Answer:
     """The rank that the run folder recorded as the first to fail, where the evidence names none."""
-    noted = first_failure(run)
+    noted = run.newest.first_failure if run.newest else None
     if noted is None or answer.cause is None or answer.rank is not None:
         return answer
-    _, rank, node = noted
-    return replace(answer, rank=rank, node=answer.node or f"node {node}")
+    return replace(answer, rank=noted.rank, node=answer.node or f"node {noted.node}")
 
 
 def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
@@ -186,9 +186,9 @@ def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
     cause: Cause | None = causes.by_word(EXIT, str(code)) if code else None
     if cause is None or (answer.cause is not None and cause.code not in answer.cause.yields):
         return answer
-    noted = first_failure(run)
-    place = str(run.attempts[-1] / "exit_code") if run.attempts else "Slurm"
-    rank = noted[1] if noted else None
+    newest = run.newest
+    place = str(newest.folder / "exit_code") if newest else "Slurm"
+    rank = newest.first_failure.rank if newest and newest.first_failure else None
     return replace(answer, cause=cause, evidence=place, line=f"exit code {code}", first=None, rank=rank)
 
 
@@ -202,63 +202,20 @@ def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> A
     return replace(answer, notes=tuple(notes))
 
 
-_ATTEMPT = re.compile(rb"^job\.sbatch: attempt (\d{1,6}) on ", re.MULTILINE)
-_PIECE_BYTES = 1 << 20
-
-
 def sources(run: Run) -> tuple[Source, ...]:
     """What there is to read, job.log first."""
-    found = [Source(run.log, _begin(run.log, len(run.attempts)))] if run.log.is_file() else []
-    if run.attempts:
-        attempt = run.attempts[-1]
-        found += [Source(path, rank=_number(path.stem)) for path in sorted(attempt.glob("rank-*.log"))]
-        found += [Source(path) for path in sorted(attempt.glob("setup-node-*.log"))]
-        found += [
-            Source(path, rank=_torchrun_rank(path, run))
-            for path in sorted(attempt.glob("node-*/*/attempt_*/*/std*.log"))
-        ]
+    newest = run.newest
+    found = [Source(run.log, _begin(run))] if run.log.is_file() else []
+    logs = newest.logs(run.processes_per_node) if newest else ()
+    # what the preflight of a node says is in job.log too
+    found += [Source(log.path, rank=log.rank) for log in logs if not log.path.name.startswith("preflight-")]
     return tuple(each for each in found if each.path.stat().st_size)
 
 
-def _begin(log: Path, attempts: int) -> int:
+def _begin(run: Run) -> int:
     """The byte where the newest attempt begins in the one appended file; 0 for the only one."""
-    if attempts < 2:
-        return 0
-    begin = 0
-    with log.open("rb") as file:
-        offset, carry = 0, b""
-        while data := file.read(_PIECE_BYTES):
-            piece = carry + data
-            for found in _ATTEMPT.finditer(piece):
-                begin = offset - len(carry) + found.start()
-            cut = piece.rfind(b"\n") + 1
-            offset += len(data)
-            carry = piece[cut:][-4096:]
-    return begin
-
-
-def _number(stem: str) -> int | None:
-    found = re.search(r"(\d{1,6})$", stem)
-    return int(found[1]) if found else None
-
-
-def _torchrun_rank(path: Path, run: Run) -> int | None:
-    """The rank in attempts/N/node-NODE/ID/attempt_K/LOCAL/stderr.log."""
-    node, local = _number(path.parents[3].name), _number(path.parent.name)
-    return None if node is None or local is None else node * run.processes_per_node + local
-
-
-def first_failure(run: Run) -> tuple[int, int, str] | None:
-    """(exit code, rank, node) of the task that said first that it failed."""
-    if not run.attempts:
-        return None
-    try:
-        words = (run.attempts[-1] / "first_failure").read_text(errors="replace").split()
-    except OSError:
-        return None
-    if len(words) < 5 or not (words[0].isdigit() and words[2].isdigit()):
-        return None
-    return int(words[0]), int(words[2]), words[4]
+    marks = begins(run.log) if len(run.attempts) > 1 else []
+    return marks[-1][1] if marks else 0
 
 
 _SAME_STORY_LINES = 60  # a library often says the reason some lines before or after the exception

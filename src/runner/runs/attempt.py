@@ -1,0 +1,169 @@
+"""An attempt: one start of a run; the one reader of RUN/attempts/N/, which the batch script (payload/) writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.machine import files
+
+_SIGNS_OF_LIFE = ("ended", "cause", "alive", "first_failure")  # payload/restart.sh counts the same
+_MARK = b"job.sbatch: attempt "
+_BEGIN = re.compile(rb"job\.sbatch: attempt (\d{1,6}) on ")
+_PIECE_BYTES = 1 << 20
+_OVERLAP_BYTES = 64  # of two pieces: more than _BEGIN matches
+
+
+class FirstFailure(NamedTuple):
+    """The task that reported first that it failed."""
+
+    exit_code: int
+    rank: int
+    node: str
+    """its number in the job"""
+
+
+class Log(NamedTuple):
+    """A file that a rank, or a node before its ranks start, prints into."""
+
+    path: Path
+    rank: int | None
+    """None: a node's"""
+    node: int | None
+    """None: a rank's"""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """`RUN/attempts/N`. Every part is None or empty where the folder does not have it (yet)."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    def time(self, name: str) -> float | None:
+        """When a file of the folder was last changed, Unix seconds."""
+        try:
+            return os.stat(f"{self.folder}/{name}").st_mtime  # noqa: PTH116 (history reads 10,000 of these)
+        except OSError:
+            return None
+
+    def text(self, name: str) -> str:
+        """What a file of the folder says."""
+        try:
+            return files.content(f"{self.folder}/{name}").decode(errors="replace").strip()
+        except OSError:
+            return ""
+
+    @property
+    def started(self) -> float | None:
+        return self.time("started")
+
+    @property
+    def ended(self) -> float | None:
+        return self.time("ended")
+
+    @property
+    def last_sign(self) -> float | None:
+        """When it last showed that it lives; of a killed attempt this is its end."""
+        signs = [seen for name in _SIGNS_OF_LIFE if (seen := self.time(name)) is not None]
+        return max(signs, default=self.started)
+
+    @property
+    def newest_change(self) -> float:
+        """When anything in the folder was last changed."""
+        names = os.listdir(self.folder) if self.folder.is_dir() else ()  # noqa: PTH208
+        return max((self.time(name) or 0.0 for name in (".", *names)), default=0.0)
+
+    @property
+    def job_id(self) -> str:
+        return self._start("job")
+
+    @property
+    def gpus(self) -> int:
+        """In all."""
+        found = self._start("gpus")
+        return int(found) if found.isdigit() else 0
+
+    def _start(self, key: str) -> str:
+        """The value of a line `KEY VALUE` of the file `started`."""
+        lines = (line.partition(" ") for line in self.text("started").splitlines())
+        return next((value for name, _, value in lines if name == key), "")
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs, or when it was killed."""
+        try:
+            return int(self.text("exit_code"))
+        except ValueError:
+            return None
+
+    @property
+    def cause(self) -> str:
+        """Why it has ended, in the word of payload/restart.sh."""
+        return self.text("cause")
+
+    @property
+    def first_failure(self) -> FirstFailure | None:
+        words = self.text("first_failure").split()
+        if len(words) < 5 or not (words[0].isdigit() and words[2].isdigit()):
+            return None
+        return FirstFailure(int(words[0]), int(words[2]), words[4])
+
+    @property
+    def environment(self) -> Path | None:
+        """The shell file with the variables of its tasks."""
+        path = self.folder / "environment.sh"
+        return path if path.is_file() else None
+
+    @property
+    def log_times(self) -> Path:
+        """When the logs grew (payload/log_times.sh)."""
+        return self.folder / "log-times"
+
+    def logs(self, processes_per_node: int) -> Iterator[Log]:
+        """The files of single nodes and ranks.
+
+        torchrun writes LOG_DIR/RUN_ID/attempt_K/LOCAL_RANK/std*.log.
+        Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py
+        """
+        for path in sorted(self.folder.glob("rank-*.log")):
+            if (rank := _last_number(path.stem)) is not None:
+                yield Log(path, rank, None)
+        for path in sorted(self.folder.glob("*-node-*.log")):
+            yield Log(path, None, _last_number(path.stem))
+        for path in sorted(self.folder.glob("node-*/*/attempt_*/*/std*.log")):
+            node, local = _last_number(path.parents[3].name), path.parent.name
+            if node is not None and local.isdigit():
+                yield Log(path, node * processes_per_node + int(local), None)
+
+
+def _last_number(stem: str) -> int | None:
+    found = re.search(r"(\d{1,6})$", stem)
+    return int(found[1]) if found else None
+
+
+def begins(log: Path) -> list[tuple[int, int]]:
+    """(number, byte where it begins) of each attempt in a run's one appended job.log; empty where it cannot be read."""
+    found: list[tuple[int, int]] = []
+    try:
+        with log.open("rb") as file:
+            end, piece = 0, b""
+            while data := file.read(_PIECE_BYTES):
+                piece = piece[-_OVERLAP_BYTES:] + data
+                end += len(data)
+                at = -1
+                while (at := piece.find(_MARK, at + 1)) >= 0:
+                    begin, mark = end - len(piece) + at, _BEGIN.match(piece, at)
+                    is_new = not found or begin > found[-1][1]
+                    if mark and is_new and (begin == 0 or piece[at - 1 : at] == b"\n"):
+                        found.append((int(mark[1]), begin))
+    except OSError:
+        return []
+    return found
