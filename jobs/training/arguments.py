@@ -94,11 +94,17 @@ def choose_attention(settings: Settings) -> None:
     import torch
 
     several = not (settings.get("packing") and settings.get("packing_strategy") == "wrapped")
-    half = settings.get("bf16") or settings.get("fp16")
-    if not (several and half and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)):
-        return
-    if settings.get("attn_implementation") is None and importlib.util.find_spec("flash_attn"):
+    half, cuda = settings.get("bf16") or settings.get("fp16"), torch.cuda.is_available()
+    wanted = several and half and settings.get("attn_implementation") is None and importlib.util.find_spec("flash_attn")
+    if wanted and cuda and torch.cuda.get_device_capability() >= (8, 0):
         settings.default({"attn_implementation": "flash_attention_2"}, "script: flash_attn is installed")
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+    if several and settings.get("packing") and old and "flash" not in str(settings.get("attn_implementation")):
+        raise JobError(
+            f"--packing_strategy {settings['packing_strategy']} with torch {torch.__version__}",
+            "before torch 2.6, documents in one row would see each other without flash-attention",
+            "--packing_strategy wrapped, or --attn_implementation flash_attention_2 on a GPU",
+        )
 
 
 def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:

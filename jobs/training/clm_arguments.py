@@ -75,7 +75,9 @@ class DataArguments:
 class OverwriteArgument:
     """Removed from TrainingArguments by transformers 5, but still in people's scripts."""
 
-    overwrite_output_dir: bool = described("Start anew despite checkpoints; a later attempt resumes.", False)
+    overwrite_output_dir: bool = described(
+        "Start from the beginning despite checkpoints; a later attempt resumes.", False
+    )
 
 
 def types() -> tuple[type, ...]:
@@ -109,10 +111,10 @@ def _choose_work(settings: Settings, job: Job) -> None:
         settings.default({"do_eval": True}, "from eval_strategy")
     if not settings["do_train"] and (evaluates or not settings["do_eval"]):
         settings.default({"do_train": True}, "script: nothing else is asked for")
-    anew = settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"]
+    overwrite = settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"]
     if not settings["do_train"]:
         settings.derive("resume_from_checkpoint", "false", "script: nothing is trained")
-    elif anew and job.run.attempt_number == 1:  # a later attempt resumes what the first has saved
+    elif overwrite and job.run.attempt_number == 1:  # a later attempt resumes what the first has saved
         settings.derive("resume_from_checkpoint", "false", "from overwrite_output_dir")
 
 

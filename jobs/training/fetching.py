@@ -1,6 +1,6 @@
-"""One file over HTTP, whole or not at all; what a stopped transfer has brought is taken up by the next one.
+"""One file over HTTP, complete or not at all; the next transfer continues where a killed one stopped.
 
-huggingface_hub (2.4) gives each process a new partial file, so that a transfer that was killed begins anew. Needs
+huggingface_hub (2.4) gives each process a new partial file, so a killed transfer starts from the beginning. This needs
 nothing but Python.
 """
 
@@ -22,8 +22,8 @@ from training.errors import JobError
 
 CHUNK_BYTES = 1 << 20
 STALL_SECONDS = 60.0
-# A partial file that nobody holds and that was left alone for so long has no owner. The lock alone would not do: on
-# some file systems flock succeeds for everybody.
+# A partial file without a lock that was not written to for so long has no owner. The lock alone is not enough: on some
+# file systems flock always succeeds.
 QUIET_SECONDS = 5.0
 SHA256_LETTERS = 64
 OURS = os.urandom(4).hex()  # in the names of this process' partial files

@@ -1,4 +1,4 @@
-"""Files that become visible only whole: NAME.partial, fsync, rename."""
+"""Files that become visible only when complete: NAME.partial, fsync, rename."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 
 def unfinished(path: Path) -> Path:
-    """Return a hidden name beside `path` that nobody else writes to.
+    """Return a hidden name beside `path` that no other process uses.
 
-    A process number alone would not do: in two containers that share a cache, or on two nodes, it is often the same.
+    A process id alone is not enough: in two containers that share a cache, or on two nodes, it is often the same.
     """
     return path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.partial")
 
@@ -37,9 +37,9 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder to fill; it becomes `path` when the block ends well, and vanishes otherwise.
+    """Yield an empty folder to fill; it becomes `path` if the block succeeds, and is removed otherwise.
 
-    Where another job has made `path` meanwhile, that one stays and ours is dropped: both were made from the same key.
+    If another job has made `path` meanwhile, that one stays: both were made from the same key.
     """
     partial = unfinished(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(new: Path, path: Path) -> None:
-    """Put the folder `new` in the place of `path`; the old one is set aside first and then removed."""
+    """Rename the folder `new` to `path`; an old one is renamed first and then removed."""
     sync_tree(new)
     old = unfinished(path).with_suffix(".old")
     if path.exists():
@@ -81,7 +81,7 @@ def sync_tree(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename durable; file systems that cannot sync a folder are left alone."""
+    """Make a rename durable; some file systems cannot sync a folder."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

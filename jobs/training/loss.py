@@ -40,4 +40,5 @@ def is_plain(wanted: str, model: Any, config: Any) -> bool:
         other = "a mixture of experts, whose router has a loss of its own"
     if wanted == "plain" and other:
         raise JobError(f"--loss_path plain with {other}", "the model's own loss is another one", "--loss_path auto")
-    return wanted == "plain" or (wanted == "auto" and not other and not torch.cuda.is_available())
+    same = not other and not getattr(config, "label_smoothing_factor", 0)
+    return wanted == "plain" or (wanted == "auto" and same and not torch.cuda.is_available())

@@ -28,7 +28,7 @@ LABELS = {
     "memory_bytes": "peak memory (bytes)", "data_wait_seconds": "waiting for data (s)", "tokens": "tokens trained on",
     "hours": "hours since the first entry", "checkpoint_seconds": "seconds to save", "step_seconds": "seconds per step",
 }  # fmt: skip
-MANY = 12  # with so many points, a smooth line is drawn over the single values
+MANY = 12  # from this number of points on, a smooth line is drawn over the single values
 
 
 def available() -> bool:

@@ -176,6 +176,6 @@ def _print_differences(checkpoint: Checkpoint, config: Any, processes: Processes
     if checkpoint.world_size != processes.world_size:
         print(
             f"{checkpoint.path.name} was written by {checkpoint.world_size} processes, here are {processes.world_size}:"
-            " data, learning rate and optimizer continue; random states (dropout) start anew",
+            " data, learning rate and optimizer continue; random states (dropout) start from the seed",
             flush=True,
         )

@@ -1,7 +1,10 @@
 """A job resumes from the newest checkpoint that is whole to the last byte, and says which it has passed over."""
 
+import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +19,7 @@ from training import (  # noqa: E402
 )
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
+from training.run import RunFolder  # noqa: E402
 
 ALONE = Processes(0, 0, 1, 1, "alone")
 
@@ -180,3 +184,56 @@ class TestAnotherModel:
             resume.refuse_other_model(self.checkpoint(tmp_path), adapted)
         adapted.save_pretrained(tmp_path / "adapter")
         resume.refuse_other_model(resume.Checkpoint(tmp_path / "adapter", 1, 1), adapted)
+
+
+class FakeTrainer:
+    """What a checkpoint needs of transformers' Trainer."""
+
+    def __init__(self, folder: Path) -> None:
+        sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "deepspeed": None}
+        self.args = SimpleNamespace(output_dir=str(folder), save_total_limit=None, **sizes)
+        self.state = SimpleNamespace(global_step=3, max_steps=9, best_model_checkpoint=None)
+        self.control = SimpleNamespace(should_training_stop=False)
+
+    def _get_output_dir(self, trial: object = None) -> str:
+        return self.args.output_dir
+
+    def _save_checkpoint(self) -> None:
+        folder = Path(self._get_output_dir()) / "checkpoint-3"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}")
+
+
+def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed while it is hashed, it has a hidden name, which the next start removes: the disk does not fill."""
+    hashing = threading.Event()
+    digests = marker.digests
+    monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(20) and digests(*words, **named))
+    run = RunFolder(tmp_path, tmp_path / "1", tmp_path / "flag", tmp_path / "cache", by_hand=False)
+    trainer, saver = FakeTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
+    saver.attach(trainer)
+    trainer._save_checkpoint()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".checkpoint-3.partial"]
+    copy = tmp_path / "killed"
+    shutil.copytree(tmp_path / "checkpoints", copy)
+    hashing.set()
+    saver._finish()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["checkpoint-3"]
+    assert marker.missing_or_cut(tmp_path / "checkpoints" / "checkpoint-3") is None
+    checkpoints.CompleteCheckpoints(run, ALONE).attach(FakeTrainer(copy))
+    assert list(copy.iterdir()) == []
+
+
+def test_an_old_torch_resumes_only_where_the_user_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on NGC 24.06: transformers would refuse with a traceback."""
+    import torch
+    import transformers.trainer
+
+    resume.check_old_torch(allowed=False)
+    monkeypatch.setattr(torch, "__version__", "2.4.0a0+f70bd71a48")
+    monkeypatch.setattr(transformers.trainer, "check_torch_load_is_safe", lambda: 1 / 0)
+    with pytest.raises(JobError, match="cannot resume") as caught:
+        resume.check_old_torch(allowed=False)
+    assert "--allow_old_torch_load" in caught.value.fix
+    resume.check_old_torch(allowed=True)
+    transformers.trainer.check_torch_load_is_safe()

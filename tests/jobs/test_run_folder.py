@@ -4,10 +4,12 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from tests.jobs.conftest import JOBS
 from training import processes
 from training import run as run_folder
 from training.errors import JobError
@@ -130,3 +132,19 @@ def test_a_lock_of_another_host_or_of_a_number_used_again_refuses_nothing(
     for content in (json.dumps({"host": socket.gethostname(), "pid": os.getppid(), "started": "1"}), "", "[]"):
         a_run(tmp_path).lock.write_text(content)
         run_folder.take_lock(a_run(tmp_path))
+
+
+@pytest.mark.training
+def test_a_module_of_the_users_own_imports_whatever_is_installed(tmp_path: Path) -> None:
+    """Beside the scripts, once a job has started."""
+    pytest.importorskip("torch")
+    (tmp_path / "mine.py").write_text("import datasets, peft, deepspeed\nprint('all there')\n")
+    program = (
+        "import sys; sys.path[:0] = sys.argv[1:]\nfrom training import job\nwith job.start('clm'):\n    import mine\n"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program, str(JOBS), str(tmp_path)),
+        env={**os.environ, "RUNNER_RUN": str(tmp_path / "run")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert "all there" in done.stdout, done.stderr
+    assert not (tmp_path / "run" / "training.lock").exists()

@@ -322,3 +322,26 @@ def test_on_a_cpu_the_models_own_loss_is_taken(model: Path, tmp_path: Path) -> N
     """TRL's kernel needs Triton; its fallback takes more than twice the time."""
     data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
     assert train(tmp_path / "1", model, data) == train(tmp_path / "2", model, data, "--loss_path=plain")
+
+
+def test_nothing_looks_for_unused_weights(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without DeepSpeed, that is a pass over the graph at every step; a mixture of experts needs it."""
+    made = []
+    monkeypatch.setattr(sft.contract, "attach", lambda trainer, *others: made.append(trainer))
+    monkeypatch.setattr(sft.contract, "finish", lambda *others: 0)
+    monkeypatch.setattr(sft.contract, "save_final", lambda *others: tmp_path)
+    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()  # nothing is attached that would write it
+    train(tmp_path / "run", model, data, "--max_steps=1")
+    assert made[0].args.ddp_find_unused_parameters is False
+
+
+def test_documents_that_would_see_each_other_are_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With torch before 2.6, transformers' sdpa makes no mask for a row of several documents."""
+    monkeypatch.setattr(torch, "__version__", "2.4.0a0+f70bd71a48")
+    data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
+    with pytest.raises(JobError, match=r"--packing_strategy bfd with torch 2\.4"):
+        train(tmp_path / "run", model, data, "--packing", "--packing_strategy=bfd")

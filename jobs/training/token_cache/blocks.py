@@ -1,4 +1,4 @@
-"""Blocks of one length over a token cache: random access, nothing copied but the block that is asked for."""
+"""Blocks of one length over a token cache: random access, and only the requested block is copied."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Tokens:
 class Blocks:
     """A map-style dataset: row i is `input_ids` and `labels`, int64 (length,), tokens i*length to (i+1)*length.
 
-    Tokens run on from one document to the next; those behind the last whole block are left out.
+    Blocks continue from one document to the next; the tokens after the last block are left out.
     """
 
     def __init__(self, tokens: Tokens, length: int) -> None:

@@ -1,4 +1,4 @@
-"""The cache made: pieces encoded by as many processes as there are cores, joined in order, seen only when whole."""
+"""How the cache is made: pieces are encoded by a process per core, joined in order, and visible only when complete."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build(folder: Path, pieces: Sequence[Piece], state: TokenizerState, wanted: 
 
 def build_in_place(folder: Path, pieces: Sequence[Piece], state: TokenizerState, encoder: Encoder,
                    about: dict[str, Any]) -> str:  # fmt: skip
-    """Do the same in this process, with an encoder that no other one can have."""
+    """Do the same in this process, for an encoder that other processes cannot have."""
     started = time.monotonic()
     with files.whole_folder(folder) as partial:
         counts = _join(
@@ -73,7 +73,7 @@ def _finish(partial: Path, back_end: str, counts: tuple[int, int], seconds: floa
 def _join(partial: Path, pieces: Sequence[Piece], code: int, encode: Encode, threads: int = 1) -> tuple[int, int]:
     """Encode all pieces and put their ids behind each other; return the numbers of documents and tokens."""
     lengths: list[layout.Array] = []
-    # Each thread waits for a process: what is encoded ahead of the piece that is due lies in files of its own.
+    # Each thread waits for a process. Pieces that are encoded ahead of their turn wait in files of their own.
     with ThreadPoolExecutor(threads) as pool, (partial / f"{NAME}.bin").open("wb") as whole:
         paths = [partial / f"piece-{number:06}" for number in range(len(pieces))]
         futures = [pool.submit(encode, piece, path) for piece, path in zip(pieces, paths, strict=True)]
@@ -141,7 +141,7 @@ class _Process:
         self.first: dict[str, Any] | None = {"state": str(note), "back_end": back_end}
 
     def ask(self, request: dict[str, Any]) -> None:
-        """Send a request and wait for its end. Raises what the process says, or that it has ended."""
+        """Send a request and wait for the answer. Raises the error that it holds, or that the process has ended."""
         if self.first:
             first, self.first = self.first, None
             self._exchange(first)

@@ -1,4 +1,4 @@
-"""Texts to ids: Hugging Face's tokenizers, or gigatoken where it gives the same ids, checked on a sample of the texts.
+"""Texts to ids: Hugging Face's tokenizers, or gigatoken if it gives the same ids, checked on a sample of the texts.
 
 Runs in processes of its own that import nothing heavier than numpy: the tokenizer comes as JSON.
 """
@@ -34,7 +34,7 @@ class Differs(Exception):
 
 @dataclass(frozen=True)
 class TokenizerState:
-    """All that decides ids: what another process makes the same tokenizer of."""
+    """All that decides the ids; another process makes the same tokenizer from it."""
 
     text: str  # tokenizer.json as it is in use, without truncation and padding
     special_tokens_as_text: bool  # `<eos>` in a text is text, not the token
@@ -50,7 +50,7 @@ class Encoder(Protocol):
 
 
 class HuggingFace:
-    """`tokenizers`, without the offsets that nobody asks for."""
+    """`tokenizers`, without the offsets, which are not needed."""
 
     name = "tokenizers"
 
@@ -70,7 +70,7 @@ class HuggingFace:
 
 
 class Gigatoken:
-    """gigatoken, an optional package; what a post-processor puts around a text is learned from Hugging Face's.
+    """gigatoken, an optional package; what a post-processor adds around a text is learned from Hugging Face's.
 
     Raises Differs for a tokenizer that it does not know.
     """
@@ -134,7 +134,7 @@ class Slow:
 
 
 def make(state: TokenizerState, back_end: str) -> Encoder:
-    """Return the encoder of a back end. Raises Differs where gigatoken cannot stand in."""
+    """Return the encoder of a back end. Raises Differs if gigatoken cannot be used."""
     return Gigatoken(state) if back_end == "gigatoken" else HuggingFace(state)
 
 

@@ -1,4 +1,4 @@
-"""What a cache is made of, as a key: the bytes of the data, the tokenizer as it is in use, the options."""
+"""The key of a cache: the bytes of the data, the tokenizer, the options."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def key(contents: Sequence[str], state: TokenizerState, options: dict[str, Any])
 
 
 def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
-    """Return what decides a tokenizer's ids. Raises JobError where an end token is asked for and there is none."""
+    """Return what decides a tokenizer's ids. Raises JobError if it needs an end token and has none."""
     end = tokenizer.eos_token_id if end_of_document else None
     if end_of_document and end is None:
         why = "documents are to be closed with one"
@@ -66,7 +66,7 @@ def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
 
 
 def is_fast(state: TokenizerState) -> bool:
-    """True where other processes can make the tokenizer from its text."""
+    """Return whether other processes can make the tokenizer from its text."""
     return state.text.startswith("{")
 
 
@@ -93,8 +93,8 @@ def _remembered(path: Path, memory: Path) -> str:
     settled = time.time() - state.st_mtime > SETTLED_SECONDS
     found = digest(path)
     if path.stat().st_mtime_ns != state.st_mtime_ns or path.stat().st_size != state.st_size:
-        why = "its size or time is another one now"
-        raise JobError(f"{path} changes while it is read", why, "start when it is written")
+        why = "its size or time has changed"
+        raise JobError(f"{path} changes while it is read", why, "start again when it is complete")
     if settled:
         files.write_json(note, {"file": mark, "sha256": found})
     return found

@@ -3,7 +3,7 @@
 NAME.idx, little-endian: `MMIDIDX\\0\\0`, version 1 (uint64), the code of the ids' type (uint8), number of sequences and
 length of the document table (uint64 each), then the sequences' lengths (int32), their places in NAME.bin in bytes
 (int64), and the document table (int64): the first sequence of each document, and the end. Here a document is one
-sequence; one without tokens is none. Source: Megatron-LM, core_r0.16, megatron/core/datasets/indexed_dataset.py.
+sequence, or none if it has no tokens. Source: Megatron-LM, core_r0.16, megatron/core/datasets/indexed_dataset.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
 class BrokenCache(Exception):
-    """The files are not what was once written: shorter, longer, or of another kind."""
+    """The files are not what was written: shorter, longer, or of another kind."""
 
 
 def dtype_code(vocabulary: int) -> int:
@@ -33,7 +33,7 @@ def dtype_code(vocabulary: int) -> int:
 
 
 def write_index(path: Path, code: int, lengths: Array) -> None:
-    """Write NAME.idx for documents of these lengths (int32), in order; those of length 0 hold no sequence."""
+    """Write NAME.idx for documents of these lengths (int32), in order; those of length 0 have no sequence."""
     sequences = np.ascontiguousarray(lengths[lengths > 0], dtype="<i4")
     places = np.zeros(len(sequences), "<i8")
     np.cumsum(sequences[:-1], dtype="<i8", out=places[1:])
