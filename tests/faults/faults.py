@@ -36,32 +36,36 @@ GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 
 FAULTS: Mapping[str, Fault] = {
     "time_limit": Fault(by_slurm.time_limit, steps=450, cause="time_limit"),
-    "time_limit_deaf": Fault(by_slurm.time_limit_deaf, "the training does not listen", steps=450, cause="time_limit"),
+    "time_limit_deaf": Fault(
+        by_slurm.time_limit_deaf, "the training ignores the warning", steps=450, cause="time_limit"
+    ),
     "preemption": Fault(by_slurm.preemption, "PreemptMode=REQUEUE", cause="preemption"),
     "preemption_cancel": Fault(by_slurm.preemption_cancel, "PreemptMode=CANCEL", cause="preemption"),
-    "scancel": Fault(by_slurm.scancel, "stays cancelled, until it is submitted again", cause="cancelled", by_hand=True),
+    "scancel": Fault(by_slurm.scancel, "stays cancelled until it is submitted again", cause="cancelled", by_hand=True),
     "requeue": Fault(by_slurm.requeue, "scontrol requeue", cause="requeued"),
     "slurmd_killed": Fault(
         by_slurm.slurmd_killed,
-        "its processes live on; back after the next attempt has begun",
+        "its processes survive; slurmd is back after the next attempt has started",
         steps=400,
         config=GIVEN_UP,
         cause="node_failure",
     ),
-    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "killed, and back after 2 s: not noticed"),
-    "node_lost": Fault(by_slurm.node_lost, "nothing of it is left", steps=200, config=GIVEN_UP, cause="node_failure"),
-    "node_down": Fault(by_slurm.node_down, "set so by an admin", cause="node_failure"),
-    "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and back after 3 s: not noticed"),
+    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "killed, and back after 2 s: no effect"),
+    "node_lost": Fault(
+        by_slurm.node_lost, "all of its processes are gone", steps=200, config=GIVEN_UP, cause="node_failure"
+    ),
+    "node_down": Fault(by_slurm.node_down, "set by an admin", cause="node_failure"),
+    "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and back after 3 s: no effect"),
     "slurmctld_submitting": Fault(
-        by_launch.slurmctld_while_submitting, "where the launch fails it says so and leaves nothing", by_hand=True
+        by_launch.slurmctld_while_submitting, "a launch that fails reports it and leaves nothing", by_hand=True
     ),
     "rank_killed": Fault(by_hand.rank_killed, cause="script_failure"),
-    "rank_hung": Fault(by_hand.rank_hung, "ended with the stacks of all ranks", cause="hang"),
-    "oom": Fault(by_hand.oom, "simulated: SIGKILL, and slurmd's message as recorded", cause="script_failure"),
-    "disk_full": Fault(by_hand.disk_full, "for 10 s; a restart waits for room", cause="*", by_hand=True),
+    "rank_hung": Fault(by_hand.rank_hung, "ended, with the stacks of all ranks", cause="hang"),
+    "oom": Fault(by_hand.oom, "simulated: SIGKILL, with slurmd's message as recorded", cause="script_failure"),
+    "disk_full": Fault(by_hand.disk_full, "for 10 s; a restart waits for free space", cause="*", by_hand=True),
     "unreadable": Fault(
         by_hand.unreadable,
-        "the run folder, for 30 s: a stopped FUSE mount; not noticed",
+        "the run folder, for 30 s: a stopped FUSE mount; no effect",
         steps=120,
         uses=("/dev/fuse",),
     ),
@@ -72,8 +76,10 @@ FAULTS: Mapping[str, Fault] = {
         cause="script_failure",
         uses=("faketime",),
     ),
-    "launched_twice": Fault(by_launch.launched_twice, "two runs, at the same moment"),
-    "submitted_twice": Fault(by_hand.submitted_twice, "the same run, at the same moment: one of them works"),
+    "launched_twice": Fault(by_launch.launched_twice, "two runs at the same moment"),
+    "submitted_twice": Fault(
+        by_hand.submitted_twice, "the same run twice at the same moment: only one of the jobs runs it"
+    ),
 }
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from tests.faults.case import SAVE_EVERY
 from tests.faults.faults import FAULTS
 
-HEAD = ("fault", "runs completed / runs", "checkpoints lost", f"steps repeated at most (saved every {SAVE_EVERY})",
-        "nodes held afterwards", "seconds, median", "remarks")  # fmt: skip
+HEAD = ("fault", "completed / runs", "checkpoints lost", f"most steps repeated (saved every {SAVE_EVERY})",
+        "nodes still held", "median seconds", "remarks")  # fmt: skip
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -27,8 +27,8 @@ def row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     otherwise = sorted({" ".join(each["causes"]) for each in runs if not each["as_expected"]})
     remarks = (
         FAULTS[name].remark,
-        f"{hand} of {len(runs)} gone on with by hand" if hand else "",
-        f"not as expected: {', '.join(otherwise)}" if otherwise else "",
+        f"{hand} of {len(runs)} resumed by hand" if hand else "",
+        f"unexpected causes: {', '.join(cause or 'none' for cause in otherwise)}" if otherwise else "",
     )
     seconds = sorted(float(each["seconds"]) for each in runs)
     return (
