@@ -23,7 +23,7 @@ TOGETHER = {
     **dict.fromkeys(("doctor", "memory"), "doctor and memory"),
     **dict.fromkeys(("detection", "cluster_facts"), "detection"),
     **dict.fromkeys(("site", "site_files"), "site"),
-    **dict.fromkeys(("located_toml", "toml_lines", "expansion", "project", "quoting"), "texts"),
+    **dict.fromkeys(("located_toml", "toml_lines", "expansion", "bash", "quoting", "project"), "texts"),
 }
 # the packages that may start processes, open sockets, and write files; all others ask machine/
 DOORS = ("machine", "images/build/run", "images/importer", "images/sources", "images/squashfs")

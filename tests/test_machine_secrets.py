@@ -6,11 +6,71 @@ from pathlib import Path
 
 import pytest
 
+from runner.environments.lint.check import Linter
+from runner.environments.lint.subject import Setting
 from runner.errors import RunnerError
 from runner.machine import files, folders, secrets
+from runner.project import Project
+from runner.runs.adopt.adopted import Adopted
 from runner.runs.secrets import refuse_in, write_record
+from runner.site_files import load_site
 
 VALUE = "correct-horse-battery"
+# The one table of what is a secret: records, the linter, `env adopt` and payload/secrets.sh all decide by it.
+SECRETS = (
+    ("HF_TOKEN", "abc"),
+    ("WANDB_API_KEY", "0123456789abcdef"),
+    ("wandb-key", "x"),
+    ("DB_PASSWORD", "x"),
+    ("AUTH", "correct-horse"),
+    ("SLACK_WEBHOOK", "https://hooks.example.org/T0/B0"),
+    ("AWS_SECRET_ACCESS_KEY", "correct-horse"),
+    ("GIT_CREDENTIALS", "correct-horse"),
+    ("anything", "hf_" + "a" * 34),
+    ("anything", "ya29.a0AfH6SMC-x_12345"),
+    ("anything", "ASIA" + "A1" * 8),
+    ("PROXY", "http://user:word@proxy:3128"),
+    ("x", "-----BEGIN OPENSSH PRIVATE KEY-----"),
+    ("y", "ghp_" + "1" * 36),
+)
+ORDINARY = (
+    ("max_tokens", "many"),
+    ("tokens", "1024"),
+    ("TOKEN_BUDGET", "many-of-them"),
+    ("HF_TOKEN_PATH", "/home/me/token"),
+    ("SSH_KEY", "/home/me/.ssh/id"),
+    ("SORT_KEY", "name-and-time"),
+    ("USE_AUTH", "true"),
+    ("SSH_AUTH_SOCK", "name-of-socket"),
+    ("PATH", "/usr/bin"),
+    ("TOKENIZERS_PARALLELISM", "false"),
+    ("URL", "https://example.org/a@b"),
+    ("HF_TOKEN", ""),
+    ("KEYBOARD", "us"),
+    ("MONKEY", "x"),
+)
+CASES = [*((*case, True) for case in SECRETS), *((*case, False) for case in ORDINARY)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"), [(*case, True) for case in SECRETS] + [(*case, False) for case in ORDINARY]
+)
+def test_a_secret_is_known_by_its_name_or_form(name: str, value: str, secret: bool) -> None:
+    assert secrets.looks_secret(name, value) == secret
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"), [(*case, True) for case in SECRETS] + [(*case, False) for case in ORDINARY]
+)
+def test_linter_and_adopt_decide_alike(name: str, value: str, secret: bool, tmp_path: Path) -> None:
+    variable = name.replace("-", "_")
+    (tmp_path / "it.toml").write_text(f'image = "/i.sqsh"\n[env]\n{variable} = "{value}"\n')
+    setting = Setting(load_site("local", {}), "ce", {}, here=False)
+    checked = Linter(Project(tmp_path, tmp_path, tmp_path), setting).check(str(tmp_path / "it.toml"))
+    assert ("secret-value" in [finding.code for each in checked for finding in each.findings]) == secret
+    adopted = Adopted()
+    adopted.variable(variable, value, "-e")
+    assert adopted.env == ({} if secret or not value else {variable: value})
 
 
 @pytest.fixture

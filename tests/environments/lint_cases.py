@@ -112,6 +112,14 @@ VARIABLES = [
     warning("env-refers-to-env", '[env]\nA = "x"\nB = "${A:-}"\n', '[env]\nA = "x"\nB = "x"\n', line=4),
     Case("placeholder", 'workdir = "/users/{{username}}"\n', 'workdir = "/users/${HERE}"\n'),
     Case("placeholder", 'workdir = "/i/{arch}/x"\n', 'workdir = "/i/arm64/x"\n'),
+    Case("placeholder", 'workdir = "/users/<username>"\n', 'workdir = "/users/${HERE}"\n'),
+    Case("placeholder", 'image = "quay.io#<org>/<team>:1"\n', 'image = "quay.io#org/team:1"\n', line=1),
+    Case(
+        "placeholder",
+        '[env]\nHF_HOME = "/x/<user>/hf"\n',
+        '[env]\nHF_HOME = "/x/${HERE}/hf"\nA = "a<b>c"\nB = "<|eos|> <x>"\n',
+        line=3,
+    ),
 ]
 
 IMAGE = [
@@ -126,6 +134,13 @@ IMAGE = [
         'image = "${HERE}/for-amd64.sqsh"\n',
         line=1,
         site={"architecture": "amd64"},
+    ),
+    Case(
+        "image-architecture",
+        'image = "quay.io#x/pytorch:rocm6.4"\n',
+        'image = "quay.io#x/pytorch:cu128"\n',
+        line=1,
+        site={"gpu": "NVIDIA GH200"},
     ),
     Case(
         "image-architecture",
@@ -197,6 +212,25 @@ MOUNTS = [
     Case("mount-syntax", 'mounts = ["$HERE:/a"]\n', 'mounts = ["${HERE}:/a"]\n'),
     Case("mount-syntax", 'mounts = ["/tmp:/a:ro:x"]\n', 'mounts = ["/tmp:/a:ro"]\n'),
     note("mount-without-target", 'mounts = ["/srv"]\n', 'mounts = ["/srv:/srv"]\n'),
+    warning(
+        "unknown-key",
+        'image = "quay.io/x/y:1"\nhostname = "me"\n',
+        'image = "quay.io/x/y:1"\n',
+        engine="sarus",
+    ),
+    note(
+        "annotation-not-text",
+        'image = "quay.io/x/y:1"\n[annotations]\ncom.x = true\n',
+        'image = "quay.io/x/y:1"\n[annotations]\ncom.x = "true"\n',
+        engine="sarus",
+        line=3,
+    ),
+    note(
+        "mount-syntax",
+        'image = "quay.io/x/y:1"\nmounts = ["./ccc:./ddd"]\n',
+        'image = "quay.io/x/y:1"\nmounts = ["/tmp:/ddd"]\n',
+        engine="sarus",
+    ),
     Case(
         "mount-without-target",
         'image = "quay.io/x/y:1"\nmounts = ["/srv"]\n',
@@ -287,6 +321,13 @@ ENV = [
     warning("gpus-hidden", '[env]\nCUDA_VISIBLE_DEVICES = "0"\n', '[env]\nCUDA_VISIBLE_DEVICES = ""\n', line=3),
     warning("stale-tuning", '[env]\nNCCL_PROTO = "^LL128"\n', '[env]\nNCCL_DEBUG = "INFO"\n', line=3),
     warning("nccl-over-tcp", '[env]\nNCCL_NET = "Socket"\n', "", line=3),
+    warning(
+        "nccl-over-tcp",
+        'image = "quay.io#x/vllm-openai:v0.9"\n',
+        'image = "quay.io#x/cuda-sample:vectoradd"\n[env]\nFI_LOG_LEVEL = "warn"\n',
+        line=1,
+        site={"gpus_per_node": 4},
+    ),
     warning(
         "nccl-over-tcp",
         'image = "${HERE}/pytorch-25.01.sqsh"\n',

@@ -1,5 +1,6 @@
 """All faults of a file are found at once, whether or not it loads; and what is known is said once, in order."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.environments.lint.check import Linter
+from runner.environments.lint.finding import mended
 from runner.environments.lint.subject import Setting
 from runner.project import Project
 from runner.site_files import load_site
@@ -144,7 +146,7 @@ def test_every_field_that_an_engine_refuses_is_named_once_by_the_rule_that_knows
 
 def test_away_from_the_site_nothing_is_said_about_this_machine(check):
     """An EDF for a cluster is checked on a laptop: image, mounts, logins and the cluster's variables are not there."""
-    text = 'image = "nvcr.io#nvidia/cuda:12.4.1"\nmounts = ["${SCRATCH}/x:/x", "/capstor:/capstor"]\n'
+    text = 'image = "nvcr.io#nvidia/pytorch:25.01-py3"\nmounts = ["${SCRATCH}/x:/x", "/capstor:/capstor"]\n'
     assert [finding.code for finding in check(text)] == ["nccl-over-tcp"]
 
 
@@ -167,6 +169,30 @@ def test_what_the_site_says_for_every_environment_counts(check, tmp_path):
 PIECES = st.sampled_from(
     ['"', "'", "[", "]", "${", "$", "}", "\n", "\\", "=", "#", ":", ",", "<<E\n", "image", "[env]\n", "\0"]
 )
+
+
+def test_settings_of_nccls_network_show_that_it_is_used(tmp_path):
+    """Any image: NCCL_SOCKET_IFNAME without the hook means TCP between nodes."""
+    site = replace(load_site("local", {}), gpus_per_node=4)
+    path = tmp_path / "it.toml"
+    found = {}
+    for name in ("NCCL_SOCKET_IFNAME", "FI_PROVIDER"):
+        path.write_text(f'image = "quay.io#x/mine:1"\n[env]\n{name} = "hsn"\n')
+        linter = Linter(Project(tmp_path, tmp_path, tmp_path), Setting(site, "ce", {}, here=False))
+        found[name] = [one.code for checked in linter.check(str(path)) for one in checked.findings]
+    assert found == {"NCCL_SOCKET_IFNAME": ["nccl-over-tcp", "stale-tuning"], "FI_PROVIDER": ["stale-tuning"]}
+
+
+def test_mounts_without_a_target_share_one_note_and_one_fix(tmp_path):
+    path = tmp_path / "it.toml"
+    path.write_text('image = "quay.io#x/mine:1"\nmounts = ["/a", "/b:/b", "/c"]\n')
+    linter = Linter(Project(tmp_path, tmp_path, tmp_path), Setting(load_site("local", {}), "ce", {}, here=False))
+    [[one]] = [checked.findings for checked in linter.check(str(path))]
+    assert one.code == "mount-without-target" and "'/a', '/c'" in one.reason
+    fixed, done = mended(path.read_text(), path, [one])
+    assert fixed.splitlines()[1] == 'mounts = ["/a:/a", "/b:/b", "/c:/c"]' and done == (one,)
+
+
 ENGINES = st.sampled_from(["ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host"])
 
 

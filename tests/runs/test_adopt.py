@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.bash import commands
 from runner.environments.emit import emitted
 from runner.environments.environment import Environment, Mount
 from runner.environments.rewriting import rewrite
@@ -19,7 +20,6 @@ from runner.runs.adopt.adopted import Adopted
 from runner.runs.adopt.job import Draft
 from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN
 from runner.runs.adopt.script import read_command_line, read_script
-from runner.runs.adopt.shell import commands
 from runner.runs.checks import check_variable
 from runner.runs.schedulers import flags
 from runner.site_files import load_site

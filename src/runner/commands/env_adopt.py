@@ -43,6 +43,8 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     adopted = Adopted()
     draft = Draft(lambda word, program: flags.refuse((word,), program), check_variable)
     name, program = _read(args, adopted, draft)
+    if not args.into:
+        adopted.set_defaults()
     for note in adopted.notes:
         console.say(note)
     written: list[tuple[Path, str]] = []
@@ -113,10 +115,6 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
 
     path = Path(into) if into else Path("the EDF")
     document = read_toml(path) if into else Document(path, {})
-    if not into and not adopted.base:
-        # the engines disagree on the defaults
-        adopted.entrypoint = bool(adopted.entrypoint)
-        adopted.writable = True if adopted.writable is None else adopted.writable
     changes = adopted.changes(document.data)
     if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
         raise RunnerError(

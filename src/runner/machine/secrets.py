@@ -30,16 +30,21 @@ _HARMLESS = re.compile(
 )
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{20,}|gh[opsru]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{15,}|sk-[\w-]{20,}"
-    r"|xox[abpr]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|nvapi-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
+    r"|ya29\.[\w-]{12,}|xox[abpr]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}|nvapi-[\w-]{20,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----|://[^/\s:@]{1,200}:[^/\s@]{1,200}@"
 )
 
 
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or option of this name holds a secret; payload/secrets.sh has the same names."""
+    return bool(_NAME.search(name) and not _HARMLESS.search(name))
+
+
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a value should stay out of records, by its name or by its form."""
-    named = bool(_NAME.search(name) and not _HARMLESS.search(name))
-    # a name like `tokens` with a number is a count, not a secret
-    return bool(_VALUE.search(value)) or (named and bool(value) and not value.isdigit())
+    """Whether a value should stay out of records, by its name or by its form: the only place that decides it."""
+    # a count, a switch or the path of a file is not a secret, whatever its name
+    harmless = value.isdigit() or value.lower() in {"", "true", "false"} or value.startswith(("/", "~", "./"))
+    return bool(_VALUE.search(value)) or (is_secret_name(name) and not harmless)
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path:
@@ -79,8 +84,7 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     except OSError:
         own = {}
     own = {name: _printed(value[1:]) if value.startswith("!") else value for name, value in own.items()}
-    named = {name: value for name, value in environ.items() if _NAME.search(name) and looks_secret(name, value)}
-    # a name that ends in _KEY may hold where the key lies
+    named = {name: value for name, value in environ.items() if is_secret_name(name) and looks_secret(name, value)}
     return {value: name for name, value in {**named, **own}.items()
             if len(value) >= LEAST_LENGTH and not value.startswith(("/", "~", "./"))}  # fmt: skip
 

@@ -6,16 +6,17 @@ import importlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from types import ModuleType
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines.shared import check_names, without_defaults
+from runner.environments.engines.shared import MountSyntax, check_names, without_defaults
 from runner.environments.environment import Environment
 from runner.environments.mount import parse_mount
 from runner.errors import unknown
 from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
-"""each a module here, of that name, with the one function `attach(environment, site) -> Attachment`"""
+"""each a module here, of that name, with `attach(environment, site) -> Attachment` and MOUNTS"""
 # The fields in which `${VAR:-default}` has to be decided before, since nothing expands it where the container starts.
 _DECIDED: Mapping[str, tuple[str, ...]] = {
     **{name: ("mounts",) for name in ("ce", "sarus")},
@@ -42,9 +43,18 @@ def attach(
     full, notes = decided(environment, site, name, environ)
     if name != "host":
         check_names(full, name)
-    engine_module = importlib.import_module(f"{__name__}.{name}")  # the one in use, not all of them
-    attachment: Attachment = engine_module.attach(full, site)
+    attachment: Attachment = _module(name).attach(full, site)
     return replace(attachment, notes=(*notes, *attachment.notes))
+
+
+def mount_syntax(engine: str) -> MountSyntax:
+    """How an engine writes mounts."""
+    syntax: MountSyntax = _module(engine).MOUNTS
+    return syntax
+
+
+def _module(engine: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{engine}")  # the one in use, not all of them
 
 
 def decided(

@@ -8,27 +8,27 @@ from __future__ import annotations
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.pyxis import image_text
-from runner.environments.engines.shared import dialect, fixed_workdir, refuse, refuse_annotations, slashed, split_env
+from runner.environments.engines.shared import (
+    MountSyntax,
+    check_mounts,
+    dialect,
+    fixed_workdir,
+    refuse,
+    refuse_annotations,
+    slashed,
+    split_env,
+)
 from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same."
 
 
-def mount_text(environment: Environment, index: int, mount: Mount) -> str:
+MOUNTS = MountSyntax(":,\n", frozenset({"ro", "rw", "bind", "rbind"}))
+
+
+def mount_text(index: int, mount: Mount) -> str:
     """A value of --bind: `SOURCE:TARGET[:OPTIONS]`."""
-    if any(sign in mount.source + mount.target for sign in ":,\n"):
-        raise refuse(
-            environment,
-            f"mounts.{index}",
-            "apptainer",
-            f"{mount.text()!r} has a colon, comma or newline in a path, which --bind cannot hold",
-            "rename the folder, or link it from another path: ln -s",
-        )
-    unknown = set(mount.flags) - {"ro", "rw", "bind", "rbind"}
-    if unknown:
-        why = f"it has no mount flag {', '.join(sorted(unknown))}"
-        raise refuse(environment, f"mounts.{index}", "apptainer", why, "leave it out, or use the engine ce")
     return dialect(f"{mount.source}:{mount.target}:{'ro' if mount.read_only else 'rw'}", f"mounts.{index}")
 
 
@@ -41,6 +41,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         raise refuse(
             environment, "entrypoint", "apptainer", why, "name the entrypoint's program in the command instead"
         )
+    check_mounts(environment, "apptainer", MOUNTS)
     exports, inside = split_env(environment)
     image, workdir = image_text(environment, "apptainer"), fixed_workdir(environment)
     prefix = (
@@ -50,11 +51,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         *(("--nv",) if site.gpus_per_node else ()),
         *(("--writable-tmpfs",) if environment.writable else ()),
         *(("--pwd", workdir) if workdir else ()),
-        *(
-            word
-            for index, mount in enumerate(environment.mounts)
-            for word in ("--bind", mount_text(environment, index, mount))
-        ),
+        *(word for index, mount in enumerate(environment.mounts) for word in ("--bind", mount_text(index, mount))),
         image if environment.is_squashfs else f"docker://{dialect(slashed(environment, 'apptainer'), 'image')}",
         *inside,
     )

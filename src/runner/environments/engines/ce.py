@@ -6,13 +6,16 @@ import re
 from pathlib import Path
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines.shared import bare_squashfs, map_texts, refuse
+from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, bare_squashfs, map_texts, refuse
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
 FILE = "environment.toml"
 # set at the head of every emitted EDF, so that a reader knows what the file is
 COMMENT = "What the container of this run sees. Plain `srun --environment=./environment.toml` takes this file."
+
+# Source: CSCS documentation, container-engine/edf.md (2026-08-20)
+MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"sqsh"})
 
 
 def check_edf(environment: Environment, engine: str = "ce") -> None:
@@ -36,7 +39,7 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
     if engine == "ce":
         _check_escapes(environment)
     for index, mount in enumerate(environment.mounts):
-        if "\n" in mount.text() or ":" in mount.source + mount.target:
+        if any(character in mount.source + mount.target for character in MOUNTS.separators):
             raise refuse(
                 environment,
                 f"mounts.{index}",

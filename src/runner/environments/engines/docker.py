@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from runner.environments.attachment import Attachment
-from runner.environments.engines.podman import attach as attach_podman
+from runner.environments.engines import podman
 from runner.environments.engines.shared import refuse
 from runner.environments.environment import Environment
 from runner.site import Site
+
+MOUNTS = podman.MOUNTS
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -19,4 +21,4 @@ def attach(environment: Environment, site: Site) -> Attachment:
             f"it knows images of its storage only, and {environment.image!r} is a squashfs file",
             "use podman or the sandbox, or name an image",
         )
-    return attach_podman(environment, site, "docker")
+    return podman.attach(environment, site, "docker")

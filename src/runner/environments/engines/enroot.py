@@ -8,7 +8,15 @@ from __future__ import annotations
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
 from runner.environments.engines.pyxis import NO_LOGIN_SHELL, image_text
-from runner.environments.engines.shared import dialect, inside_words, refuse, refuse_annotations, script
+from runner.environments.engines.shared import (
+    MountSyntax,
+    check_mounts,
+    dialect,
+    inside_words,
+    refuse,
+    refuse_annotations,
+    script,
+)
 from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
@@ -18,23 +26,12 @@ EXPORTS = {
     **NO_LOGIN_SHELL,
     **{f"ENROOT_{name}": "n" for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")},
 }
-_FLAGS = {"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"}
+# Source: enroot 4.1.2 runtime.sh
+MOUNTS = MountSyntax(": \t\n,\\", frozenset({"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"}))
 
 
-def mount_text(environment: Environment, index: int, mount: Mount) -> str:
+def mount_text(index: int, mount: Mount) -> str:
     """`SOURCE:TARGET:none:OPTIONS`, the fields of an fstab line joined by colons."""
-    if any(sign in mount.source + mount.target for sign in ": \t\n,\\"):
-        raise refuse(
-            environment,
-            f"mounts.{index}",
-            "enroot",
-            f"{mount.text()!r} has a colon, comma, blank or backslash in a path, which its mounts cannot hold",
-            "rename the folder, or link it from another path: ln -s",
-        )
-    unknown = set(mount.flags) - _FLAGS
-    if unknown:
-        why = f"it has no mount flag {', '.join(sorted(unknown))}"
-        raise refuse(environment, f"mounts.{index}", "enroot", why, "leave it out, or use the engine ce")
     options = ",".join(("x-create=auto", "rbind", *(flag for flag in mount.flags if flag not in {"bind", "rbind"})))
     return dialect(f"{mount.source}:{mount.target}:none:{options}", f"mounts.{index}")
 
@@ -43,6 +40,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     """The words in front of the command. The host's variables enter by a configuration file, the EDF's by name."""
     check_edf(environment, "enroot")
     refuse_annotations(environment, "enroot")
+    check_mounts(environment, "enroot", MOUNTS)
     if not environment.is_squashfs:
         raise refuse(
             environment,
@@ -57,11 +55,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         "--conf",
         "${RUNNER_RUN}/payload/enroot.conf",
         *(("--rw",) if environment.writable else ()),
-        *(
-            word
-            for index, mount in enumerate(environment.mounts)
-            for word in ("--mount", mount_text(environment, index, mount))
-        ),
+        *(word for index, mount in enumerate(environment.mounts) for word in ("--mount", mount_text(index, mount))),
         image_text(environment, "enroot"),
     )
     files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf(environment)}

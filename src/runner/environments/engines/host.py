@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE
-from runner.environments.engines.shared import dialect, refuse
+from runner.environments.engines.shared import MountSyntax, dialect, refuse
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
 _COMMENT = "What this run was to see. No container was entered: its image and annotations did nothing."
+
+MOUNTS = MountSyntax()
 
 
 def attach(environment: Environment, site: Site) -> Attachment:

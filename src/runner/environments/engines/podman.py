@@ -7,12 +7,21 @@ from dataclasses import replace
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE
 from runner.environments.engines.sandbox import conf
-from runner.environments.engines.shared import bare_squashfs, refuse, refuse_annotations, script, slashed
+from runner.environments.engines.shared import (
+    MountSyntax,
+    bare_squashfs,
+    check_mounts,
+    refuse,
+    refuse_annotations,
+    script,
+    slashed,
+)
 from runner.environments.environment import Environment, emit_edf
-from runner.expansion import parts
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; payload/container.conf says the same to payload/container.sh."
+
+MOUNTS = MountSyntax(":,", frozenset({"ro", "rw", "rbind", "bind"}))
 
 
 def attach(environment: Environment, site: Site, engine: str = "podman") -> Attachment:
@@ -20,16 +29,7 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
     if bare_squashfs(environment) or not environment.image:
         why = f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
         raise refuse(environment, "image", engine, why, "write an absolute path, or NAME:TAG")
-    for index, mount in enumerate(environment.mounts):
-        # the colon of ${VAR:-default} is gone when the script on the node has put the value in
-        plain = [part for path in (mount.source, mount.target) for part in parts(path) if isinstance(part, str)]
-        if any(sign in "".join(plain) for sign in ":,"):
-            why = f"{mount.text()!r} has a colon or comma in a path, which --volume cannot hold"
-            fix = "rename the folder, or link it from another path: ln -s"
-            raise refuse(environment, f"mounts.{index}", engine, why, fix)
-        if "sqsh" in mount.flags:
-            why = "mounting a squashfs file is known to the Container Engine and the sandbox alone"
-            raise refuse(environment, f"mounts.{index}", engine, why, "unpack it, and mount the folder")
+    check_mounts(environment, engine, MOUNTS)
     refuse_annotations(environment, engine)
     gpus = "1" if site.gpus_per_node and not environment.devices else ""
     return Attachment(

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE, check_edf
-from runner.environments.engines.shared import dialect, fixed_workdir, refuse, refuse_annotations, split_env
-from runner.environments.environment import Environment, Mount, emit_edf
-from runner.expansion import parts
+from runner.environments.engines.shared import (
+    MountSyntax,
+    check_mounts,
+    dialect,
+    fixed_workdir,
+    refuse,
+    refuse_annotations,
+    split_env,
+)
+from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
 # Else enroot starts a login shell, whose /etc/profile takes the image's PATH away in every Debian-based image; pyxis
@@ -18,30 +25,9 @@ NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
 _COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
 
 
-def mount_text(environment: Environment, index: int, mount: Mount) -> str:
-    """One entry of --container-mounts. The list is split at commas, entries at colons, and nothing escapes them."""
-    for path in (mount.source, mount.target):
-        # it writes the entry into a bash script, between double quotes
-        plain = "".join(part for part in parts(path) if isinstance(part, str))
-        bad = next((sign for sign in ',: \t\n"$`\\' if sign in plain), None)
-        if bad is not None:
-            name = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a blank", "\t": "a tab"}.get(bad, bad)
-            raise refuse(
-                environment,
-                f"mounts.{index}",
-                "pyxis",
-                f"{path!r} has {name} in it, which its list of mounts cannot hold",
-                "rename the folder, or link it from another path: ln -s",
-            )
-    if "sqsh" in mount.flags:
-        raise refuse(
-            environment,
-            f"mounts.{index}",
-            "pyxis",
-            "mounting a squashfs file is known to the Container Engine alone",
-            "unpack it: unsquashfs -d FOLDER FILE, and mount the folder",
-        )
-    return dialect(mount.text("+"), f"mounts.{index}")
+# The list is split at commas, its entries at colons, and nothing escapes them; an entry goes into a bash script,
+# between double quotes. Blanks need pyxis 0.24 and an enroot newer than 4.1.2. Source: pyxis 0.24.0, args.c
+MOUNTS = MountSyntax(',: \t\n"$`\\')
 
 
 def image_text(environment: Environment, engine: str = "pyxis") -> str:
@@ -58,9 +44,10 @@ def attach(environment: Environment, site: Site) -> Attachment:
     """
     check_edf(environment, "pyxis")
     refuse_annotations(environment, "pyxis")
+    check_mounts(environment, "pyxis", MOUNTS, flags=False)  # it hands flags on as they are
     exports, inside = split_env(environment)
     workdir = fixed_workdir(environment)
-    mounts = [mount_text(environment, index, mount) for index, mount in enumerate(environment.mounts)]
+    mounts = [dialect(mount.text(MOUNTS.join), f"mounts.{index}") for index, mount in enumerate(environment.mounts)]
     flags = (
         f"--container-image={image_text(environment)}",
         *((f"--container-mounts={','.join(mounts)}",) if mounts else ()),

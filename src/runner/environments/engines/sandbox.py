@@ -6,11 +6,20 @@ from collections.abc import Iterable, Mapping
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import FILE
-from runner.environments.engines.shared import refuse, refuse_annotations, script, single_quoted
+from runner.environments.engines.shared import (
+    MountSyntax,
+    check_mounts,
+    refuse,
+    refuse_annotations,
+    script,
+    single_quoted,
+)
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
+
+MOUNTS = MountSyntax("", frozenset({"ro", "rw", "rbind", "bind", "sqsh"}))
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
@@ -30,6 +39,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             why = f"all of /dev is there, but it knows no device classes such as {device!r}"
             raise refuse(environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus")
     refuse_annotations(environment, "sandbox")
+    check_mounts(environment, "sandbox", MOUNTS)
     return Attachment(
         files={
             FILE: emit_edf(environment, _COMMENT),
@@ -41,25 +51,9 @@ def attach(environment: Environment, site: Site) -> Attachment:
     )
 
 
-KNOWN_FLAGS = {"ro", "rw", "rbind", "bind", "sqsh"}
-
-
 def conf(environment: Environment, extra: Mapping[str, str]) -> str:
     """The environment as bash assignments, those of `extra` ("engine" among them) first; texts are the EDF's own, with
-    references that the script expands.
-
-    Raises RunnerError for a mount flag that our scripts do not know.
-    """
-    for index, mount in enumerate(environment.mounts):
-        for flag in mount.flags:
-            if flag not in KNOWN_FLAGS:
-                raise refuse(
-                    environment,
-                    f"mounts.{index}",
-                    extra["engine"],
-                    f"it knows the mount flags {', '.join(sorted(KNOWN_FLAGS))}, not {flag!r}",
-                    f"leave {flag!r} out, or use an engine that has it: --site with engine ce",
-                )
+    references that the script expands."""
     scalars = {
         **extra,
         "image": environment.image,

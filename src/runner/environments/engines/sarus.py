@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import COMMENT, FILE
-from runner.environments.engines.shared import map_texts, refuse, slashed
+from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, map_texts, refuse, slashed
 from runner.environments.environment import Environment, emit_edf
 from runner.expansion import names, parts, sarus_text
 from runner.site import Site
 
 _FORBIDDEN = ("$(", "`", ";", '"')  # its expander is a restricted bash
+# Source: sarus-suite/raster@20f75bd; podman-run(1), --volume
+MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"z", "Z", "U", "O"}, ",")
 
 
 def check(environment: Environment) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,11 +14,63 @@ from runner.errors import RunnerError
 from runner.expansion import Variable, expand, join, literal, names, parts
 
 
-def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> RunnerError:
+class Inexpressible(RunnerError):
+    """A field of an environment that an engine cannot express."""
+
+    def __init__(self, field: str, message: str, why: str, fix: str, place: str = "") -> None:
+        super().__init__(f"{place}: {message}" if place else message, why, fix)
+        self.field = field
+        """as in `env show`: `image`, `mounts.0`, `env.NAME`"""
+        self.message = message
+        """what happened, without the line of the file"""
+
+
+def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> Inexpressible:
     """The error for a field that an engine cannot express; nothing is ever dropped."""
     origin = environment.origins.get(field)
-    place = f"{origin.place}: " if origin and origin.place else ""
-    return RunnerError(f"{place}the engine {engine!r} cannot express {field}", why, fix)
+    place = str(origin.place) if origin and origin.place else ""
+    return Inexpressible(field, f"the engine {engine!r} cannot express {field}", why, fix, place)
+
+
+MOUNT_OPTIONS = frozenset(
+    {"ro", "rw", "bind", "rbind", "private", "rprivate", "slave", "rslave", "shared", "rshared"}
+    | {"nosuid", "suid", "nodev", "dev", "noexec", "exec", "sync"}
+)
+_CHARACTERS = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a blank", "\t": "a tab", "\\": "a backslash"}
+
+
+@dataclass(frozen=True)
+class MountSyntax:
+    """How an engine writes mounts. Each engine's module has one, MOUNTS, which the linter reads too."""
+
+    separators: str = ""
+    """characters that a path cannot have: they separate the fields, and nothing escapes them"""
+    flags: frozenset[str] = MOUNT_OPTIONS
+    join: str = "+"
+    """between two flags in an EDF for this engine"""
+
+    def bad_character(self, text: str) -> str:
+        """The name of the first character that these mounts cannot hold; empty for none."""
+        bad = next((character for character in self.separators if character in text), "")
+        return _CHARACTERS.get(bad, bad)
+
+
+def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, flags: bool = True) -> None:
+    """Raise RunnerError for a path that the engine's mounts cannot hold and, with `flags`, for an unknown flag."""
+    for index, mount in enumerate(environment.mounts):
+        for path in (mount.source, mount.target):
+            if bad := syntax.bad_character("".join(part for part in parts(path) if isinstance(part, str))):
+                why = f"{path!r} has {bad} in it, which its mounts cannot hold"
+                fix = "rename the folder, or link it from another path: ln -s"
+                raise refuse(environment, f"mounts.{index}", engine, why, fix)
+        if "sqsh" in mount.flags and "sqsh" not in syntax.flags:
+            why = "only the Container Engine and the sandbox mount squashfs files"
+            fix = "unpack it (unsquashfs -d FOLDER FILE) and mount the folder"
+            raise refuse(environment, f"mounts.{index}", engine, why, fix)
+        unknown = sorted(set(mount.flags) - syntax.flags)
+        if flags and unknown:
+            why = f"it has no mount flag {', '.join(unknown)}; it has {', '.join(sorted(syntax.flags))}"
+            raise refuse(environment, f"mounts.{index}", engine, why, "leave it out, or use the engine ce")
 
 
 def dialect(text: str, what: str) -> str:
@@ -87,7 +139,10 @@ def without_defaults(
                 pieces.append(Variable(part.name))
                 notes[f"{field}: ${{{part.name}:-…}} is taken from {part.name}, which is set here"] = None
             else:
-                value = expand(part.default, variables, field)
+                try:
+                    value = expand(part.default, variables, field)
+                except RunnerError as error:
+                    raise Inexpressible(field, error.what, error.why, error.fix) from error
                 pieces.append(value)
                 notes[f"{field}: ${{{part.name}:-…}} becomes {value!r}: {part.name} is not set here"] = None
         return join(tuple(pieces))

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from runner.environments.edf import find_edf
 from runner.environments.engines import attach
+from runner.environments.engines.shared import Inexpressible
 from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
 from runner.environments.lint import hooks, image, mounts, script, variables
 from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, finding
-from runner.environments.lint.image import REGISTRY_RULES
 from runner.environments.lint.mounts import check_mounts
 from runner.environments.lint.script_text import Line, Script, is_script, option, read_script
 from runner.environments.lint.subject import Rule, Setting, Subject
-from runner.environments.lint.variables import SECRET_RULES, VALUE_RULES
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand
@@ -34,25 +33,17 @@ def engine_refuses(subject: Subject) -> Iterator[Finding]:
     for _ in range(_MOST_FAULTS):
         try:
             attach(environment, setting.site, setting.engine, setting.environ)
-        except RunnerError as error:
-            field = _field(error)
-            yield subject.say("engine-refuses", field, f"{_sentence(error)}: {error.why}", error.fix)
-            without = _without(environment, field)
+        except Inexpressible as error:
+            yield subject.say("engine-refuses", error.field, f"{error.message}: {error.why}", error.fix)
+            without = _without(environment, error.field)
             if without is None or without == environment:
                 return
             environment = without
+        except RunnerError as error:
+            yield subject.say("engine-refuses", "environment", f"{error.what}: {error.why}", error.fix)
+            return
         else:
             return
-
-
-def _field(error: RunnerError) -> str:
-    match = re.search(r"cannot express (\S+)", error.what) or re.search(r"(mounts\.\d+|env\.\S+)", error.what)
-    return match[1].rstrip(":,") if match else "environment"
-
-
-def _sentence(error: RunnerError) -> str:
-    """What happened, without the place in front of it."""
-    return re.sub(r"^\S+:\d+: ", "", error.what)
 
 
 def _without(environment: Environment, field: str) -> Environment | None:
@@ -72,18 +63,10 @@ def _without(environment: Environment, field: str) -> Environment | None:
     return replace(environment, workdir=None) if field == "workdir" else None
 
 
-ENGINE_RULES = (engine_refuses,)
-
-
-RULES: tuple[Rule, ...] = (
-    *variables.RULES,
-    *image.RULES,
-    *REGISTRY_RULES,
-    *mounts.RULES,
-    *VALUE_RULES,
-    *SECRET_RULES,
-    *ENGINE_RULES,
-)
+RULES: tuple[Rule, ...] = (*variables.RULES, *image.RULES, *mounts.RULES, engine_refuses)
+# What Sarus Suite accepts and other engines refuse. Source: sarus-suite/raster@20f75bd: its schema has
+# additionalProperties, and annotations become text.
+_SARUS_ACCEPTS = {"unknown-key": "warning", "annotation-not-text": "note"}
 
 
 @dataclass(frozen=True)
@@ -121,11 +104,14 @@ class Linter:
         try:
             environment = load_environment(str(path), self.project, self.setting.environ)
         except RunnerError as error:
-            if not any(one.severity == "error" for one in found):
+            accepted = self.setting.engine == "sarus" and any(
+                one.code in (*_SARUS_ACCEPTS, "mount-syntax") for one in found
+            )
+            if not accepted and not any(one.severity == "error" for one in found):
                 found.append(finding("cannot-load", "file", Place(path), f"{error.what}: {error.why}", error.fix))
         else:
             subject = Subject(environment, self.setting)
-            rules = (*hooks.CE_RULES, *RULES) if self.setting.engine == "ce" else RULES
+            rules = (*hooks.RULES, *RULES) if self.setting.engine == "ce" else RULES
             found += [one for rule in rules for one in rule(subject)]
         return Checked(path.stem, path, in_order(found)), environment
 
@@ -134,6 +120,8 @@ class Linter:
             document, found = read_all(path)
             if document is not None:
                 found = [*found, *check_file(document), *check_mounts(document, self.setting.engine)]
+            if self.setting.engine == "sarus":
+                found = [replace(one, severity=_SARUS_ACCEPTS.get(one.code, one.severity)) for one in found]
             self.files[path] = document, tuple(found)
         return self.files[path]
 

@@ -1,4 +1,4 @@
-"""Every code of the linter: how grave it is, what it means, what mends it. docs/lint.md has the same table."""
+"""Every lint code: severity, meaning, fix. docs/lint.md has the same table."""
 
 from __future__ import annotations
 
@@ -20,142 +20,166 @@ class Code:
 _ERROR, _WARNING, _NOTE = ("error",), ("warning",), ("note",)
 
 _FILE = {
-    "file-unreadable": Code(_ERROR, "the file cannot be opened, or is no UTF-8 text", "check its path, mode, encoding"),
-    "toml-syntax": Code(_ERROR, "the file is not TOML", "mend that line"),
+    "file-unreadable": Code(_ERROR, "the file cannot be opened, or is not UTF-8", "check its path, mode and encoding"),
+    "toml-syntax": Code(_ERROR, "the file is not TOML", "fix that line"),
     "table-twice": Code(_ERROR, "a table is opened twice", "put all its keys under one [table] heading"),
     "key-twice": Code(_ERROR, "a key is set twice", "keep one of the two"),
     "key-after-table": Code(
         ("error", "warning"),
-        "a key of the file stands below a [table], and belongs to that table",
+        "a top-level key below a [table] heading: TOML gives it to that table",
         "move it up, above the first [table]",
     ),
-    "unknown-key": Code(_ERROR, "a key that EDFs do not have, or a misspelt one", "correct its name, or remove it"),
-    "wrong-type": Code(_ERROR, "a value of another type than its key has", "see the keys in docs/environment.md"),
+    "unknown-key": Code(
+        ("error", "warning"),
+        "a key that EDFs do not have, or a misspelt one; a warning with Sarus Suite, which ignores it",
+        "correct its name, or remove it",
+    ),
+    "wrong-type": Code(_ERROR, "a value of the wrong type", "see the keys in docs/environment.md"),
     "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write it in quotes: NAME = "1"'),
-    "env-name": Code(_ERROR, "a name in [env] that no variable can have", "letters, digits and _, no digit first"),
-    "annotation-not-text": Code(_ERROR, "a value in [annotations] is not text", 'write it in quotes: "true"'),
-    "nul-byte": Code(_ERROR, "a value holds a NUL byte", "remove it; binary data belongs in a mounted file"),
-    "base-missing": Code(_ERROR, "a base_environment is not found", "correct its name, or give a ./path"),
-    "base-circle": Code(_ERROR, "the base_environment goes round in a circle", "cut it at one of the files"),
+    "env-name": Code(
+        _ERROR, "a name in [env] that is not a variable name", "use letters, digits and _; do not begin with a digit"
+    ),
+    "annotation-not-text": Code(
+        ("error", "note"),
+        "a value in [annotations] is not text; a note with Sarus Suite, which turns it into text",
+        'write it in quotes: "true"',
+    ),
+    "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove it; binary data belongs in a mounted file"),
+    "base-missing": Code(_ERROR, "a base_environment does not exist", "correct its name, or give a ./path"),
+    "base-circle": Code(_ERROR, "the base_environment is circular", "remove it from one of the files"),
     "base-too-deep": Code(_ERROR, "base_environment is nested deeper than ten levels", "merge some of the files"),
     "cannot-load": Code(_ERROR, "the environment cannot be read for another reason", "see the reason"),
 }
 
 _VARIABLES = {
-    "broken-reference": Code(
-        _ERROR, "a `${` that is not closed, or no name in it", "write ${NAME} or ${NAME:-default}"
-    ),
+    "broken-reference": Code(_ERROR, "a `${` without `}`, or without a name", "write ${NAME} or ${NAME:-default}"),
     "undefined-variable": Code(
         ("error", "warning", "note"),
-        "`${NAME}` is not defined here; in [env] a warning, the image may define it; a note away from the site",
+        "`${NAME}` is not defined; a warning in [env]: the image may define it; a note when checked away from the site",
         "export it, or give it a default: ${NAME:-…}",
     ),
     "variable-without-braces": Code(
-        ("error", "warning"), "`$NAME` stays plain text; in [env] and [annotations] a warning", "write ${NAME}"
+        ("error", "warning"),
+        "`$NAME` is plain text, not a variable; a warning in [env] and [annotations]",
+        "write ${NAME}",
     ),
-    "variable-in-image": Code(_ERROR, "Sarus Suite expands no variables in `image`", "write the name out"),
+    "variable-in-image": Code(_ERROR, "Sarus Suite does not expand variables in `image`", "write the full name"),
     "env-refers-to-env": Code(
-        _WARNING, "a value in [env] refers to another entry of [env], which it does not see", "write the value out"
+        _WARNING,
+        "a value in [env] refers to another entry of [env]; entries do not see each other",
+        "write the value itself",
     ),
-    "placeholder": Code(_ERROR, "`{{name}}` or `{name}` of a template is still there", "put the value in"),
+    "placeholder": Code(_ERROR, "a placeholder of a template: `{{name}}`, `{name}` or `<name>`", "write the value"),
 }
 
 _IMAGE = {
-    "image-empty": Code(_ERROR, "no image, and the engine needs one", 'image = "…"'),
-    "image-missing": Code(_ERROR, "the squashfs file is not there", "correct the path, or build and import it"),
-    "image-not-squashfs": Code(_ERROR, "the file is no squashfs, or is cut off", "import it again"),
+    "image-empty": Code(_ERROR, "there is no image, and the engine needs one", 'image = "…"'),
+    "image-missing": Code(_ERROR, "the squashfs file does not exist", "correct the path, or build and import it"),
+    "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import it again"),
     "image-architecture": Code(
-        _ERROR, "the image is for another processor than the site's nodes", "build it for theirs"
+        _ERROR, "the image is for other processors or GPUs than the site's nodes", "build it for the site's"
     ),
     "image-name": Code(
-        _ERROR, "capital letters or signs that no registry takes", "small letters, digits and . _ - / only"
+        _ERROR, "characters that registries do not accept in a name", "use lowercase letters, digits and . _ - /"
     ),
-    "image-scheme": Code(_ERROR, "`docker://` in front of the image", "leave the scheme out"),
-    "image-no-tag": Code(_NOTE, "no tag, or `latest`: it is another image tomorrow", "name a version"),
+    "image-scheme": Code(_ERROR, "`docker://` before the image", "remove `docker://`"),
+    "image-no-tag": Code(_NOTE, "no tag, or `latest`: the image can change", "name a version"),
     "image-digest": Code(_ERROR, "enroot before 4.0 cannot pull by digest", "name a tag, or import it with runner"),
-    "relative-squashfs": Code(_ERROR, "`x.sqsh` is taken for an image in a registry", "an absolute path, or ./x.sqsh"),
+    "relative-squashfs": Code(
+        _ERROR, "`x.sqsh` without a slash means an image in a registry", "write an absolute path, or ./x.sqsh"
+    ),
     "slash-after-registry": Code(
         ("error", "warning"),
-        "`nvcr.io/…` is taken for a name on Docker Hub by enroot before 4.0; a warning where its version is not known",
+        "enroot before 4.0 looks for `nvcr.io/…` on Docker Hub; a warning if its version is unknown",
         "write REGISTRY#IMAGE",
     ),
     "hash-after-registry": Code(
-        _ERROR, "Sarus Suite and podman know no `#` after the registry", "write REGISTRY/IMAGE"
+        _ERROR, "Sarus Suite, podman and docker do not accept `#` after the registry", "write REGISTRY/IMAGE"
     ),
     "credentials-missing": Code(
         ("warning", "note"),
-        "no login for the registry; a note where images are usually public",
-        "add a line to the file",
+        "no login for the registry; a note for registries whose images are usually public",
+        "add a line to the credentials file",
     ),
     "credentials-half": Code(
         _WARNING,
-        "a login for nvcr.io or authn.nvidia.com alone: the pull needs both",
-        "add the same line for the other",
+        "a login for only one of nvcr.io and authn.nvidia.com: the pull needs both",
+        "add the same line for the other host",
     ),
 }
 
 _MOUNTS = {
-    "mount-syntax": Code(_ERROR, "not SOURCE:TARGET[:FLAGS]", "'${SCRATCH}/data:/data:ro'"),
+    "mount-syntax": Code(
+        ("error", "note"),
+        "not SOURCE:TARGET[:FLAGS]; a note for a relative target with Sarus Suite, which accepts it",
+        "'${SCRATCH}/data:/data:ro'",
+    ),
     "mount-without-target": Code(
-        ("note", "error"), "no target: the source's path is used; an error for Sarus Suite", "write SOURCE:TARGET"
+        ("note", "error"), "no target: the source's path is used; an error with Sarus Suite", "write SOURCE:TARGET"
     ),
     "mount-flag-separator": Code(
-        _ERROR, "flags joined by the other engine's sign: `+` for ce and pyxis, `,` for Sarus Suite", "join them right"
+        _ERROR,
+        "wrong character between flags: `+` for ce and pyxis, `,` for Sarus Suite",
+        "join them with the engine's character",
     ),
-    "mount-flag-unknown": Code(_ERROR, "a flag that the engine's mounts do not have", "correct it, or leave it out"),
+    "mount-flag-unknown": Code(_ERROR, "a mount flag that the engine does not have", "correct it, or remove it"),
     "mount-separator": Code(
-        _ERROR, "a comma, colon or blank that the engine's mounts cannot hold", "rename or link the folder"
+        _ERROR, "a comma, colon or blank in a path: the engine cannot mount it", "rename or link the folder"
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
-        "the source is not on this node; an error where the job runs here",
-        "correct the path, or make it",
+        "the source does not exist here; an error if the job runs on this machine",
+        "correct the path, or create it",
     ),
-    "mount-relative": Code(_NOTE, "a relative source begins where srun is called, not at the file", "an absolute path"),
+    "mount-relative": Code(
+        _NOTE,
+        "a relative source starts in the folder where srun is called, not in that of the file",
+        "write an absolute path",
+    ),
     "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of them"),
-    "mount-hides-image": Code(_ERROR, "the target is a folder of the image's own programs", "mount a folder below it"),
-    "mount-all-homes": Code(_WARNING, "all home folders are mounted", "mount ${HOME}, or a folder in it"),
+    "mount-hides-image": Code(_ERROR, "the mount hides a folder of the image's programs", "mount a folder below it"),
+    "mount-all-homes": Code(_WARNING, "the home folders of all users are mounted", "mount ${HOME}, or a folder in it"),
     "home-shadows-image": Code(
         _WARNING, "the home folder is mounted: ~/.local shadows the image's packages", 'PYTHONNOUSERSITE = "1" in [env]'
     ),
     "read-only-folder": Code(
-        _WARNING, "the working directory or a cache is where nothing can be written", "mount it writable, or move it"
+        _WARNING, "the working directory or a cache is read-only", "mount it without `ro`, or move it"
     ),
 }
 
 _ENV = {
-    "secret-value": Code(_ERROR, "a token or password as plain text", "export it where you launch"),
+    "secret-value": Code(_ERROR, "a token or password in plain text", "export it where you launch"),
     "path-replaced": Code(
-        _WARNING, "PATH or LD_LIBRARY_PATH is set without what the image has in it", 'PATH = "/mine:${PATH}"'
+        _WARNING, "PATH or LD_LIBRARY_PATH is set without the image's value", 'PATH = "/mine:${PATH}"'
     ),
     "path-lost": Code(
-        _WARNING, "a login shell resets PATH, and [env] does not keep the image's", "bash -c, or set PATH in [env]"
+        _WARNING, "a login shell resets PATH, and [env] does not set it", "use bash -c, or set PATH in [env]"
     ),
     "gpus-hidden": Code(_WARNING, "a variable in [env] hides GPUs", "remove it"),
     "stale-tuning": Code(
-        _WARNING, "an NCCL_* or FI_* entry overrides what the network hook sets", "remove it, and measure"
+        _WARNING, "an NCCL_* or FI_* entry overrides what the network hook sets", "remove it, then measure"
     ),
     "nccl-over-tcp": Code(
-        _WARNING, "nothing brings NCCL to the fast network: it will use TCP", 'com.hooks.aws_ofi_nccl.enabled = "true"'
+        _WARNING, "no plugin connects NCCL to the fast network: it uses TCP", 'com.hooks.aws_ofi_nccl.enabled = "true"'
     ),
 }
 
 _HOOKS = {
     "annotation-unknown": Code(_WARNING, "an annotation that no hook reads", "correct its name"),
-    "annotation-value": Code(_ERROR, "a value that the hook does not know", "see the reason"),
-    "hook-variant": Code(_ERROR, "the plugin's variant does not fit the image's CUDA", "name the variant of its CUDA"),
-    "hook-variant-ignored": Code(_NOTE, "the variant counts for nothing with the artifact network stack", "remove it"),
-    "hook-conflict": Code(_WARNING, "cxi is switched off and aws_ofi_nccl on, which switches it on", "remove one"),
+    "annotation-value": Code(_ERROR, "a value that the hook does not accept", "see the reason"),
+    "hook-variant": Code(_ERROR, "the plugin's variant does not fit the image's CUDA", "use the variant for its CUDA"),
+    "hook-variant-ignored": Code(_NOTE, "the artifact network stack ignores the variant", "remove it"),
+    "hook-conflict": Code(_WARNING, "cxi is off, but aws_ofi_nccl is on and turns cxi on", "remove one of the two"),
     "hook-needs-writable": Code(_ERROR, "ssh and MPS need writable = true", "writable = true"),
-    "ssh-key": Code(_ERROR, "authorize_ssh_key is not the absolute path of a public key file", "write its path"),
-    "rank-remap": Code(
-        _WARNING, "RANK and LOCAL_RANK are set by pyxis, and torchrun is to set them", "take the annotation out"
+    "ssh-key": Code(
+        _ERROR, "authorize_ssh_key is not the absolute path of a public key file", "write the path of the .pub file"
     ),
+    "rank-remap": Code(_WARNING, "pyxis sets RANK and LOCAL_RANK, which torchrun should set", "remove the annotation"),
     "extended-image-hook": Code(
-        _ERROR, "an Alps extended image brings its network stack, and the hook brings another", "switch the hook off"
+        _ERROR, "an Alps extended image has its own network stack; the hook adds another", "turn the hook off"
     ),
     "extended-image-entrypoint": Code(
-        _ERROR, "an Alps extended image gets its variables by its entrypoint", "entrypoint = true"
+        _ERROR, "an Alps extended image sets its variables in its entrypoint", "entrypoint = true"
     ),
     "extended-image-cxi": Code(
         _ERROR, "an Alps extended image needs the cxi hook off", 'com.hooks.cxi.enabled = "false"'
@@ -167,34 +191,44 @@ _HOOKS = {
 }
 
 _SCRIPT = {
-    "environment-missing": Code(_ERROR, "the environment that the script names is not found", "correct its name"),
+    "environment-missing": Code(_ERROR, "the script names an environment that does not exist", "correct its name"),
     "sbatch-environment": Code(
-        _WARNING, "`#SBATCH --environment` puts the whole script in the container", "srun --environment=…"
+        _WARNING, "`#SBATCH --environment` runs the whole script in the container", "srun --environment=…"
     ),
     "sbatch-variable": Code(
-        _ERROR, "a `$` in an `#SBATCH` line stays plain text", "write the value, or an sbatch flag"
+        _ERROR,
+        "a `$` in an `#SBATCH` line is plain text: sbatch expands nothing",
+        "write the value, or pass a flag to sbatch",
     ),
-    "sbatch-hash": Code(_ERROR, "an `#` in an `#SBATCH` line begins a comment", r"write \#"),
-    "sbatch-late": Code(_ERROR, "an `#SBATCH` line after the first command counts for nothing", "move it up"),
+    "sbatch-hash": Code(_ERROR, "a `#` in an `#SBATCH` line starts a comment", r"write \#"),
+    "sbatch-late": Code(
+        _ERROR, "sbatch ignores an `#SBATCH` line after the first command", "move it above the first command"
+    ),
     "sbatch-refused": Code(_ERROR, "a flag that the site's Slurm refuses", "see the reason"),
-    "account-missing": Code(_WARNING, "the site wants an account, and the script names none", "#SBATCH --account=…"),
+    "account-missing": Code(
+        _WARNING, "the site requires an account, and the script does not set one", "#SBATCH --account=…"
+    ),
     "node-rank-too-early": Code(
         _ERROR,
-        "the batch script puts the node's rank in: it is the same on every node",
+        "the batch script expands the node's rank: it is the same on every node",
         "srun bash -c '… $SLURM_NODEID …'",
     ),
     "rank-remap-torchrun": Code(
-        _WARNING, "pyxis sets RANK and LOCAL_RANK in front of torchrun", "env -u RANK -u LOCAL_RANK torchrun …"
+        _WARNING, "pyxis sets RANK and LOCAL_RANK before torchrun starts", "env -u RANK -u LOCAL_RANK torchrun …"
     ),
-    "gpus-per-task": Code(_WARNING, "each task sees its own GPU only, so NCCL finds no peers", "--gpus-per-node"),
+    "gpus-per-task": Code(
+        _WARNING, "each task sees only its own GPU, so NCCL cannot reach the others of the node", "--gpus-per-node"
+    ),
     "cpus-not-inherited": Code(
-        _WARNING, "`--cpus-per-task` of the job does not reach srun in all versions of Slurm", "srun --cpus-per-task=…"
+        _WARNING,
+        "srun does not inherit `--cpus-per-task` from the job in every version of Slurm",
+        "srun --cpus-per-task=…",
     ),
     "master-address": Code(
-        _WARNING, "MASTER_ADDR is taken from the wrong node, or is several addresses", "scontrol show hostnames"
+        _WARNING, "MASTER_ADDR is the wrong node, or several addresses", "use scontrol show hostnames"
     ),
-    "fixed-port": Code(_WARNING, "two jobs on one node want the same MASTER_PORT", "derive it from SLURM_JOB_ID"),
-    "trace-prints-secrets": Code(_WARNING, "`set -x` prints secrets into the log", "set +x around them"),
+    "fixed-port": Code(_WARNING, "two jobs on a node would use the same MASTER_PORT", "derive it from SLURM_JOB_ID"),
+    "trace-prints-secrets": Code(_WARNING, "`set -x` prints secrets to the log", "use set +x around them"),
 }
 
 CODES: dict[str, Code] = {**_FILE, **_VARIABLES, **_IMAGE, **_MOUNTS, **_ENV, **_HOOKS, **_SCRIPT}

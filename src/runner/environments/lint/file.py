@@ -37,6 +37,9 @@ _OTHER_NAMES = {  # what other tools call it
     "readonly": "writable", "read_only": "writable", "device": "devices", "gpus": "devices",
 }  # fmt: skip
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_ANGLE = r"<[A-Za-z][\w .-]*>"
+_PLACEHOLDER = re.compile(rf"\{{\{{[^{{}}]*\}}\}}|(?<![$\w}}])\{{[A-Za-z_]\w*\}}|{_ANGLE}")
+_PLACEHOLDER_FOLDER = re.compile(rf"/{_ANGLE}(?=/|$)")
 
 
 def check_file(document: Document) -> Iterator[Finding]:
@@ -185,9 +188,12 @@ def _texts(document: Document) -> Iterator[Finding]:
             parts(text, field)
         except RunnerError as error:
             yield finding("broken-reference", field, document.place(*keys), f"{field}: {error.why}", error.fix)
-        match = re.search(r"\{\{[^{}]*\}\}|(?<![$\w}])\{[A-Za-z_]\w*\}", text)
-        if match and keys[0] not in {"env", "annotations"}:
-            reason = f"{field} has {match[0]}, which no engine fills in"
+        free_text = keys[0] in {
+            "env",
+            "annotations",
+        }  # JSON, prompts: only a whole folder name is clearly a placeholder
+        if match := (_PLACEHOLDER_FOLDER if free_text else _PLACEHOLDER).search(text):
+            reason = f"{field} still has the placeholder {match[0].strip('/')}"
             yield finding("placeholder", field, document.place(*keys), reason)
 
 

@@ -156,4 +156,4 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 
 
-CE_RULES = (names_and_values, variant, conflict, needs_writable, ssh_key, rank_remap, extended_image)
+RULES = (names_and_values, variant, conflict, needs_writable, ssh_key, rank_remap, extended_image)

@@ -58,11 +58,14 @@ def file(subject: Subject) -> Iterator[Finding]:
 
 
 def architecture(subject: Subject) -> Iterator[Finding]:
-    """An image for another processor ends in `exec format error`."""
-    image, nodes = subject.image.architecture, subject.setting.site.architecture
-    if image and nodes and image != nodes:
-        reason = f"the image is for {image}, and the nodes of {subject.setting.site.name} are {nodes}"
-        yield subject.say("image-architecture", "image", reason, f"runner build --platform linux/{nodes}")
+    """An image for another processor ends in `exec format error`; one for another vendor's GPUs finds none."""
+    image, site = subject.image, subject.setting.site
+    if image.architecture and site.architecture and image.architecture != site.architecture:
+        reason = f"the image is for {image.architecture}; the nodes of {site.name} are {site.architecture}"
+        yield subject.say("image-architecture", "image", reason, f"runner build --platform linux/{site.architecture}")
+    elif image.rocm and not image.cuda and (site.gpu or "").startswith("NVIDIA"):
+        reason = f"the image is for AMD's GPUs (ROCm); the nodes of {site.name} have {site.gpu}"
+        yield subject.say("image-architecture", "image", reason, "use an image built for CUDA")
 
 
 def login_shell(subject: Subject) -> Iterator[Finding]:
@@ -97,7 +100,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
 
 def name(subject: Subject) -> Iterator[Finding]:
     """What a registry, or enroot, takes as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
-    if not in_registry(subject) or "{" in subject.own.image:
+    if not in_registry(subject) or re.search(r"[{<]", subject.own.image):
         return
     image, found = subject.own.image, written(subject.own.image)
     if image.startswith("docker://"):
@@ -112,9 +115,6 @@ def name(subject: Subject) -> Iterator[Finding]:
     elif not found.digest and found.tag in {"", "latest"}:
         what = "the tag `latest`" if found.tag else "no tag, which means `latest`"
         yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
-
-
-RULES = (empty, relative_squashfs, file, architecture, login_shell, separator, name)
 
 
 # registries whose images are public as a rule: a login lifts limits, or opens private ones
@@ -185,4 +185,4 @@ def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Find
     )
 
 
-REGISTRY_RULES = (credentials,)
+RULES = (empty, relative_squashfs, file, architecture, login_shell, separator, name, credentials)

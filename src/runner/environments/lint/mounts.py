@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from runner.environments.engines import mount_syntax
+from runner.environments.engines.shared import MountSyntax
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.subject import Subject
 from runner.environments.mount import Mount, parse_mount, split_fields
 from runner.environments.rewriting import Set
 from runner.errors import RunnerError
+from runner.expansion import parts
 from runner.located_toml import Document
 
 # folders of an image in which its own programs lie: a mount there hides them
@@ -131,93 +135,104 @@ RULES = (
 )  # fmt: skip
 
 
-_FLAGS = frozenset(
-    {"ro", "rw", "bind", "rbind", "private", "rprivate", "slave", "rslave", "shared", "rshared"}
-    | {"nosuid", "suid", "nodev", "dev", "noexec", "exec", "sync"}
-)
-# Source: CSCS documentation, container-engine/edf.md (2026-08-20); sarus-suite/raster@20f75bd; podman-run(1), --volume
-_OWN_FLAGS = {
-    "ce": frozenset({"sqsh"}),
-    "sandbox": frozenset({"sqsh"}),
-    "sarus": frozenset({"z", "Z", "U", "O"}),
-    "podman": frozenset({"z", "Z", "U", "O"}),
-}
-# signs that part the fields of the engine's mounts, and cannot be escaped there.
-# Source: pyxis 0.24.0 args.c (blanks: since 0.24, and with an enroot newer than 4.1.2 only); enroot 4.1.2 runtime.sh
-_FORBIDDEN = {
-    "pyxis": ", \t\n",
-    "enroot": ", \t\n",
-    "apptainer": ",\n",
-    "ce": "\n",
-    "sarus": "\n",
-    "podman": ",",
-    "docker": ",",
-}
-_SIGNS = {",": "a comma", " ": "a blank", "\t": "a tab", "\n": "a newline", ":": "a colon"}
+@dataclass(frozen=True)
+class _Fault:
+    """A fault of one mount that can be read."""
+
+    code: str
+    reason: str
+    fix: str
+    text: str = ""
+    """the mount without this fault; empty where only the user can write it"""
+    severity: str = ""
 
 
 def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
-    """The faults of each mount of a file, for an engine."""
+    """The faults of each mount of a file, for an engine. Mounts without a target share one note."""
     mounts = document.data.get("mounts")
     if not isinstance(mounts, list):
         return
+    syntax = mount_syntax(engine)
+    without_target: list[int] = []
     for index, text in enumerate(mounts):
         if not isinstance(text, str) or "\0" in text:
-            continue  # said by the rules on types
-        field, place = f"mounts.{index}", document.place("mounts", str(index))
+            continue  # the rules on types report it
+        field, place, fields = f"mounts.{index}", document.place("mounts", str(index)), split_fields(text)
         try:
             parse_mount(text)
         except RunnerError as error:
-            if "cannot read the variable" not in error.what:  # said by the rule on references
-                reason = f"{text!r}: {error.why}"
-                yield finding("mount-syntax", field, place, reason, f"write {error.fix}")
+            if "cannot read the variable" not in error.what:  # reported by the rule on references
+                severity = "note" if engine == "sarus" and _relative_target_only(fields) else ""
+                yield finding("mount-syntax", field, place, f"{text!r}: {error.why}", f"write {error.fix}", severity)
             continue
-        for code, reason, fix, severity in _faults(text, split_fields(text), engine):
-            new = re.fullmatch(r".*write '(.*)'", fix, re.DOTALL)
-            changes = (Set(("mounts", str(index)), new[1]),) if new else ()
-            yield finding(code, field, place, reason, fix, severity, changes)
+        if len(fields) == 1 and engine != "sarus":
+            without_target.append(index)
+        for fault in _faults(text, fields, engine, syntax):
+            changes = (Set(("mounts", str(index)), fault.text),) if fault.text else ()
+            yield finding(fault.code, field, place, fault.reason, fault.fix, fault.severity, changes)
+    if without_target:
+        yield _without_target(document, mounts, without_target, engine)
 
 
-def _faults(text: str, fields: tuple[str, ...], engine: str) -> Iterator[tuple[str, str, str, str]]:
-    """(code, reason, fix, severity) for each fault of one mount that can be read."""
-    if len(fields) == 1:
-        fix = f"'{text}:{text}'"
-        if engine == "sarus":
-            yield (
-                "mount-without-target",
-                f"{text!r} names no target, and Sarus Suite wants one",
-                f"write {fix}",
-                "error",
-            )
-        else:
-            reason = f"{text!r} names no target; runner and {engine} use the source's path, Sarus Suite refuses it"
-            yield "mount-without-target", reason, f"to be clear, write {fix}", ""
+def _relative_target_only(fields: tuple[str, ...]) -> bool:
+    """Whether a relative target is all that is wrong. Source: sarus-suite/raster@20f75bd, tests: `./ccc:./ddd`."""
+    if len(fields) < 2 or not fields[1].startswith("."):
+        return False
+    try:
+        parse_mount(":".join((fields[0], "/target", *fields[2:])))
+    except RunnerError:
+        return False
+    return True
+
+
+def _without_target(document: Document, mounts: list[str], indexes: list[int], engine: str) -> Finding:
+    first, texts = indexes[0], [mounts[index] for index in indexes]
+    changes = tuple(Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes)
+    verb = "names" if len(texts) == 1 else "name"
+    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, Sarus Suite refuses it"
+    return finding(
+        "mount-without-target",
+        f"mounts.{first}",
+        document.place("mounts", str(first)),
+        reason,
+        f"write '{texts[0]}:{texts[0]}'",
+        "note",
+        changes,
+    )
+
+
+def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterator[_Fault]:
+    if len(fields) == 1 and engine == "sarus":
+        new = f"{text}:{text}"
+        yield _Fault(
+            "mount-without-target", f"{text!r} names no target: Sarus Suite needs one", f"write '{new}'", new, "error"
+        )
     if len(fields) == 3:
-        yield from _flags(fields, engine)
+        yield from _flags(fields, engine, syntax)
     for path in fields[:2]:
-        bad = next((sign for sign in path if sign in _FORBIDDEN.get(engine, "")), None)
-        if bad is None and ":" in path and engine != "sandbox":
-            bad = ":"  # inside of ${VAR:-default}
-            if engine != "sarus" and ":" not in re.sub(r"(\$\{\w+):-", r"\1", path):
-                bad = None  # others put the default in before they cut
-        if bad is not None:
-            reason = f"{path!r} has {_SIGNS[bad]}, which the mounts of {engine} cannot hold"
-            yield "mount-separator", reason, "rename the folder, or link it from another path: ln -s", ""
+        if bad := syntax.bad_character(path if engine == "sarus" else _with_defaults(path)):
+            reason = f"{path!r} has {bad}, which the mounts of {engine} cannot hold"
+            yield _Fault("mount-separator", reason, "rename the folder, or link it from another path: ln -s")
             return
 
 
-def _flags(fields: tuple[str, ...], engine: str) -> Iterator[tuple[str, str, str, str]]:
+def _with_defaults(path: str) -> str:
+    """A path's own text and its defaults: runner puts a default in before the engine splits the mount."""
+    return "".join(part if isinstance(part, str) else part.default or "" for part in parts(path))
+
+
+def _flags(fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterator[_Fault]:
     source, target, text = fields
-    right = "," if engine == "sarus" else "+"
-    wrong = "+" if right == "," else ","
+    wrong = "+" if syntax.join == "," else ","
     flags = [flag for flag in re.split(r"[+,]", text) if flag]
     if wrong in text:
-        reason = f"the flags {text!r} are joined by {wrong!r}, and {engine} wants {right!r}"
-        yield "mount-flag-separator", reason, f"write '{source}:{target}:{right.join(flags)}'", ""
-    known = _FLAGS | _OWN_FLAGS.get(engine, frozenset())
+        reason = f"the flags {text!r} are joined by {wrong!r}; {engine} needs {syntax.join!r}"
+        new = f"{source}:{target}:{syntax.join.join(flags)}"
+        yield _Fault("mount-flag-separator", reason, f"write '{new}'", new)
     for flag in flags:
-        if flag not in known and not flag.startswith(("x-", "size=", "uid=", "gid=", "mode=", "idmap")):
-            yield "mount-flag-unknown", f"the mounts of {engine} have no flag {flag!r}", _near_flag(flag, known), ""
+        if flag not in syntax.flags and not flag.startswith(("x-", "size=", "uid=", "gid=", "mode=", "idmap")):
+            reason = f"the mounts of {engine} have no flag {flag!r}"
+            yield _Fault("mount-flag-unknown", reason, _near_flag(flag, syntax.flags))
 
 
 def _near_flag(flag: str, known: frozenset[str]) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from runner.environments.environment import Environment
-from runner.environments.lint import variables
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.script_text import Line, Script, option
 from runner.environments.lint.subject import Setting, facts_of
 from runner.images.sources.registry.reference import written
 from runner.located_toml import Place
+from runner.machine.secrets import LEAST_LENGTH, is_secret_name, looks_secret
 
 _TORCHRUN = re.compile(r"\btorchrun\b|torch\.distributed\.(run|launch)\b|\baccelerate\s+launch\b")
 _RANK = r"\$\{?SLURM_(PROCID|NODEID|LOCALID)\b"
@@ -153,9 +153,9 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
     """Secrets written out, and secrets that a trace prints."""
     mentioned = False
     for line in batch.script.commands:
-        for name, value in re.findall(r"\b([A-Za-z_]\w*)=[\"']?([^\s\"'$`;&|()]*)", line.text):
-            mentioned = mentioned or bool(variables.NAME.search(name))
-            if variables.looks_secret(name, value):
+        for name, value in re.findall(r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|()]*)", line.text):
+            mentioned = mentioned or is_secret_name(name)
+            if len(value) >= LEAST_LENGTH and looks_secret(name, value):
                 reason = f"{name} holds a secret as plain text"
                 yield batch.say("secret-value", line, name, reason, f"export {name} where you submit")
     traced = next((line for line in batch.script.commands if re.search(r"\bset\s+-\w*x", line.early)), None)

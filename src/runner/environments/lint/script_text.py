@@ -1,13 +1,15 @@
-"""A batch script as its lines mean it: directives, commands joined over backslashes and quotes, here-documents."""
+"""A batch script as the linter reads it: directives, commands, here-documents."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?\s*(['\"\\]?)([A-Za-z_]\w*)['\"]?")
+from runner.bash import commands, here_documents
+
+_QUOTED = re.compile(r"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -75,55 +77,21 @@ def parse_script(text: str, path: Path) -> Script:
             (late if seen else directives).append(Line(number, words, words))
         elif line.strip() and not line.lstrip().startswith("#"):
             seen = True
-    return Script(path, tuple(directives), tuple(late), tuple(_commands(lines)))
+    found = sorted(_lines(text), key=lambda line: line.number)
+    return Script(path, tuple(directives), tuple(late), tuple(found))
 
 
-def _commands(lines: Sequence[str]) -> Iterator[Line]:
-    number = 0
-    while number < len(lines):
-        first, text = number + 1, lines[number]
-        number += 1
-        if not text.strip() or text.lstrip().startswith("#"):
-            continue
-        early, still_open = _early(text)
-        while still_open and number < len(lines):
-            text = f"{text[:-1]} {lines[number]}" if still_open == "\\" else f"{text}\n{lines[number]}"
-            number += 1
-            early, still_open = _early(text)
-        yield Line(first, text, early)
-        for match in _HERE_DOCUMENT.finditer(text):
-            if not early.startswith("<<", match.start()):
-                continue  # inside of quotes
-            end = next((n for n in range(number, len(lines)) if lines[n].strip() == match[2]), len(lines))
-            body = "\n".join(lines[number:end])
-            # bash expands the body, unless the word that ends it is quoted
-            yield Line(number + 1, body, "" if match[1] else body.replace("\\$", "  "))
-            number = min(end + 1, len(lines))
+def _lines(text: str) -> Iterator[Line]:
+    """The commands and the bodies of here-documents, in their order."""
+    for command in commands(text):
+        words = command.raw.replace("\\\n", " ")
+        yield Line(command.line, words, _QUOTED.sub(_blank, words))
+    for document in here_documents(text):
+        # bash expands the body, unless its mark is quoted
+        yield Line(document.line, document.body, "" if document.quoted else document.body.replace("\\$", "  "))
 
 
-def _early(text: str) -> tuple[str, str]:
-    """(the text that this shell expands, what is open at its end: a quote, a backslash or nothing)."""
-    kept: list[str] = []
-    quote, position = "", 0
-    while position < len(text):
-        sign = text[position]
-        if quote == "'":
-            quote = "" if sign == "'" else quote
-            kept.append(" ")
-        elif sign == "\\":
-            if position + 1 == len(text):
-                return "".join(kept), "\\"
-            kept.append("  ")
-            position += 1
-        elif sign == "#" and not quote and (position == 0 or text[position - 1].isspace()):
-            end = text.find("\n", position)
-            end = len(text) if end < 0 else end
-            kept.append(" " * (end - position))
-            position = end
-            continue
-        else:
-            if sign == '"' or (sign == "'" and not quote):
-                quote = "" if quote == sign else sign
-            kept.append(" " if sign == "'" and quote != '"' else sign)
-        position += 1
-    return "".join(kept), quote
+def _blank(quoted: re.Match[str]) -> str:
+    """What the shell leaves alone as blanks: an escape, single quotes, and escapes within double quotes."""
+    text = quoted[0]
+    return re.sub(r"\\.", "  ", text, flags=re.DOTALL) if text.startswith('"') else " " * len(text)

@@ -132,6 +132,9 @@ def texts(environment: Environment) -> Iterator[tuple[str, str]]:
 
 
 _RELEASE = re.compile(r"pytorch[^/\s]*?[:+_-](\d\d)\.(\d\d)(?!\d)")
+_NCCL_FRAMEWORK = re.compile(
+    r"nccl|torch|nemo|jax|tensorflow|megatron|deepspeed|vllm|sglang|tensorrt.?llm|axolotl|transformers|\bngc-"
+)
 _ARCHITECTURES = {"aarch64": "arm64", "arm64": "arm64", "amd64": "amd64", "x86_64": "amd64", "x86-64": "amd64"}
 
 
@@ -150,6 +153,8 @@ class ImageFacts:
     """an Alps extended image, which has its own network stack"""
     nvidia: bool
     """made for NVIDIA's GPUs"""
+    nccl: bool
+    """its name is that of a framework that communicates by NCCL"""
 
 
 def facts_of(image: str, path: Path | None) -> ImageFacts:
@@ -167,6 +172,7 @@ def facts_of(image: str, path: Path | None) -> ImageFacts:
         ngc=ngc,
         extended=bool(re.search(r"alps-images/|alps-extended-images|-alps\d+\b", text)),
         nvidia=ngc is not None or bool(re.search(r"nvcr\.io|nvidia|\bngc|cuda", text)),
+        nccl=bool(_NCCL_FRAMEWORK.search(text)) and "rocm" not in text,
     )
 
 

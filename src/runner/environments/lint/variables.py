@@ -9,6 +9,7 @@ from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject, texts
 from runner.environments.rewriting import Set
 from runner.expansion import Variable, names, parts
+from runner.machine.secrets import looks_secret
 
 # what users of a cluster have; another name is worth a note where the check does not run on that cluster
 _USUAL = {"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SCRATCH", "STORE", "PROJECT", "WORK", "RUNNER_IMAGES"}
@@ -77,9 +78,6 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
                 yield subject.say("env-refers-to-env", f"env.{name}", reason, f"write {env[other]!r} there")
 
 
-RULES = (undefined_variable, without_braces, in_image_of_sarus, env_refers_to_env)
-
-
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
 # these tune nothing, or nothing that the hook sets
 _HARMLESS_TUNING = {
@@ -90,6 +88,7 @@ _HARMLESS_TUNING = {
     "FI_LOG_PROV",
     "FI_EFA_USE_HUGE_PAGE",
 }
+_NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # who sets these uses NCCL
 _SWITCHED_OFF = {
     "NCCL_NET": {"socket"},
     "NCCL_NET_DISABLE": {"1"},
@@ -155,33 +154,13 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     gpus, image = subject.setting.site.gpus_per_node, subject.image
     if subject.setting.engine != "ce" or not gpus or not subject.own.image or image.extended:
         return
-    said = subject.annotation("aws_ofi_nccl.enabled")
-    if said != "true" and (image.nvidia or said == "false"):
+    hook = subject.annotation("aws_ofi_nccl.enabled")
+    shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)
+    if hook != "true" and (shows_nccl or hook == "false"):
         field = "annotations.com.hooks.aws_ofi_nccl.enabled"
         reason = "the aws_ofi_nccl hook is not switched on: between nodes NCCL goes over TCP"
         fix = 'com.hooks.aws_ofi_nccl.enabled = "true" and its variant, if jobs use more than one node'
         yield subject.say("nccl-over-tcp", field, reason, fix)
-
-
-VALUE_RULES = (path_replaced, gpus_hidden, stale_tuning, nccl_over_tcp)
-
-
-NAME = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_?KEY|SECRET_?KEY|PRIVATE_?KEY|AUTH_?KEY|CREDENTIALS?)(_|$)",
-    re.I,
-)
-# names that look so, and hold none
-_HARMLESS = re.compile(r"TOKENIZERS?_|_FILE$|_PATH$|_DIR$|MAX_TOKEN|TOKEN_(LIMIT|COUNT|TYPE)|_ID$", re.I)
-VALUE = re.compile(
-    r"\b(hf_|ghp_|gho_|github_pat_|glpat-|nvapi-|sk-|xox[abp]-|AKIA|ya29\.)[A-Za-z0-9_.-]{12,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@$]+:[^/\s@$]{3,}@"
-)
-
-
-def looks_secret(name: str, literal: str) -> bool:
-    """Whether a variable's name, or the part of its value that is no reference, is that of a secret."""
-    named = NAME.search(name) and not _HARMLESS.search(name) and literal.strip() not in {"", "0", "1", "true", "false"}
-    return bool(named or VALUE.search(literal))
 
 
 def secret_value(subject: Subject) -> Iterator[Finding]:
@@ -193,9 +172,13 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
             fix = f"take it out of the file and export {name} where you launch: the host's variables enter"
             yield subject.say("secret-value", field, f"{field} holds a secret as plain text", fix)
     for name, value in subject.own.annotations.items():
-        if VALUE.search(value):
+        if looks_secret("", value):
             field = f"annotations.{name}"
             yield subject.say("secret-value", field, f"{field} holds a secret as plain text", "take it out of the file")
 
 
-SECRET_RULES = (secret_value,)
+RULES = (
+    *(undefined_variable, without_braces, in_image_of_sarus, env_refers_to_env),
+    *(path_replaced, gpus_hidden, stale_tuning, nccl_over_tcp),
+    secret_value,
+)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-# a word of its own: `$((1 << X))` and `cat <<<"$A"` are none. Source: Dockerfile reference, "Here-Documents"
-_HEREDOC = re.compile(r"""(?<!\S)\d*<<-?(["']?)([A-Za-z_]\w*)\1(?=$|[\s;|&>)])""")
-_QUOTED = re.compile(r"""\\.|"(?:\\.|[^"\\])*"|'[^']*'""", re.DOTALL)
+from runner.bash import here_documents
+
 
 
 def instructions(text: str) -> Iterator[tuple[int, int, str]]:
@@ -25,19 +24,12 @@ def instructions(text: str) -> Iterator[tuple[int, int, str]]:
         words = "\n".join(lines[start:at])
         end = at
         if words.split(maxsplit=1)[0].upper() in ("RUN", "COPY", "ADD"):
-            for marker in _markers(words):
-                while end < len(lines) and lines[end].strip() != marker:
+            for document in here_documents(words):
+                while end < len(lines) and lines[end].strip() != document.mark:
                     end += 1
                 end += 1
         yield start, min(end, len(lines)), words
         at = end
-
-
-def _markers(words: str) -> list[str]:
-    """The markers of the heredocs that an instruction starts; what looks like one inside quotes is text."""
-    quoted = [match.span() for match in _QUOTED.finditer(words)]
-    found = _HEREDOC.finditer(words)
-    return [each[2] for each in found if not any(start < each.start() < end for start, end in quoted)]
 
 
 def _is_comment_inside(lines: list[str], start: int, at: int) -> bool:

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runner.bash import Word
 from runner.environments.mount import Mount, parse_mount
 from runner.environments.rewriting import APPEND, Change, Set
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
-from runner.runs.adopt.shell import Word
+from runner.machine.secrets import looks_secret
 
-SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS?)(_|$)", re.I)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -82,12 +82,22 @@ class Adopted:
         """Add a variable of [env]; what an EDF cannot hold is noted."""
         if not _VARIABLE.fullmatch(name):
             self.lost(given, f"{name!r} cannot be the name of a variable")
-        elif SECRET.search(name) and plain(value):
+        elif looks_secret(name, plain(value) or ""):
             self.lost(f"{name}=…", "it is a secret: export it where you launch, the host's variables enter")
         elif not value:
             self.lost(given, "an empty value unsets a variable in an EDF; nothing sets one to the empty text")
         else:
             self.env[name] = value
+
+    def set_defaults(self) -> None:
+        """Decide `entrypoint` and `writable` of a new EDF: the engines disagree on their defaults."""
+        if self.base:
+            return
+        self.entrypoint = bool(self.entrypoint)
+        if self.writable is None and self.image:
+            why = "added; without --container-writable, pyxis makes the root file system read-only"
+            self.changed("writable = true", why)
+        self.writable = True if self.writable is None else self.writable
 
     def changes(self, present: Mapping[str, object] | None = None) -> list[Change]:
         """What to write into an EDF that says `present`; what it says already is left alone."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from runner.bash import Word
 from runner.environments.mount import split_fields
 from runner.expansion import literal
 from runner.runs.adopt.adopted import Adopted, image_reference
 from runner.runs.adopt.options import CONTAINER, Option, split
-from runner.runs.adopt.shell import Word
 
 # what is so anyway, on every engine
 _HOLDS = {

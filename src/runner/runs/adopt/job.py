@@ -6,12 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from runner.bash import Word
 from runner.environments.rewriting import Change, Set
 from runner.errors import RunnerError
 from runner.expansion import Variable, parts
-from runner.runs.adopt.adopted import SECRET, Adopted, plain
+from runner.machine.secrets import looks_secret
+from runner.runs.adopt.adopted import Adopted, plain
 from runner.runs.adopt.options import ACCELERATE, PYTHON, TORCHRUN, Grammar, Option, split
-from runner.runs.adopt.shell import Word
 
 RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 """set for each task by the batch script that runner writes"""
@@ -119,7 +120,7 @@ class Draft:
             adopted.holds(given, "runner sets it for each task")
         elif name in _NOT_INTO_CONTAINERS:
             adopted.lost(given, f"the host's {name} does not enter a container; write it into [env] of the EDF")
-        elif text is None or SECRET.search(name):
+        elif text is None or looks_secret(name, text):
             adopted.variable(name, value, given)
         else:
             try:

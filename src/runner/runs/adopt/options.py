@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.runs.adopt.shell import Word
+from runner.bash import Word
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runner.bash import Command, Word, commands
 from runner.errors import RunnerError
 from runner.expansion import Variable, join, literal, names, parts
 from runner.runs.adopt import containers
@@ -15,7 +16,6 @@ from runner.runs.adopt.adopted import Adopted
 from runner.runs.adopt.containers import read_container_run
 from runner.runs.adopt.job import RENDEZVOUS, Draft, Program, read_program
 from runner.runs.adopt.options import SBATCH, SRUN, Option, split
-from runner.runs.adopt.shell import Command, Word, commands
 
 _ENGINES = ("docker", "podman")
 _STARTERS = ("torchrun", "accelerate", "python", "python3", "deepspeed", "mpirun", "mpiexec")

@@ -1,4 +1,4 @@
-"""A bash script cut into commands and words, to be read, never run.
+"""A bash script split into commands, words and here-documents. It is read, never run.
 
 A word is kept as EDF text: `${NAME}` for a variable, everything else literal. What only a shell can work out (`$(…)`,
 `${X%.*}`, a pattern of files) makes a word `computed`; its text is then the script's own.
@@ -55,9 +55,29 @@ class Command:
     """its output goes to another command"""
 
 
+@dataclass(frozen=True)
+class HereDocument:
+    """The lines after a command with `<<MARK`."""
+
+    mark: str
+    quoted: bool
+    """bash expands nothing in the body"""
+    line: int
+    """of the first line of the body"""
+    body: str
+
+
 def commands(text: str) -> tuple[Command, ...]:
     """The commands of a bash script, in their order; comments and the bodies of here-documents are left out."""
     return tuple(_Reader(text.replace("\r\n", "\n")).commands())
+
+
+def here_documents(text: str) -> tuple[HereDocument, ...]:
+    """The here-documents of a bash script, in their order; the body is empty where the text ends before it."""
+    reader = _Reader(text.replace("\r\n", "\n"))
+    for _ in reader.commands():
+        pass
+    return tuple(reader.here_documents)
 
 
 class _Reader:
@@ -65,13 +85,15 @@ class _Reader:
         self.text = text
         self.position = 0
         self.depth = 0
-        self.documents: list[str] = []  # here-documents whose bodies begin on the next line
+        self.opened: list[tuple[str, bool]] = []  # (mark, quoted) of those whose bodies begin on the next line
+        self.here_documents: list[HereDocument] = []
 
     def commands(self) -> Iterator[Command]:
         while self.position < len(self.text):
             command = self._command()
             if command is not None:
                 yield command
+        self._end_line()  # a here-document may be opened by the last words
 
     def _skip_blanks(self) -> None:
         while match := re.compile(r"[ \t]+|\\\n").match(self.text, self.position):
@@ -132,10 +154,13 @@ class _Reader:
     def _end_line(self) -> None:
         end = self.text.find("\n", self.position)
         self.position = len(self.text) if end < 0 else end + 1
-        for mark in self.documents:
-            body = re.compile(rf"^\t*{re.escape(mark)}$", re.M).search(self.text, self.position)
-            self.position = len(self.text) if body is None else min(body.end() + 1, len(self.text))
-        self.documents.clear()
+        for mark, quoted in self.opened:
+            start = self.position
+            last = re.compile(rf"^\t*{re.escape(mark)}$", re.M).search(self.text, start)
+            self.position = len(self.text) if last is None else min(last.end() + 1, len(self.text))
+            body = self.text[start : last.start() if last else None]
+            self.here_documents.append(HereDocument(mark, quoted, self.text.count("\n", 0, start) + 1, body))
+        self.opened.clear()
 
     def _redirection(self, operator: str) -> str:
         start = self.position
@@ -143,7 +168,8 @@ class _Reader:
         self._skip_blanks()
         target = self._word()
         if operator.lstrip("0123456789") in {"<<", "<<-"}:
-            self.documents.append(re.sub(r"[\\'\"]", "", target.raw))
+            mark = re.sub(r"[\\'\"]", "", target.raw)
+            self.opened.append((mark, mark != target.raw))
         return self.text[start : self.position]
 
     def _elements(self) -> list[Word]:
