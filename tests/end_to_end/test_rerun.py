@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.runs.rerun import _links
 from tests.end_to_end.conftest import Runner, environment, write
 from tests.images.handmade import file, layout, tar
 
@@ -104,3 +105,18 @@ def test_an_image_that_was_purged_is_made_again_or_refused(local: Runner, projec
     shutil.rmtree(source)
     layout(source, [tar([file("version", b"2")])])
     assert "cannot be had as it was" in runner("rerun", name, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "locked", "links"),
+    [
+        (["launch", "x", "--chain", "3"], {}, 3),
+        (["launch", "x", "--chain=3"], {}, 3),
+        (["launch", "x", "--chain", "3"], {"chain": 2}, 2),
+        (["launch", "--env", "e", "--", "prog", "--chain", "3"], {}, 0),
+        (["launch", "x"], {}, 0),
+    ],
+)
+def test_a_chain_is_run_again_as_long_as_it_was(words: list[str], locked: dict[str, int], links: int) -> None:
+    """A lock without the number has it in the command line."""
+    assert _links({"run": {"command_line": words}, "job": locked}) == links

@@ -65,6 +65,15 @@ def test_commit_changes_and_untracked_files_are_recorded(project: Path) -> None:
     assert known.dirty
 
 
+def test_earlier_runs_are_not_worth_a_warning(project: Path) -> None:
+    """Data and secrets that stay out are counted; the folders that runner itself makes are not."""
+    (note,) = snapshot.plan(project).notes
+    assert note.startswith("2 untracked files")  # data/more.txt and .env
+    (project / ".env").unlink()
+    (project / "data/more.txt").unlink()
+    assert snapshot.plan(project).notes == ()
+
+
 def test_the_diff_turns_the_commit_into_the_snapshot(project: Path, tmp_path: Path) -> None:
     """`git apply` of RUN/code.diff on a clean clone gives the very bytes, CRLF and all."""
     snapshot.take(snapshot.plan(project), tmp_path / "run")

@@ -142,6 +142,35 @@ def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(
     assert look(load(tmp_path)).state == "COMPLETED"
 
 
+def test_a_job_that_was_submitted_by_hand_and_still_waits_is_seen_and_cancelled(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No file of the run folder names it yet; squeue says which folder it was submitted in."""
+    folder = tmp_path / "sft-0001"
+    folder.mkdir()
+    run = replace(run, folder=folder)
+    save(run)
+    attempt(run, 1, started="job 17\n", exit_code="1\n", cause="script_failure\n")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "squeue").write_text(
+        f"""#!/bin/sh
+case "$*" in
+*WorkDir*) echo '41|PENDING|Resources||0:00|1:00:00|0|/elsewhere   '
+           echo '42|PENDING|Priority||0:00|1:00:00|0|{folder}   ' ;;
+esac
+"""
+    )
+    (bin_folder / "scancel").write_text(f'#!/bin/sh\necho "$*" >{tmp_path}/cancelled\n')
+    for program in bin_folder.iterdir():
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(bin_folder), prepend=":")
+    (found,) = status.ask([load(folder)])
+    assert (found.state, found.reason, found.live) == ("PENDING", "Priority", ("42",))
+    assert [ended for _, ended in cancel.cancel([load(folder)], Quiet())] == [True]
+    assert (tmp_path / "cancelled").read_text() == "42\n"
+
+
 def test_a_script_started_by_hand_on_this_machine_is_seen_and_ended(here: Run, tmp_path: Path) -> None:
     gone = replace(here, job_ids=("local-1",), process="x:1")
     attempt(gone, 1, exit_code="1\n", started="job local-1\n")

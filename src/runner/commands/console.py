@@ -43,6 +43,7 @@ class LogFilter:
         bad = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|" + bidi
         self.bad = re.compile(rb"(\x1b\[[0-9;:]*m)|" + bad)
         self.cut = re.compile(rb"(?:\x1b(?:\[[0-9;:]{0,30})?|\xc2|\xd8|\xe2[\x80\x81]?)\Z")
+        self.plain = bytes((9, 10, 13, *range(32, 127)))
         self.rest = b""
 
     def __call__(self, data: bytes) -> bytes:
@@ -53,6 +54,8 @@ class LogFilter:
         return self._clean(data[: cut.start()] if cut else data)
 
     def _clean(self, data: bytes) -> bytes:
+        if data.isascii() and not data.translate(None, self.plain):  # nearly always, and ten times as fast
+            return data
         return self.bad.sub(lambda found: found[1] or visible(found[0].decode()).encode(), data)
 
 

@@ -85,7 +85,7 @@ def _work_folders(runs: Sequence[Run]) -> tuple[set[Path], str]:
         return set(), f"squeue cannot be asked: {error.why}"
     if done.exit_code != 0:
         return set(), f"squeue does not answer: {(done.stderr.strip() or 'no word').splitlines()[-1]}"
-    return {Path(line.strip()).resolve() for line in done.stdout.splitlines() if line.strip()}, ""
+    return {Path(folder).resolve() for folder in slurm.parse_work_folders(done.stdout)}, ""
 
 
 def _goes_on(run: Run) -> bool:

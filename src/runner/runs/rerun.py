@@ -130,12 +130,22 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
                 run = replace(run, job_ids=(submit.sbatch(folder, Waits(), report),), state=SUBMITTED)
             submitted = True
             save(run)
-            run = submit.with_chain(run, tables["job"].get("chain", 0))
+            run = submit.with_chain(run, _links(tables))
         return run
     except BaseException:
         if not submitted:
             folders.remove(folder)
         raise
+
+
+def _links(tables: Mapping[str, Table]) -> int:
+    """The number of jobs of a chain; 0 for a job that stands alone. Older locks have it in the command line only."""
+    words = [str(word) for word in tables["run"].get("command_line", ())]
+    words = words[: words.index("--")] if "--" in words else words
+    given = [after or following for word, following in zip(words, [*words[1:], ""], strict=True)
+             for name, _, after in (word.partition("="),) if name == "--chain"]  # fmt: skip
+    number = tables["job"].get("chain", given[-1] if given else 0)
+    return int(number) if str(number).isdigit() else 0
 
 
 def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:

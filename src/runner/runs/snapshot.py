@@ -151,8 +151,10 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
         return _walk(root), None, [f"git does not answer ({answer}): commit and changes are not recorded"]
     tracked, git = answer
     code = tuple(name for name in git.untracked if not _skip(name))
-    others = len(git.untracked) - len(code)
-    notes = [f"{others} untracked files are not code: left out"] if others else []
+    others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
+    notes = (
+        [f"{others} untracked files are not in the code snapshot: caches, data, outputs or secrets"] if others else []
+    )
     return (*tracked, *code), replace(git, untracked=code), notes
 
 

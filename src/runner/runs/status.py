@@ -83,6 +83,7 @@ def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
     runs = [with_newest_job(run) for run in runs]
     job_ids = [job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids]
     queue, trouble = _queue(job_ids)
+    runs, queue = _with_jobs_by_hand(runs, queue)
     return tuple(_with_folder(_settle(run, queue, trouble)) for run in runs)
 
 
@@ -114,13 +115,39 @@ def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
     return slurm.parse_status(done.stdout), ""
 
 
+def _with_jobs_by_hand(
+    runs: Sequence[Run], queue: Mapping[str, JobStatus]
+) -> tuple[Sequence[Run], Mapping[str, JobStatus]]:
+    """The runs and the queue with the jobs that somebody submitted in a run folder and that still wait.
+
+    No file names them before they start; Slurm knows the folder that they were submitted in.
+    """
+    idle = [run for run in runs if run.scheduler == "slurm" and run.job_ids and not _live(run, queue)]
+    try:
+        done = process.run(slurm.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS) if idle else None
+    except RunnerError:
+        done = None
+    jobs = slurm.parse_work_folders(done.stdout) if done else {}
+    found = {run.name: jobs[folder] for run in idle if (folder := str(run.folder.resolve())) in jobs}
+    with_jobs = [
+        replace(run, job_ids=tuple(dict.fromkeys((*run.job_ids, found[run.name][0])))) if run.name in found else run
+        for run in runs
+    ]
+    return with_jobs, {**queue, **dict(found.values())}
+
+
+def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:
+    """The jobs of a run that wait or run."""
+    return tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
+
+
 def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus:
     code = run.newest.exit_code if run.newest else None
     if run.state == PREPARING or not run.job_id:
         return RunStatus(run, "PREPARING", "its launch was broken off before it was submitted")
     if run.scheduler == "local":
         return _local(run)
-    live = tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
+    live = _live(run, queue)
     job_id = _job_that_counts(run, queue, live)
     known = queue.get(job_id)
     if known is not None:

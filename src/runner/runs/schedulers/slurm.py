@@ -218,8 +218,24 @@ def _exit_code(text: str) -> int | None:
 
 
 def work_folders() -> tuple[str, ...]:
-    """The question where the user's jobs that are not over work, one folder a line."""
-    return ("squeue", "--me", "--noheader", "--Format=WorkDir:4096")
+    """The question where the user's jobs that are not over work."""
+    return (
+        "squeue",
+        "--me",
+        "--array",
+        "--noheader",
+        f"--Format={','.join(f'{name}:|' for name in _FIELDS)},WorkDir:4096",
+    )
+
+
+def parse_work_folders(stdout: str) -> Mapping[str, tuple[str, JobStatus]]:
+    """Folder -> a job that works there and its status, from what `work_folders` asked for."""
+    found: dict[str, tuple[str, JobStatus]] = {}
+    for line in stdout.splitlines():
+        folder = line.split("|", len(_FIELDS))[-1].strip()
+        for job_id, status in parse_status(line).items():
+            found[folder] = (job_id, status)
+    return found
 
 
 def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
