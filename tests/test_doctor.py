@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.doctor import access, cluster, node, programs, storage
+from runner.doctor import machine, storage
 from runner.doctor import storage as quota
+from runner.doctor.examination import examine
 from runner.errors import RunnerError
 from runner.machine import probe
 from runner.runs import submit
@@ -22,9 +23,9 @@ LOCAL = Site("local", "this machine", "local", "auto", "/nowhere")
 
 def test_clock_is_judged_against_our_own_files(monkeypatch):
     """A machine that lives in the past trusts no certificate."""
-    assert node.clock().verdict in {"ok", "missing"}
+    assert machine.clock().verdict in {"ok", "missing"}
     monkeypatch.setattr("time.time", lambda: 86_400.0)
-    found = node.clock()
+    found = machine.clock()
     assert found.verdict == "wrong" and found.text.startswith("1970-01-02 00:00:00 UTC") and "timedatectl" in found.fix
 
 
@@ -151,18 +152,18 @@ def test_an_undefined_scratch_is_named(tmp_path):
         found = check(site, {})
         assert "SCRATCH" in found.text and found.verdict in {"wrong", "missing"} and found.fix
     (tmp_path / "file").write_text("")
-    assert "is no folder" in storage.image_folder(LOCAL, {"RUNNER_IMAGES": str(tmp_path / "file/x")}).text
+    assert "is not a folder" in storage.image_folder(LOCAL, {"RUNNER_IMAGES": str(tmp_path / "file/x")}).text
 
 
 def test_edf_path_must_name_folders_that_are_there_and_names_that_can_be_found(tmp_path):
     def lookup(**environ):
-        return cluster.edf_lookup({"HOME": str(tmp_path), **environ})
+        return machine.edf_lookup({"HOME": str(tmp_path), **environ})
 
     assert lookup().verdict == "ok" and "0 environments" in lookup().text
     (tmp_path / ".edf").mkdir()
     (tmp_path / ".edf/a.toml").write_text("")
     assert "1 environments" in lookup().text
-    assert lookup(EDF_PATH=f"{tmp_path}/.edf:/nowhere").text.endswith("not there: /nowhere")
+    assert lookup(EDF_PATH=f"{tmp_path}/.edf:/nowhere").text.endswith("missing folders: /nowhere")
     (tmp_path / ".edf/b.toml.toml").write_text("")
     assert lookup().verdict == "wrong" and lookup().fix == "mv b.toml.toml b.toml"
 
@@ -181,34 +182,34 @@ def test_enroots_credentials_are_private_and_complete(tmp_path, machines, mode, 
     path = tmp_path / ".credentials"
     path.write_text("".join(f"machine {name} login $oauthtoken password s3cret\n" for name in machines))
     path.chmod(mode)
-    found = access.credentials({"ENROOT_CONFIG_PATH": str(tmp_path)})
+    found = storage.credentials({"ENROOT_CONFIG_PATH": str(tmp_path)})
     assert found.verdict == verdict and fix in found.fix and "s3cret" not in found.text + found.fix
 
 
 def test_missing_credentials_say_what_to_write(tmp_path):
-    found = access.credentials({"HOME": str(tmp_path)})
+    found = storage.credentials({"HOME": str(tmp_path)})
     assert found.verdict == "missing" and "nvcr.io" in found.fix and "authn.nvidia.com" in found.fix
 
 
 def test_logins_of_podman_are_named_without_their_secrets(tmp_path):
     path = tmp_path / "auth.json"
     environ = {"REGISTRY_AUTH_FILE": str(path), "HOME": str(tmp_path)}
-    assert access.registry_logins(environ).verdict == "missing"
+    assert storage.registry_logins(environ).verdict == "missing"
     path.write_text(json.dumps({"auths": {"nvcr.io": {"auth": "czNjcmV0"}}}))
     path.chmod(0o600)
-    found = access.registry_logins(environ)
+    found = storage.registry_logins(environ)
     assert found.verdict == "ok" and found.text.startswith("nvcr.io") and "czNj" not in found.text
     path.chmod(0o644)
-    assert access.registry_logins(environ).fix == f"chmod 600 {path}"
+    assert storage.registry_logins(environ).fix == f"chmod 600 {path}"
     path.write_text("[")
-    assert access.registry_logins(environ).verdict == "wrong"
+    assert storage.registry_logins(environ).verdict == "wrong"
 
 
 def test_hugging_face_offline_without_a_cache_is_wrong(tmp_path):
     """Offline and nothing cached: the job would end at its first model."""
 
     def found(**environ):
-        return access.hugging_face({"HOME": str(tmp_path), **environ})
+        return storage.hugging_face({"HOME": str(tmp_path), **environ})
 
     assert found().verdict == "ok" and "online; no token" in found().text
     assert found(HF_HUB_OFFLINE="1").verdict == "wrong" and "prefetch" in found(HF_HUB_OFFLINE="1").fix
@@ -225,16 +226,16 @@ def test_a_program_that_does_not_start_is_wrong(tmp_path, monkeypatch):
     """There, but broken: worse than not there."""
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     program(tmp_path, "enroot", "echo 'enroot: libnvidia-container.so: cannot open' >&2; exit 127")
-    found = programs.program("enroot")
+    found = machine.program("enroot")
     assert found.verdict == "wrong" and "libnvidia-container" in found.text
     program(tmp_path, "enroot", "echo 4.1.2")
-    assert (programs.program("enroot").verdict, programs.program("enroot").version) == ("ok", "4.1.2")
+    assert (machine.program("enroot").verdict, machine.program("enroot").version) == ("ok", "4.1.2")
     program(tmp_path, "docker", "echo Docker version 28.2.2, build x")
-    monkeypatch.setattr(programs, "_SOCKET", str(tmp_path / "docker.sock"))
+    monkeypatch.setattr(machine, "_SOCKET", str(tmp_path / "docker.sock"))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
-    assert programs.program("docker").verdict == "missing" and "daemon" in programs.program("docker").text
+    assert machine.program("docker").verdict == "missing" and "daemon" in machine.program("docker").text
     monkeypatch.setenv("DOCKER_HOST", "unix:///elsewhere")
-    assert programs.program("docker").verdict == "ok"
+    assert machine.program("docker").verdict == "ok"
 
 
 def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
@@ -244,11 +245,11 @@ def test_a_site_whose_plugin_srun_lacks_is_wrong(tmp_path, monkeypatch):
 
     slurm_plugins.cache_clear()
     try:
-        found = cluster.plugins(load_site("alps-clariden", {"HOME": "/h"}))
+        found = machine.plugins(load_site("alps-clariden", {"HOME": "/h"}))
         assert (
             found.verdict == "wrong" and "no --environment" in found.text and "--container-image (pyxis)" in found.text
         )
-        assert cluster.plugins(load_site("generic-pyxis", {"HOME": "/h"})).verdict == "ok"
+        assert machine.plugins(load_site("generic-pyxis", {"HOME": "/h"})).verdict == "ok"
     finally:
         slurm_plugins.cache_clear()
 
@@ -266,3 +267,24 @@ def test_a_real_cluster_is_seen_with_its_version_and_plugins(slurm: SlurmLab, tm
     assert "answers" in found["slurm"]["text"]
     assert "--environment (ce)" in found["srun plugins"]["text"]
     assert found["engine"]["text"].startswith("ce: srun has --environment")
+
+
+def test_what_a_site_does_without_is_not_called_missing(tmp_path, monkeypatch):
+    """On a laptop neither Slurm nor a second engine is missing; without any program the same site misses an engine."""
+    program(tmp_path / "bin", "podman", "echo podman version 4.3.1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    environ = {"HOME": str(tmp_path), "RUNNER_IMAGES": str(tmp_path)}
+    found = examine(LOCAL, "asked for", environ)
+    verdicts = {each.name: each.verdict for each in found.diagnoses}
+    assert {verdicts[name] for name in ("slurm", "srun plugins", "docker", "enroot", "apptainer")} == {"not needed"}
+    assert verdicts["git"] == verdicts["squashfuse"] == "missing"
+    assert [each.verdict == "not needed" for each in found.diagnoses] == sorted(
+        each.verdict == "not needed" for each in found.diagnoses
+    )
+    assert found.ready == ("build", "import", "launch and shell on site local (engine podman)") and not found.not_ready
+    (tmp_path / "bin/podman").unlink()
+    found = examine(LOCAL, "asked for", environ)
+    assert found.ready == ("import",)
+    assert found.not_ready == ("build (no podman, no docker)", "launch and shell on site local (engine host) (engine)")
+    clariden = examine(load_site("alps-clariden", environ), "asked for", {**environ, "SCRATCH": str(tmp_path)})
+    assert {each.verdict for each in clariden.diagnoses if each.name == "slurm"} == {"wrong"}

@@ -152,6 +152,7 @@ def test_doctor_names_what_is_wrong_and_how_to_mend_it(tmp_path):
     assert done.returncode == 1
     assert f"chmod 600 {credentials}" in done.stderr and "/nowhere" in done.stdout
     assert f"-> chmod 600 {credentials}" in done.stdout  # and in the line itself
+    assert done.stderr.splitlines()[-1].startswith("ready for: ")
     credentials.chmod(stat.S_IRUSR | stat.S_IWUSR)
     assert "authn.nvidia.com" in runner(tmp_path, "doctor").stdout
     credentials.write_text(credentials.read_text() + "machine authn.nvidia.com login $oauthtoken password x\n")

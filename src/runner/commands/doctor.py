@@ -15,43 +15,34 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    doctor = subparsers.add_parser("doctor", parents=[common], help="what this machine can do")
+    doctor = subparsers.add_parser("doctor", parents=[common], help="check what this machine can do")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     add_wide(doctor)
     doctor.set_defaults(run=examine_machine)
 
 
 def examine_machine(args: argparse.Namespace, console: Console) -> int:
-    """`runner doctor`: one line each; exit code 1 when something is wrong."""
+    """`runner doctor`: a line per check, then what the machine is ready for; 1 when something is wrong."""
     import os
 
     from runner.detection import find_site
-    from runner.doctor.diagnosis import Diagnosis
     from runner.doctor.examination import examine
-    from runner.environments.engines import choose
 
     site, why = find_site(args.site, os.environ)
-    engine, chosen = choose(site, os.environ)
-    none = engine == "host" and site.engine != "host"
-    found = [
-        Diagnosis("site", "ok", f"{site.name} ({why})"),
-        Diagnosis("engine", "wrong" if none else "ok", f"{engine}: {chosen}",
-                  "apt-get install bubblewrap squashfuse squashfs-tools" if none else ""),
-        *examine(site, os.environ),
-    ]  # fmt: skip
-    wrong = sum(item.verdict == "wrong" for item in found)
+    examination = examine(site, why, os.environ)
+    found = examination.diagnoses
+    wrong = [item for item in found if item.verdict == "wrong"]
     if args.json:
         console.answer_json([vars(item) for item in found])
         return 1 if wrong else 0
-    console.table(
-        ("", "WHAT", "VERSION", "HOW IT STANDS"),
-        [
-            (item.verdict, item.name, item.version, f"{item.text} -> {item.fix}" if item.fix else item.text)
-            for item in found
-        ],
-    )
-    for item in found:
-        if item.fix and item.verdict == "wrong":
-            console.say(f"{item.name}: {item.fix}")
-    console.say(f"{wrong} things to mend" if wrong else "nothing to mend")
+    rows = [
+        (item.verdict, item.name, item.version, item.text + (f" -> {item.fix}" if item.fix and item.counts else ""))
+        for item in found
+    ]
+    console.table(("STATUS", "CHECK", "VERSION", "RESULT"), rows, wrap=True)
+    for item in wrong:
+        console.say(f"fix {item.name}: {item.fix or item.text}")
+    if examination.not_ready:
+        console.say(f"not ready for: {', '.join(examination.not_ready)}")
+    console.say(f"ready for: {', '.join(examination.ready) or 'nothing yet'}")
     return 1 if wrong else 0

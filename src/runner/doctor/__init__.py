@@ -1,1 +1,1 @@
-"""What this machine and site can do: one line each, with a verdict and how to mend what is missing."""
+"""Checks of this machine and site, each with a verdict and a fix."""

@@ -1,16 +1,18 @@
-"""The folders of images and runs: can they be written to, is there room, are they striped."""
+"""What this user has on disk: the folders of images and runs, quota, credentials, and Hugging Face's cache."""
 
 from __future__ import annotations
 
 import getpass
+import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.doctor.diagnosis import Diagnosis
+from runner.doctor.machine import Diagnosis
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.machine import probe, process
@@ -21,16 +23,18 @@ _IMAGE_BYTES = 20e9
 
 
 def image_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Whether squashfs files can be kept where the site wants them: rights, room, inodes."""
+    """Whether squashfs files can be written to the site's image folder: permissions, space, inodes."""
     try:
         folder = site.images(environ)
     except RunnerError as error:
         return Diagnosis("image folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_IMAGES")
-    return _room("image folder", folder, _IMAGE_BYTES, "RUNNER_IMAGES", "an NGC image takes about 20 GB: make room")
+    return _room(
+        "image folder", folder, _IMAGE_BYTES, "RUNNER_IMAGES", "free some space: an NGC image takes about 20 GB"
+    )
 
 
 def run_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Whether runs can write where the site wants them; a project's own folder where the site names none."""
+    """Whether runs can be written to the site's run folder; the project's own folder where the site sets none."""
     try:
         text = environ.get("RUNNER_RUNS")
         if not text and site.run_folder is None:
@@ -38,7 +42,7 @@ def run_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         folder = Path(text or expand(site.run_folder or "", environ, f"the run folder of {site.name}"))
     except RunnerError as error:
         return Diagnosis("run folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_RUNS")
-    return _room("run folder", folder, 1e9, "RUNNER_RUNS", "checkpoints need room: make some, or set RUNNER_RUNS")
+    return _room("run folder", folder, 1e9, "RUNNER_RUNS", "free some space for checkpoints, or set RUNNER_RUNS")
 
 
 def _nearest(folder: Path) -> Path:
@@ -48,7 +52,7 @@ def _nearest(folder: Path) -> Path:
 def _room(name: str, folder: Path, enough_bytes: float, variable: str, advice: str) -> Diagnosis:
     nearest = _nearest(folder)
     if not nearest.is_dir():
-        return Diagnosis(name, "wrong", f"{folder}: {nearest} is no folder", f"set {variable}")
+        return Diagnosis(name, "wrong", f"{folder}: {nearest} is not a folder", f"set {variable}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         return Diagnosis(name, "wrong", f"{folder}: this user may not write to {nearest}", f"set {variable}")
     free = shutil.disk_usage(nearest).free
@@ -57,53 +61,55 @@ def _room(name: str, folder: Path, enough_bytes: float, variable: str, advice: s
     inodes = f", {statistics.f_favail} inodes" if statistics.f_files else ""
     kind = probe.file_system(nearest)[0]
     text = f"{folder}: {free / 1e9:.0f} GB{inodes} free" + (f" ({kind})" if kind else "")
-    text += "" if folder.exists() else "; made when it is needed"
+    text += "" if folder.exists() else "; created when needed"
     if free < enough_bytes or (statistics.f_files and statistics.f_favail < 1000):
         return Diagnosis(name, "wrong", text, advice)
     return Diagnosis(name, "ok", text)
 
 
 def quota(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """What this user may still write in the image folder, where the file system counts it."""
+    """This user's quota in the image folder, where the file system has quotas."""
     try:
         nearest = _nearest(site.images(environ))
         found = quota_of_folder(nearest)
     except RunnerError as error:
         return Diagnosis("quota", "missing", f"{error.what}: {error.why}", error.fix)
     if found is None:
-        return Diagnosis("quota", "ok", f"none for you at {nearest}")
+        return Diagnosis("quota", "ok", f"no quota at {nearest}")
     if found.nearly_used_up:
-        return Diagnosis("quota", "wrong", found.text, f"make room on {found.point}: runner gc")
+        return Diagnosis("quota", "wrong", found.text, f"free some space on {found.point}: runner gc")
     return Diagnosis("quota", "ok", found.text)
 
 
 def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Whether large files of the image folder lie on many storage servers, where it is on Lustre."""
+    """Whether large files in the image folder are striped over many storage servers, where it is on Lustre."""
     try:
         folder = site.images(environ)
     except RunnerError as error:
         return Diagnosis("striping", "missing", f"{error.what}: {error.why}", error.fix)
     nearest = _nearest(folder)
     if probe.file_system(nearest)[0] != "lustre":
-        return Diagnosis("striping", "ok", f"{nearest} is not on Lustre, so it needs none")
+        return Diagnosis("striping", "ok", f"not needed: {nearest} is not on Lustre")
     fix = f"before the first import: mkdir -p {folder} && lfs setstripe {site.image_striping or '-c -1 -S 4M'} {folder}"
     if process.which("lfs") is None:
-        return Diagnosis("striping", "missing", "lfs is not installed here", "look on a login node: lfs getstripe -d")
+        return Diagnosis("striping", "missing", "lfs is not installed here", "check on a login node: lfs getstripe -d")
     try:
         shown = process.run(("lfs", "getstripe", "-d", str(nearest)), check=False, timeout_seconds=_SECONDS)
     except RunnerError as error:
         return Diagnosis("striping", "missing", f"{error.what}: {error.why}", error.fix)
     if not folder.exists():
-        return Diagnosis("striping", "missing", f"{folder} is not there yet, and would be as {nearest} is", fix)
+        return Diagnosis(
+            "striping", "missing", f"{folder} does not exist yet; it would inherit the striping of {nearest}", fix
+        )
     if is_striped(shown.stdout):
-        return Diagnosis("striping", "ok", f"{folder}: large files lie on many storage servers")
+        return Diagnosis("striping", "ok", f"{folder}: large files are striped")
     return Diagnosis(
-        "striping", "wrong", f"{folder}: a whole image lies on one storage server, all nodes wait for it", fix
+        "striping", "wrong", f"{folder}: each image is on a single storage server, which all nodes read from", fix
     )
 
 
 def is_striped(stdout: str) -> bool:
-    """Whether `lfs getstripe -d` speaks of more than one stripe, for some part of a file at least.
+    """Whether `lfs getstripe -d` shows more than one stripe, at least for some part of a file.
 
     Source: lfs-getstripe(1), Lustre 2.15.
     """
@@ -140,13 +146,13 @@ class Quota:
 
 
 def quota_of_folder(folder: Path) -> Quota | None:
-    """This user's quota where an existing folder lies; None where none counts. Raises RunnerError if nobody can say."""
+    """This user's quota on the file system of an existing folder; None without one. Raises RunnerError if unknown."""
     kind, point = probe.file_system(folder)
     program = "lfs" if kind == "lustre" else "quota"
     if process.which(program) is None:
         raise RunnerError(
             f"{program} is not installed",
-            f"{kind or 'the file system'} cannot be asked",
+            f"it reads the quota of {kind or 'the file system'}",
             f"apt-get install {program}" if program == "quota" else "",
         )
     words = ("-q", "-u", getpass.getuser(), point) if program == "lfs" else ("-w", "-p", "-f", point)
@@ -156,7 +162,7 @@ def quota_of_folder(folder: Path) -> Quota | None:
 
 
 def parse_quota(stdout: str) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """((KiB used, limit), (files used, limit)) of what `quota -w -p` or `lfs quota -q` prints; None where none counts.
+    """((KiB used, limit), (files used, limit)) of what `quota -w -p` or `lfs quota -q` prints; None without a quota.
 
     Limits are the soft ones where there are any, else the hard ones; 0 is none.
     Source: quota-tools 4.06, quota.c; Lustre 2.15, lfs-quota(1).
@@ -166,3 +172,81 @@ def parse_quota(stdout: str) -> tuple[tuple[int, int], tuple[int, int]] | None:
         return None
     space, soft, hard, files, files_soft, files_hard = map(int, found.groups())
     return (space, soft or hard), (files, files_soft or files_hard)
+
+
+_LINES = "machine nvcr.io and machine authn.nvidia.com, each with: login $oauthtoken password KEY"
+
+
+def credentials(environ: Mapping[str, str]) -> Diagnosis:
+    """enroot's credentials: present, private, and with both machines that nvcr.io asks for."""
+    config = environ.get("ENROOT_CONFIG_PATH") or (
+        (environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config") + "/enroot"
+    )
+    path = Path(config) / ".credentials"
+    try:
+        mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        fix = f"write {path}, mode 0600: {_LINES}"
+        return Diagnosis("credentials", "missing", f"no {path}: public images only", fix)
+    if mode & 0o077:
+        return Diagnosis("credentials", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
+    machines = set(re.findall(r"^\s*machine\s+(\S+)", text, re.MULTILINE))
+    for one, other in (("nvcr.io", "authn.nvidia.com"), ("authn.nvidia.com", "nvcr.io")):
+        if one in machines and other not in machines:
+            text = f"{path} has {one} but not {other}, " + (
+                "which issues the token" if one == "nvcr.io" else "which is the registry"
+            )
+            return Diagnosis("credentials", "wrong", text, f"add the same line for {other}")
+    return Diagnosis("credentials", "ok", f"{path} (mode {mode:04o}): {', '.join(sorted(machines)) or 'empty'}")
+
+
+def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
+    """The registry logins of podman and docker, and whether other users can read them. No secret is shown."""
+    home = environ.get("HOME", "~")
+    runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    named = environ.get("REGISTRY_AUTH_FILE")
+    paths = [Path(named)] if named else [
+        Path(runtime, "containers/auth.json"),
+        Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "containers/auth.json"),
+        Path(environ.get("DOCKER_CONFIG") or f"{home}/.docker", "config.json"),
+    ]  # fmt: skip
+    found: list[str] = []
+    for path in paths:
+        try:
+            mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
+            known = sorted(json.loads(text).get("auths") or {})
+        except OSError:
+            continue
+        except (ValueError, AttributeError):
+            return Diagnosis("logins", "wrong", f"{path} is not the JSON that podman writes", "podman login REGISTRY")
+        if known and mode & 0o077:
+            return Diagnosis("logins", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
+        found += [f"{name} ({path})" for name in known]
+    if not found:
+        return Diagnosis("logins", "missing", "podman and docker are not logged in: public images only",
+                         "podman login nvcr.io")  # fmt: skip
+    return Diagnosis("logins", "ok", ", ".join(found))
+
+
+def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
+    """Where models are cached, whether they can be downloaded, and whether there is a token for gated ones."""
+    cache = environ.get("HF_HOME") or (
+        (environ.get("XDG_CACHE_HOME") or environ.get("HOME", "~") + "/.cache") + "/huggingface"
+    )
+    offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
+               if environ.get(name, "0").lower() not in {"", "0", "false", "no", "off"}]  # fmt: skip
+    folder = Path(cache)
+    token = Path(environ.get("HF_TOKEN_PATH") or folder / "token")
+    text = f"cache {cache}{'' if folder.is_dir() else ' (does not exist yet)'}; "
+    text += f"offline: {', '.join(offline)}" if offline else "online"
+    if offline and not folder.is_dir():
+        return Diagnosis(
+            "Hugging Face", "wrong", text, f"run `runner prefetch` where there is network, or unset {offline[0]}"
+        )
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK) and not offline:
+        return Diagnosis("Hugging Face", "wrong", f"{text}; this user may not write to {nearest}", "set HF_HOME")
+    if token.is_file() and stat.S_IMODE(token.stat().st_mode) & 0o077:
+        return Diagnosis("Hugging Face", "wrong", f"{token} can be read by others", f"chmod 600 {token}")
+    known = "HF_TOKEN is set" if environ.get("HF_TOKEN") else f"token in {token}" if token.is_file() else "no token"
+    return Diagnosis("Hugging Face", "ok", f"{text}; {known}")

@@ -91,7 +91,7 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
                 return engine, f"srun has --{plugin}"
     reason = why_no_sandbox()
     if reason is None:
-        return "sandbox", "bubblewrap and a reader of squashfs are here"
+        return "sandbox", "bubblewrap and squashfuse, or unsquashfs, are installed"
     for engine in ("podman", "apptainer"):
         if process.which(engine):
             return engine, f"{engine} is here, and {reason}"

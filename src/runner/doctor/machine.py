@@ -1,0 +1,225 @@
+"""This machine: processors, clock, what the kernel allows, the programs, and Slurm as seen from here."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.detection import cluster_name, slurm_plugins
+from runner.errors import RunnerError
+from runner.machine import probe, process
+from runner.site import Site
+
+_SECONDS = 1.5
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One line of `runner doctor`."""
+
+    name: str
+    verdict: str
+    """`ok`, `missing` (limits what works), `not needed` (missing, and nothing here uses it) or `wrong` (will fail)"""
+    text: str
+    fix: str = ""
+    """what to do about it; empty where nothing is wrong, or nothing can be done"""
+    version: str = ""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the fix is worth a user's time."""
+        return self.verdict != "not needed"
+
+
+def machine() -> Diagnosis:
+    """Processors, system and Python."""
+    system = os.uname()
+    python = ".".join(map(str, sys.version_info[:3]))
+    text = f"{probe.architecture()}, {probe.cpus()} cores, {system.sysname}, Python {python}"
+    return Diagnosis("machine", "ok", text, version=system.release)
+
+
+def architecture(site: Site) -> Diagnosis:
+    """Whether images that are built here run on the site's nodes."""
+    here = probe.architecture()
+    if site.architecture in {None, here}:
+        text = (
+            f"{here}, as the nodes of {site.name}"
+            if site.architecture
+            else f"{here}; the architecture of the nodes is not known"
+        )
+        fix = "" if site.architecture else f"set it once: runner init --site {site.name}"
+        return Diagnosis("architecture", "ok", text, fix)
+    text = f"this machine is {here}, the nodes of {site.name} are {site.architecture}"
+    return Diagnosis("architecture", "wrong", text, f"runner build --platform linux/{site.architecture}")
+
+
+def clock() -> Diagnosis:
+    """Whether the clock can be right: tokens, certificates and ages of files depend on it."""
+    built = _newest_file_of_ours()
+    now = time.time()
+    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < built - 86_400:
+        text = f"{shown} is earlier than the files of runner itself"
+        return Diagnosis("clock", "wrong", text, "an admin: timedatectl set-ntp true")
+    kept = probe.clock_synchronized()
+    if kept:
+        return Diagnosis("clock", "ok", f"{shown}, synchronized")
+    why = "the kernel does not report whether it is synchronized" if kept is None else "not synchronized"
+    return Diagnosis("clock", "missing", f"{shown}; {why}", "an admin: timedatectl set-ntp true")
+
+
+def _newest_file_of_ours() -> float:
+    try:
+        return Path(__file__).stat().st_mtime
+    except OSError:  # in a zip
+        return 0.0
+
+
+def fuse() -> Diagnosis:
+    """Whether this user may open /dev/fuse."""
+    if probe.fuse_usable():
+        return Diagnosis("/dev/fuse", "ok", "this user may open it")
+    there = Path("/dev/fuse").exists()
+    text = "this user may not open it" if there else "does not exist"
+    fix = "an admin: chmod 0666 /dev/fuse" if there else "an admin: modprobe fuse"
+    return Diagnosis("/dev/fuse", "missing", f"{text}; images are unpacked instead of mounted", fix)
+
+
+def namespaces() -> Diagnosis:
+    """Whether this user may create user namespaces, which rootless podman and the sandbox need."""
+    if process.which("unshare") is None:
+        return Diagnosis("namespaces", "missing", "unshare is not installed", "apt-get install util-linux")
+    tried = process.run(("unshare", "--map-root-user", "--mount", "true"), check=False, timeout_seconds=_SECONDS)
+    if tried.exit_code == 0:
+        return Diagnosis("namespaces", "ok", "this user may create them")
+    words = tried.stderr.strip() or "refused"
+    return Diagnosis("namespaces", "missing", words, "an admin: sysctl -w user.max_user_namespaces=15000")
+
+
+def subordinate_ids() -> Diagnosis:
+    """Whether this user has subordinate user and group ids, which rootless podman needs."""
+    if probe.is_root():
+        return Diagnosis("subuid", "ok", "not needed by root")
+    user, number = getpass.getuser(), str(os.geteuid())
+    for name in ("subuid", "subgid"):
+        try:
+            lines = Path("/etc", name).read_text(encoding="utf-8").splitlines()
+        except OSError:
+            lines = []
+        if not any(line.split(":")[0] in {user, number} for line in lines):
+            text = f"no line for {user} in /etc/{name}: rootless podman cannot keep files of several owners"
+            fix = f"an admin: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
+            return Diagnosis("subuid", "missing", text, fix)
+    return Diagnosis("subuid", "ok", f"{user} has subordinate ids")
+
+
+# program -> (arguments that print its version, purpose)
+PROGRAMS: dict[str, tuple[tuple[str, ...], str]] = {
+    "podman": (("--version",), "builds images; an engine"),
+    "docker": (("--version",), "builds images where podman is missing; an engine"),
+    "enroot": (("version",), "an engine; enters squashfs files"),
+    "apptainer": (("--version",), "an engine; enters images"),
+    "bwrap": (("--version",), "an engine; enters images in the sandbox"),
+    "squashfuse": (("--version",), "mounts squashfs files without root"),
+    "mksquashfs": (("-version",), "writes squashfs files"),
+    "unsquashfs": (("-version",), "checks and unpacks squashfs files"),
+    "mmdebstrap": (("--version",), "makes a base image when no registry can be reached"),
+    "git": (("--version",), "records the commit of a run's code"),
+}
+_UPSTREAM = {
+    "enroot": "https://github.com/NVIDIA/enroot: INSTALL",
+    "apptainer": "https://apptainer.org/docs/admin/latest/installation.html",
+}
+_SOCKET = "/var/run/docker.sock"
+
+
+def program(name: str) -> Diagnosis:
+    """Whether a program is installed, and its version."""
+    words, purpose = PROGRAMS[name]
+    if process.which(name) is None:
+        package = process.PACKAGES.get(name)
+        fix = f"apt-get install {package}" if package else _UPSTREAM.get(name, "")
+        return Diagnosis(name, "missing", f"not installed; {purpose}", fix)
+    try:
+        shown = process.run((name, *words), check=False, timeout_seconds=_SECONDS)
+    except RunnerError as error:
+        return Diagnosis(name, "wrong", f"{error.what}: {error.why}", error.fix)
+    version = re.search(r"\d+\.\d+[\w.-]*", shown.stdout + shown.stderr)
+    if version is None and shown.exit_code != 0:
+        words_shown = (shown.stderr or shown.stdout).strip().splitlines()
+        text = words_shown[0][:200] if words_shown else f"exit code {shown.exit_code}"
+        return Diagnosis(name, "wrong", f"does not start: {text}", f"reinstall it, or remove {name} from PATH")
+    found = version[0] if version else "unknown"
+    if name == "docker" and not os.environ.get("DOCKER_HOST") and not os.access(_SOCKET, os.R_OK | os.W_OK):
+        text = f"its daemon cannot be reached at {_SOCKET}; {purpose}"
+        return Diagnosis(name, "missing", text, "systemctl start docker, and be a member of the group docker", found)
+    return Diagnosis(name, "ok", purpose, version=found)
+
+
+_ENGINES = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
+_FLAGS = {engine: flag for flag, engine in _ENGINES.items()}
+
+
+def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
+    """Slurm's client programs, and the cluster that answers."""
+    wanted = site.scheduler == "slurm"
+    missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if process.which(name) is None]
+    if missing:
+        text = f"not installed: {', '.join(missing)}"
+        return Diagnosis("slurm", "wrong", text, "log in to the cluster, or use --site local") if wanted else Diagnosis(
+            "slurm", "missing", f"{text}; jobs run on this machine", "apt-get install slurm-client"
+        )  # fmt: skip
+    try:
+        shown = process.run(("sbatch", "--version"), check=False, timeout_seconds=_SECONDS).stdout
+        ping = process.run(("scontrol", "ping"), check=False, timeout_seconds=_SECONDS)
+    except RunnerError as error:  # perhaps busy: not a reason to call it broken
+        return Diagnosis("slurm", "missing", f"{error.what}: {error.why}", error.fix)
+    version = re.search(r"\d+\.\d+[\w.-]*", shown)
+    found = version[0] if version else ""
+    if ping.exit_code != 0:
+        words = (ping.stdout + ping.stderr).strip().splitlines() or ["no answer"]
+        text = f"the controller does not answer: {words[0][:160]}"
+        fix = "ask an admin, or use --site local" if wanted else "set up a cluster, or use this machine without one"
+        return Diagnosis("slurm", "wrong" if wanted else "missing", text, fix, found)
+    return Diagnosis("slurm", "ok", f"cluster {cluster_name(environ) or 'unknown'} answers", version=found)
+
+
+def plugins(site: Site) -> Diagnosis:
+    """The container plugins of srun, and whether the site's engine is among them."""
+    if process.which("srun") is None:
+        return Diagnosis("srun plugins", "missing", "srun is not installed")
+    try:
+        there = sorted(slurm_plugins())
+    except RunnerError as error:
+        return Diagnosis("srun plugins", "missing", f"{error.what}: {error.why}", error.fix)
+    text = ", ".join(f"--{flag} ({_ENGINES[flag]})" for flag in there) or "none"
+    flag = _FLAGS.get(site.engine)
+    if flag is not None and flag not in there:
+        text = f"srun has no --{flag}, which the engine {site.engine} of {site.name} needs; it has: {text}"
+        return Diagnosis("srun plugins", "wrong", text, "log in to the cluster, or choose another --site or --engine")
+    return Diagnosis("srun plugins", "ok" if there else "missing", text)
+
+
+def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
+    """Where the Container Engine looks up environments by name, and how many it finds."""
+    text = f"EDF_PATH={environ['EDF_PATH']}" if environ.get("EDF_PATH") else "~/.edf (EDF_PATH is not set)"
+    listed = environ.get("EDF_PATH") or f"{environ.get('HOME', '~')}/.edf"
+    folders = [Path(folder) for folder in listed.split(":") if folder]
+    gone = [str(folder) for folder in folders if not folder.is_dir()]
+    relative = [str(folder) for folder in folders if not folder.is_absolute()]
+    if environ.get("EDF_PATH") and (gone or relative):
+        why = f"missing folders: {', '.join(gone)}" if gone else f"not absolute: {', '.join(relative)}"
+        return Diagnosis("EDF lookup", "wrong", f"{text}; {why}", "set EDF_PATH to absolute folders, separated by `:`")
+    names = sorted(path.name for folder in folders if folder.is_dir() for path in folder.glob("*.toml"))
+    twice = [name for name in names if name.endswith(".toml.toml")]
+    if twice:
+        fix = f"mv {twice[0]} {twice[0].removesuffix('.toml')}"
+        return Diagnosis("EDF lookup", "wrong", f"{text}; {twice[0]} cannot be found by name", fix)
+    return Diagnosis("EDF lookup", "ok", f"{text}: {len(names)} environments")
