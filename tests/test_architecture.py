@@ -27,7 +27,7 @@ TOGETHER = {
 }
 # the packages that may start processes, open sockets, and write files; all others ask machine/
 DOORS = ("machine", "images/build/run", "images/importer", "images/sources", "images/squashfs")
-SLOW = {"jinja2", "tomlkit", "docker", "rich", "shtab", "urllib3", "requests", "certifi"}
+SLOW = {"jinja2", "tomlkit", "docker", "rich", "urllib3", "requests", "certifi"}
 TRAINING = {"torch", "deepspeed", "transformers", "trl", "datasets", "accelerate", "peft"}
 
 
@@ -174,7 +174,7 @@ def test_only_commands_print(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_slow_imports_happen_inside_functions(path: Path) -> None:
-    """jinja2, tomlkit, docker, rich and shtab are imported where they are used; the training stack never."""
+    """jinja2, tomlkit, docker and rich are imported where they are used; the training stack never."""
     assert not {name.split(".")[0] for name in imports(path, top_only=True)} & SLOW
     assert not {name.split(".")[0] for name in imports(path)} & TRAINING
 

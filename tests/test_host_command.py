@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,6 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+
+from runner.project import find_project
+from runner.runs.program import Program, program_of_script
+from runner.runs.snapshot import Snapshot, copy, plan
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,31 +29,62 @@ def everything_below(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def test_init_copies_recipes_environments_and_jobs_and_says_each_file(tmp_path):
+FIRST = ["edf/cpu.toml", "jobs/sft.py", "jobs/sft.toml", "runner.toml"]
+
+
+def test_init_writes_few_files_and_names_the_next_step(tmp_path):
     done = runner(tmp_path, "init")
     assert done.returncode == 0, done.stderr
-    written = done.stdout.splitlines()
-    assert sorted(written) == sorted(everything_below(tmp_path))
-    for name in ("edf/cpu.toml", "containers/cpu.toml", "Containerfile.cpu", "jobs/sft.py", "runner.toml"):
-        assert name in written
+    assert done.stdout.splitlines() == FIRST == sorted(everything_below(tmp_path))
     assert (tmp_path / "edf/cpu.toml").read_bytes() == (ROOT / "edf/cpu.toml").read_bytes()
+    assert done.stderr.splitlines()[-1] == "next: runner launch sft --env cpu --build"
     shown = runner(tmp_path, "env", "show", "cpu")
     assert f"environment cpu ({tmp_path}/edf/cpu.toml)" in shown.stderr  # the copy has won
 
 
-def test_init_never_overwrites(tmp_path):
+def test_init_takes_the_environment_of_the_site(tmp_path):
+    assert "edf/ngc-ds.toml" in runner(tmp_path, "init", RUNNER_SITE="generic-slurm").stdout.splitlines()
+
+
+def test_init_all_writes_what_a_user_edits_and_never_the_package(tmp_path):
+    written = runner(tmp_path, "init", "--all").stdout.splitlines()
+    for name in ("containers/cpu.toml", "Containerfile.cpu", "jobs/clm.py", "jobs/deepspeed/zero3.json", *FIRST):
+        assert name in written
+    assert not [name for name in written if name.startswith("jobs/training")]
+
+
+def test_a_second_init_says_what_it_did_not_do(tmp_path):
     (tmp_path / "edf").mkdir()
     (tmp_path / "edf/cpu.toml").write_text("# mine\n")
     done = runner(tmp_path, "init")
-    assert (tmp_path / "edf/cpu.toml").read_text() == "# mine\n"
-    assert "edf/cpu.toml" not in done.stdout.splitlines() and "kept: edf/cpu.toml is there already" in done.stderr
+    assert (tmp_path / "edf/cpu.toml").read_text() == "# mine\n" and done.stdout.splitlines() == FIRST[1:]
+    assert "1 file exists already; not overwritten, and not as in runner: edf/cpu.toml" in done.stderr
     before = everything_below(tmp_path)
-    assert runner(tmp_path, "init").stdout == "" and everything_below(tmp_path) == before
+    again = runner(tmp_path, "init")
+    assert again.stdout == "" and everything_below(tmp_path) == before
+    assert again.stderr.startswith("nothing written: 4 files exist already; ")
 
 
 def test_init_dry_run_writes_nothing(tmp_path):
-    assert "edf/cpu.toml" in runner(tmp_path, "init", "--dry-run").stdout
+    assert runner(tmp_path, "init", "--dry-run").stdout.splitlines() == FIRST
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copied_script_finds_the_package_training(tmp_path):
+    """`init` copies jobs/sft.py alone; its snapshot has runner's jobs/training, and the user's script."""
+    runner(tmp_path, "init")
+    (tmp_path / "jobs/sft.py").write_text("# mine\n" + (tmp_path / "jobs/sft.py").read_text())
+    (tmp_path / "jobs/own.py").write_text("print('no package is needed')\n")
+    project = find_project(tmp_path)
+    taken = plan_of(program_of_script(tmp_path / "jobs/sft.py", project))
+    assert {"jobs/training/__init__.py", "jobs/deepspeed/zero3.json"} <= set(taken.files)
+    copy(taken, tmp_path / "code")
+    assert (tmp_path / "code/jobs/sft.py").read_text().startswith("# mine\n")
+    assert "jobs/training/__init__.py" not in plan_of(program_of_script(tmp_path / "jobs/own.py", project)).files
+
+
+def plan_of(program: Program) -> Snapshot:
+    return plan(program.main, program.outside, program.shipped)
 
 
 def test_init_site_writes_a_file_that_is_used_and_is_never_overwritten(tmp_path):
@@ -168,10 +204,70 @@ def test_doctor_sees_nodes_of_another_architecture(tmp_path):
     assert done.returncode == 1 and f"runner build --platform linux/{other}" in done.stderr
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_prints_a_script_that_knows_the_verbs(tmp_path, shell):
-    done = runner(tmp_path, "completion", shell)
-    assert done.returncode == 0, done.stderr
-    assert all(verb in done.stdout for verb in ("build", "import", "launch", "doctor", "emit"))
-    if shell == "bash":
-        subprocess.run(("bash", "-n"), input=done.stdout, text=True, check=True)
+COMPLETED = [
+    ("la", ["launch"]),
+    ("launch --env cp", ["cpu"]),
+    ("launch --script hel", ["hello"]),
+    ("launch llama", ["llama31-8b-sft"]),
+    ("logs la", ["last"]),
+    ("status sft-", ["sft-0001", "sft-0002"]),
+    ("shell sft-0001", ["sft-0001"]),
+    ("--site alps-cl", ["alps-clariden"]),
+    ("site show alps-da", ["alps-daint"]),
+    ("env show ngc-ds-e", ["ngc-ds-efa"]),
+    ("launch --no-p", ["--no-preflight"]),
+    ("launch --engine podm", ["podman"]),
+    ("--site local build ngc", ["ngc-deepspeed"]),
+    ("launch --env cpu -- fi", []),
+]
+
+
+def words_of(shell: str, folder: Path, line: str) -> list[str]:
+    """What a real shell offers for the line."""
+    if shell == "words":
+        return runner(folder, "completion", "words", "--", *line.split(" ")).stdout.split()
+    script = runner(folder, "completion", shell).stdout
+    asked = {
+        "bash": f"COMP_LINE='runner {line}'; COMP_POINT=${{#COMP_LINE}}; _runner runner; echo \"${{COMPREPLY[@]}}\"",
+        "zsh": f"words=(runner {line}); CURRENT=$#words; _runner",
+        "fish": f"complete -C 'runner {line}'",
+    }[shell]
+    before = "compdef() {}\ncompadd() { print -l -- $found }\n_files() {}\n" if shell == "zsh" else ""
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/runner").write_text(f'#!/bin/sh\nexec {sys.executable} -m runner "$@"\n')
+    (folder / "bin/runner").chmod(0o755)
+    variables = {**os.environ, "HOME": str(folder), "RUNNER_SITE": "local",
+                 "PATH": f"{folder}/bin:{os.environ['PATH']}"}  # fmt: skip
+    done = subprocess.run(
+        (shell, "-c", f"{before}{script}\n{asked}"),
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+@pytest.fixture
+def with_runs(tmp_path: Path) -> Path:
+    for name in ("sft-0001", "sft-0002"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.json").write_text("{}")
+    (tmp_path / "runs/sft-data").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "words"), COMPLETED)
+def test_words_are_completed_from_what_there_is(with_runs, line, words):
+    """Verbs, options, environments, scripts, jobs, runs, sites, engines; nothing behind `--`."""
+    assert words_of("words", with_runs, line) == words
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_words(with_runs, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    for line, words in (COMPLETED[0], COMPLETED[1], COMPLETED[5]):
+        assert words_of(shell, with_runs, line) == words
+    assert words_of(shell, with_runs, "launch --env=cp") == (["cpu"] if shell == "bash" else ["--env=cpu"])

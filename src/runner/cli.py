@@ -151,6 +151,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
     # options of every verb may also stand before it; at the end they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
     args.rest, args.has_rest, args.full_parser = rest, has_rest, full_parser
+    args.make_parser, args.verbs = make_parser, tuple(VERBS)
     return args
 
 

@@ -1,26 +1,173 @@
-"""completion: the script that completes words in a shell."""
+"""completion: the script that completes words in a shell, and the words that it asks for."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
     from runner.commands.console import Console
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+
+# Each asks `runner completion words -- WORDS…` for the words that may follow; where there are none it offers files.
+SCRIPTS = {
+    "bash": """\
+_runner() {
+  local line=${COMP_LINE:0:COMP_POINT} words found
+  read -ra words <<< "$line"
+  [[ $line == *[[:space:]] ]] && words+=("")
+  mapfile -t found < <("$1" completion words -- "${words[@]:1}" 2> /dev/null)
+  # bash replaces only what follows the `=`
+  [[ ${words[-1]} == --*=* && $COMP_WORDBREAKS == *=* ]] && found=("${found[@]#*=}")
+  COMPREPLY=("${found[@]}")
+}
+complete -o default -F _runner runner
+""",
+    "zsh": """\
+#compdef runner
+_runner() {
+  local -a found
+  found=("${(@f)$(command runner completion words -- "${(@)words[2,CURRENT]}" 2> /dev/null)}")
+  if [[ -n $found ]]; then compadd -a found; else _files; fi
+}
+compdef _runner runner
+""",
+    "fish": """\
+function __runner_words
+    set -l words (commandline -opc) (commandline -ct)
+    set -l found (command runner completion words -- $words[2..-1] 2>/dev/null)
+    if test (count $found) -gt 0
+        printf '%s\\n' $found
+    else
+        __fish_complete_path (commandline -ct)
+    end
+end
+complete -c runner -f -a '(__runner_words)'
+""",
+}
+_ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
     completion = subparsers.add_parser("completion", parents=[common], help="print the completion script of a shell")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    shells = tuple(SCRIPTS)
+    completion.add_argument("shell", choices=(*shells, "words"), metavar="SHELL", help=f"one of: {', '.join(shells)}")
     completion.set_defaults(run=print_completion)
 
 
 def print_completion(args: argparse.Namespace, console: Console) -> int:
-    """`runner completion SHELL`: the script."""
-    import shtab
-
-    console.answer(shtab.complete(args.full_parser(), shell=args.shell))
+    """`runner completion SHELL`: the script; `runner completion words -- WORDS…`: what the last word may become."""
+    if args.shell != "words":
+        console.answer(SCRIPTS[args.shell])
+        return 0
+    for word in complete(args.rest, args.verbs, lambda verb: args.make_parser((verb,))):
+        console.answer(word)
     return 0
+
+
+def complete(
+    words: Sequence[str], verbs: Sequence[str], parser_of: Callable[[str], argparse.ArgumentParser]
+) -> list[str]:
+    """What the last word may become, sorted; empty where files fit, or nothing does."""
+    *before, current = words or ("",)
+    if "--" in before:
+        return []
+    if before and before[-1] == "--site":
+        return _starting(current, _sites())
+    at = next((n for n, word in enumerate(before) if word in verbs and before[n - 1 : n] != ["--site"]), None)
+    if at is None:
+        return _starting(current, ("--help", "--site", "--verbose", "--version") if current[:1] == "-" else verbs)
+    return _in_verb(_subparsers(parser_of(before[at]))[before[at]], before[at + 1 :], current)
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    actions = parser._subparsers._group_actions if parser._subparsers else ()
+    return dict(actions[0].choices or {}) if actions else {}  # type: ignore[arg-type]
+
+
+def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: str) -> list[str]:
+    """The words for a verb's parser, or that of its action (`env show`)."""
+    options = parser._option_string_actions
+    places = 0
+    for n, word in enumerate(before):
+        if word in _subparsers(parser):
+            return _in_verb(_subparsers(parser)[word], before[n + 1 :], current)
+        takes_value = n and before[n - 1] in options and options[before[n - 1]].nargs is None
+        places += not word.startswith("-") and not takes_value
+    last = before[-1] if before else ""
+    if last in options and options[last].nargs is None:
+        return _starting(current, _values(options[last]))
+    if current.startswith("-") and "=" in current:
+        name, _, value = current.partition("=")
+        return [f"{name}={each}" for each in _starting(value, _values(options[name]))] if name in options else []
+    if current.startswith("-"):
+        return _starting(current, (name for name in options if name.startswith("--")))
+    positionals = [action for action in parser._actions if not action.option_strings]
+    if places < len(positionals):
+        return _starting(current, _values(positionals[places]))
+    return _starting(current, _values(positionals[-1])) if positionals and positionals[-1].nargs in ("*", "+") else []
+
+
+def _starting(text: str, words: Iterable[str]) -> list[str]:
+    return sorted({word for word in words if word.startswith(text)})
+
+
+def _values(action: argparse.Action) -> list[str]:
+    """The values of an option or a word, by what stands for them in the help."""
+    if action.choices is not None:
+        return [str(choice) for choice in action.choices]
+    if action.dest == "site" or (action.dest, action.metavar) == ("name", "NAME"):
+        return _sites()
+    if action.dest == "engine":
+        return list(_ENGINES)
+    kinds: dict[str, Callable[[], list[str]]] = {
+        "ENV": lambda: _names("edf"), "JOB": lambda: _names("jobs"), "SCRIPT": _scripts, "RUN": _runs,
+        "RECIPE": _recipes, "IMAGE": _recipes,
+    }  # fmt: skip
+    metavar = action.metavar if isinstance(action.metavar, str) else ""
+    return [word for kind in metavar.split("|") if kind in kinds for word in kinds[kind]()]
+
+
+def _sites() -> list[str]:
+    from runner.site_files import site_names
+
+    return list(site_names(os.environ))
+
+
+def _names(kind: str) -> list[str]:
+    from runner.project import find_project
+
+    return list(find_project().names(kind))
+
+
+def _scripts() -> list[str]:
+    from runner.project import find_project
+    from runner.runs.program import script_names
+
+    return list(script_names(find_project()))
+
+
+def _recipes() -> list[str]:
+    from runner.project import find_project
+
+    named = {path.name.partition(".")[2] for root in find_project().roots for path in root.glob("Containerfile.*")}
+    return [*named, *_names("containers")]
+
+
+def _runs() -> list[str]:
+    """The names of the runs, and `last`; their records are not read, since there may be thousands."""
+    from runner.commands.options import runs_folder
+    from runner.errors import RunnerError
+    from runner.runs.run import RECORD
+
+    try:
+        folder: Path = runs_folder(None)
+        return ["last", *(path.parent.name for path in folder.glob(f"*/{RECORD}"))]
+    except RunnerError:  # the site's folder of runs is not known here
+        return ["last"]

@@ -28,12 +28,19 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     init = subparsers.add_parser(
         "init",
         parents=[common],
-        help="copy recipes, environments and jobs here, to edit them; with --site NAME write a site file instead",
+        help="start a project here: write files to edit; with --site NAME write a site file instead",
     )
-    init.add_argument("--account", metavar="NAME", help="with --site: the account that pays")
+    init.add_argument("--all", action="store_true", help="every script, job file, environment and recipe")
+    init.add_argument("--account", metavar="NAME", help="with --site: the account to charge")
     init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")
-    init.add_argument("--dry-run", action="store_true", help="say what would be written")
+    init.add_argument("--dry-run", action="store_true", help="print what would be written, write nothing")
     init.set_defaults(run=init_project)
+
+
+_SETTINGS = b"""\
+# This folder is a runner project: its edf/, jobs/, containers/ and Containerfile.* win over those of runner.
+# environment = "NAME"    # the environment to use when a command names none
+"""
 
 
 def init_project(args: argparse.Namespace, console: Console) -> int:
@@ -44,42 +51,50 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     if args.site:
         return _init_site(args, console)
     shipped, here = find_project().shipped, Path.cwd()
-    texts = {path.relative_to(shipped): path.read_bytes() for path in _copied(shipped)}
-    texts[Path("runner.toml")] = (
-        b"# This folder is a runner project: its containers/, edf/ and jobs/ win over the ones that come with runner.\n"
-        b'# environment = "ngc-ds"    # the environment where none is named\n'
-    )
-    for path, content in texts.items():
-        if (here / path).exists():
-            same = (here / path).read_bytes() == content
-            console.detail(f"kept: {path}") if same else console.warn(f"kept: {path} is there already, and differs")
-            continue
+    environment = "cpu" if find_site(None, os.environ)[0].scheduler == "local" else "ngc-ds"
+    texts = {Path("runner.toml"): _SETTINGS}
+    for path in _editable(shipped) if args.all else _first_files(shipped, environment):
+        texts[path.relative_to(shipped)] = path.read_bytes()
+    kept = {path for path in texts if (here / path).exists()}
+    for path in sorted(texts.keys() - kept):
         if not args.dry_run:
-            files.write(here / path, content, mode=0o777 if content.startswith(b"#!") else 0o666)
+            files.write(here / path, texts[path], mode=0o777 if texts[path].startswith(b"#!") else 0o666)
         console.answer(str(path))
-    console.say("edit what you need, remove the rest: a file that is not here is looked up in runner itself")
+    differ = sorted(str(path) for path in kept if (here / path).read_bytes() != texts[path])
+    if kept:
+        also = f"; not overwritten, and not as in runner: {', '.join(differ)}" if differ else ""
+        count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
+        console.say(f"{'nothing written: ' if kept == texts.keys() else ''}{count} already{also}")
+    if not args.all:
+        console.say("runner init --all writes the other scripts, job files, environments and recipes")
+    console.say("files that are not here come from runner; delete those that you do not change")
+    console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 
 
-def _copied(shipped: Path) -> list[Path]:
-    """The files that belong into a project of the user's own."""
+def _first_files(shipped: Path, environment: str) -> list[Path]:
+    """The files to begin with: an environment, a job file and its script."""
+    return [shipped / "edf" / f"{environment}.toml", shipped / "jobs/sft.py", shipped / "jobs/sft.toml"]
+
+
+def _editable(shipped: Path) -> list[Path]:
+    """The files that a user edits; the package jobs/training always comes from runner."""
     found = [*shipped.glob("Containerfile.*")]
     for kind in ("containers", "edf", "jobs"):
         found += [path for path in (shipped / kind).rglob("*") if path.is_file()]
-    return sorted(path for path in found if "__pycache__" not in path.parts)
+    training = shipped / "jobs" / "training"
+    return [path for path in found if "__pycache__" not in path.parts and not path.is_relative_to(training)]
 
 
 def _init_site(args: argparse.Namespace, console: Console) -> int:
-    """Write the user's own file of a site: an overlay of one that is known, else a new one."""
+    """Write the user's own site file: values over a known site, else a new site."""
     from runner.errors import RunnerError
     from runner.machine import files
     from runner.site_files import user_folder
 
     path = user_folder(os.environ) / f"{args.site}.toml"
     if path.exists():
-        raise RunnerError(
-            f"the site file {path} is there already", "a file of yours is never overwritten", f"edit it: {path}"
-        )
+        raise RunnerError(f"the site file {path} exists already", "your files are never overwritten", f"edit {path}")
     seen = look(os.environ)
     if not args.dry_run:
         _ask(args, seen, base_of(args.site, seen, os.environ))
@@ -91,18 +106,18 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
         return 0
     files.write(path, text)
     console.answer(str(path))
-    console.say(f"use it: --site {args.site}, or export RUNNER_SITE={args.site}")
+    console.say(f"next: runner doctor --site {args.site}   (or export RUNNER_SITE={args.site})")
     return 0
 
 
 def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
-    """At a terminal, ask for what nobody can guess: the account, and the partition where there are several."""
+    """At a terminal, ask for what cannot be detected: the account, and the partition if there are several."""
     from runner.machine import probe
 
     if not probe.has_terminal():
         return
     if args.account is None and base.account is None and (base.account_required or len(seen.accounts) > 1):
-        args.account = _answer("account that pays", seen.accounts, None)
+        args.account = _answer("account to charge", seen.accounts, None)
     if args.partition is None and base.partition is None and len(seen.partitions) > 1:
         likely = seen.partition(None)
         names = tuple(partition.name for partition in seen.partitions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ class Program:
     outside: Path | None = None
     """a script that lies outside of `main` and is laid at the snapshot's top"""
     shipped: Path | None = None
-    """runner's own folder, where the script comes from there"""
+    """runner's own folder, where the script or the package `training` comes from there"""
     notes: tuple[str, ...] = ()
 
 
@@ -73,7 +74,8 @@ def program_of_script(path: Path, project: Project) -> Program:
         if root is not None and path.is_relative_to(root):
             if root == project.shipped and root != project.root:
                 return Program(_posix(path, root), (), project.root, shipped=root)
-            return Program(_posix(path, root), (), root)
+            shipped = project.shipped if root != project.shipped and _needs_training(path) else None
+            return Program(_posix(path, root), (), root, shipped=shipped)
     if project.root is not None:
         return Program(path.name, (), project.root, outside=path)
     tree = work_tree(path.parent)
@@ -83,6 +85,13 @@ def program_of_script(path: Path, project: Project) -> Program:
         note = f"only {path.name} is copied: {path.parent} is no folder of code"
         return Program(path.name, (), None, outside=path, notes=(note,))
     return Program(path.name, (), path.parent)
+
+
+def _needs_training(script: Path) -> bool:
+    """Whether a script imports the package `training`, and its folder has none: runner's own then fills in."""
+    if script.suffix != ".py" or (script.parent / "training").exists():
+        return False
+    return re.search(rb"^\s*(?:from|import)\s+training\b", script.read_bytes(), re.MULTILINE) is not None
 
 
 def program_of_command(command: Sequence[str], project: Project) -> Program:
