@@ -81,9 +81,9 @@ def test_a_reader_that_goes_away_makes_no_noise() -> None:
 
 
 def test_completion_scripts_are_shell() -> None:
-    for shell in ("bash", "zsh"):
+    for shell in ("bash", "zsh", "fish"):
         script = runner("completion", shell)
-        assert script.returncode == 0 and "launch" in script.stdout
+        assert script.returncode == 0 and "runner completion words" in script.stdout.replace('"$1"', "runner")
     checked = subprocess.run(("bash", "-n"), input=runner("completion", "bash").stdout, text=True, capture_output=True)
     assert checked.returncode == 0, checked.stderr
 

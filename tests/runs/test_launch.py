@@ -243,6 +243,8 @@ def test_the_default_environment_is_the_projects(project: Project) -> None:
     with pytest.raises(RunnerError, match="enviroment") as caught:
         plan(project, request(env=None, words=("true",)))
     assert "environment" in caught.value.fix
+    with pytest.raises(RunnerError, match="enviroment"):  # an environment that is named hides no mistake
+        plan(project, request(env="plain", words=("true",)))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_the_pause_grows_to_its_limit_and_is_short_again_when_something_changes(
         if len(pauses) == 22:
             child.communicate()
 
-    status.watch([run], lambda found: states.append(found[0].state), sleep)
+    status.watch(lambda: [run], lambda found: states.append(found[0].state), sleep)
     assert pauses[:2] == [2.0, 2.6] and max(pauses) == pauses[19] == status.LONGEST
     assert pauses[20] == status.SHORTEST and len(pauses) == 22
     assert states == ["RUNNING"] * 22 + ["LOST"]
@@ -39,3 +39,22 @@ def test_a_scheduler_that_does_not_answer_is_waited_for_and_a_run_elsewhere_is_n
     run = Run("a-1", Path(os.devnull), "a", "s", "slurm", "2026")
     assert status.goes_on(RunStatus(run, "UNKNOWN")) and not status.goes_on(RunStatus(run, "LOST"))
     assert not status.goes_on(RunStatus(replace(run, scheduler="local"), "UNKNOWN"))
+
+
+def test_runs_that_start_later_are_watched_too(tmp_path: Path) -> None:
+    child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE, start_new_session=True)
+    names = ["a-1"]
+    shown: list[list[str]] = []
+
+    def runs() -> list[Run]:
+        return [Run(name, tmp_path, "a", "local", "local", "2026", SUBMITTED, (f"local-{child.pid}",),
+                    host=platform.node(), process=identity) for name in names]  # fmt: skip
+
+    def sleep(seconds: float) -> None:
+        names.append("a-2")
+        if len(names) == 3:
+            child.communicate()
+
+    identity = sessions.identity(child.pid)
+    status.watch(runs, lambda found: shown.append([each.run.name for each in found]), sleep)
+    assert shown == [["a-1"], ["a-1", "a-2"], ["a-1", "a-2", "a-2"]]

@@ -88,7 +88,7 @@ def complete(
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     actions = parser._subparsers._group_actions if parser._subparsers else ()
-    return dict(actions[0].choices or {}) if actions else {}  # type: ignore[arg-type]
+    return dict(actions[0].choices or {}) if actions else {}
 
 
 def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: str) -> list[str]:

@@ -82,13 +82,13 @@ class Console:
         self.answer(visible(text), exact=True)
 
     def answer_json(self, data: object) -> None:
-        """Print the answer as JSON; of a list each item in a line of its own."""
+        """Print the answer as JSON, one line per object."""
         import json
 
-        if isinstance(data, list) and data:  # a history is long, and the encoder that indents is slow
+        if isinstance(data, list) and data:
             text = "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False, default=str) for each in data) + "\n]"
         else:
-            text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
+            text = json.dumps(data, ensure_ascii=False, default=str)
         self.answer(text if text.isascii() else text.translate(_IN_JSON), exact=True)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:

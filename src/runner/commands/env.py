@@ -44,16 +44,14 @@ def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site
 
     from runner.detection import find_site
     from runner.environments.engines import choose
-    from runner.environments.environment import load_environment
+    from runner.environments.environment import default_environment, load_environment
     from runner.project import find_project
 
     project = find_project()
     site, why = find_site(args.site, os.environ)
-    name, reason = args.environment, ""
-    if name is None:
-        from runner.runs.launch import default_environment  # it brings half of runner along
-
-        name, reason = default_environment(project, site)
+    name, reason = default_environment(project, site)
+    if args.environment is not None:
+        name, reason = args.environment, ""
     environment = load_environment(name, project, os.environ)
     console.say(f"environment {environment.name} ({environment.path}{'; ' + reason if reason else ''})")
     console.say(f"site {site.name} ({why})")

@@ -41,16 +41,15 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     import os
 
     from runner.detection import find_site
+    from runner.environments.environment import default_environment
     from runner.environments.lint.check import Linter
     from runner.project import find_project
 
     project = find_project()
     site, why = find_site(args.site, os.environ)
+    name, reason = default_environment(project, site)
     names = args.environments
     if not names:
-        from runner.runs.launch import default_environment  # it brings half of runner along
-
-        name, reason = default_environment(project, site)
         console.say(f"environment {name} ({reason})")
         names = [name]
     console.say(f"site {site.name} ({why})")

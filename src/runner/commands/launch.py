@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
@@ -184,7 +185,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
     yield f"image: {plan.image.reference or 'none: the programs of this machine'}"
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text}"
-    yield "values, and where each comes from:"
+    yield "settings, and where each comes from:"
     yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in _values(plan)))
     yield from _code(plan)
 
@@ -246,13 +247,17 @@ def _code(plan: RunPlan) -> Iterator[str]:
         if taken.git.dirty:
             state = f"{len(taken.git.modified)} modified and {len(taken.git.untracked)} untracked files"
         yield f"  commit {taken.git.commit or '(none yet)'}, {state}"
-    changed = taken.git.modified + taken.git.untracked if taken.git else ()
-    listed = sorted(taken.files, key=lambda name: (name != plan.job.script, name not in changed, name))
-    for name in listed[:_FILES_SHOWN]:
-        mark = " (untracked)" if taken.git and name in taken.git.untracked else " (modified)" if name in changed else ""
-        yield f"  {name}{mark}"
-    if len(listed) > _FILES_SHOWN:
-        yield f"  and {len(listed) - _FILES_SHOWN} more"
+    if taken.git is None:
+        folders = Counter(name.partition("/")[0] + "/" if "/" in name else "at the top" for name in taken.files)
+        if folders:
+            yield "  " + ", ".join(f"{count} {name}" for name, count in folders.most_common(_FILES_SHOWN))
+        return
+    marks = {name: "modified" for name in taken.git.modified} | {name: "untracked" for name in taken.git.untracked}
+    changed = [name for name in taken.files if name in marks]
+    for name in changed[:_FILES_SHOWN]:
+        yield f"  {name} ({marks[name]})"
+    if len(changed) > _FILES_SHOWN:
+        yield f"  and {len(changed) - _FILES_SHOWN} more"
 
 
 def _command_line(plan: RunPlan, runs: str) -> str:

@@ -97,7 +97,8 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
         trained = f", {weights.lora:,} trained" if args.lora_r else ""
         console.say(
             f"{shape.name}: {weights.total:,} parameters{trained}; {args.gpus} GPUs, {length} tokens per sequence,"
-            f" {args.dtype}, {args.attention}{', activation checkpointing' if args.activation_checkpointing else ''}"
+            f" {args.dtype}, {args.attention}{', activation checkpointing' if args.activation_checkpointing else ''};"
+            " GiB per GPU:"
         )
         _table(found, gpu, console)
     return _verdict(found, gpu, console)
@@ -119,7 +120,7 @@ def _shape(args: argparse.Namespace) -> Shape:
                 "runner memory MODEL, or --hidden_size and others",
                 exit_code=2,
             )
-        return make_shape({"model_type": "llama", **given}, "the flags")
+        return make_shape({"model_type": "llama", **given}, "the options")
     path = find_config(args.model, os.environ)
     config = read_config(path)
     return make_shape({**config, **given}, args.model)
@@ -181,7 +182,7 @@ def _table(found: list[Estimate], gpu: int | None, console: Console) -> None:
         "GRADIENTS",
         "OPTIMIZER",
         "ACTIVATIONS",
-        "LOSS",
+        "LOGITS",
         "BUFFERS",
         "TOTAL",
         "WORST AT",
@@ -205,10 +206,10 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
     if host:
         console.say(f"offload takes up to {_gib(host)} GiB of the node's memory per GPU")
     if gpu is None:
-        console.say("GiB per GPU; --gpu NAME or --gpu_memory SIZE says which fit")
+        console.say("to see which fit: --gpu NAME or --gpu_memory SIZE")
         return 0
     fitting = [each for each in found if fits_on(each.total, gpu)]
-    console.say(f"GiB per GPU; FITS leaves 5% and 1.5 GiB of {_gib(gpu)} GiB for CUDA, NCCL and holes")
+    console.say(f"FITS keeps 5% and 1.5 GiB of {_gib(gpu)} GiB free for CUDA, NCCL and fragmentation")
     if fitting:
         return 0
     console.say(

@@ -136,7 +136,7 @@ def chosen_site(args: argparse.Namespace, console: Console) -> Site:
     from runner.detection import find_site
 
     site, why = find_site(args.site, os.environ)
-    console.say(f"site: {site.name} ({why})")
+    console.say(f"site {site.name} ({why})")
     return site
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from runner.commands.options import add_job
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     prefetch = subparsers.add_parser(
         "prefetch",
         parents=[common],
-        help="bring what a job names on the hub into the site's cache",
+        help="download the models and datasets that a job names",
         usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]",
     )
     add_job(prefetch)
@@ -36,13 +37,18 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
     from runner.runs import prefetch
     from runner.runs.launch import Request
 
+    if not (args.job or args.script or args.rest):
+        raise RunnerError(
+            "prefetch: no job is named", "it fetches the models and datasets that a job names",
+            "runner prefetch JOB, or runner prefetch --script SCRIPT -- ARGS…", exit_code=2,
+        )  # fmt: skip
     project = find_project()
     request = Request(
         job=args.job, env=args.env, script=args.script, words=args.rest, site=args.site, engine=args.engine
     )
     plan = prefetch.plan(request, project, os.environ, console)
     if not plan.wanted:
-        console.say("the job names nothing on the hub: there is nothing to fetch")
+        console.say("nothing to fetch: the job names nothing on the hub")
         return 0
     console.say(f"into {plan.home}: {', '.join(map(str, plan.wanted))}")
     options = (*(("--dry-run",) if args.dry_run else ()), *(("--json",) if args.json else ()))

@@ -19,22 +19,21 @@ _CLEAR = "\x1b[H\x1b[J"  # to the top left, and clear everything below
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    watch = subparsers.add_parser("watch", parents=[common], help="the status again and again, until all have ended")
+    watch = subparsers.add_parser("watch", parents=[common], help="show the status until all runs have ended")
     add_runs(watch)
     watch.set_defaults(run=watch_status)
 
 
 def watch_status(args: argparse.Namespace, console: Console) -> int:
-    """`runner watch`: the table in place on a terminal; elsewhere a new one whenever something has changed."""
+    """`runner watch`: on a terminal the table in place; elsewhere a new table after each change."""
     from runner.runs.status import watch
 
-    runs = chosen_runs(args, console)
     live = sys.stdout.isatty()
     before: list[object] = []
 
     def show(found: tuple[RunStatus, ...]) -> None:
         header, rows = table(found)
-        moved = [(each.state, each.reason, each.attempt, each.progress) for each in found]
+        moved: list[object] = [(each.run.name, each.state, each.reason, each.attempt, each.progress) for each in found]
         if live:
             sys.stdout.write(_CLEAR)
         elif moved == before:
@@ -43,6 +42,6 @@ def watch_status(args: argparse.Namespace, console: Console) -> int:
         console.table(header, rows)
         sys.stdout.flush()
 
-    if runs:
-        watch(runs, show)
+    if chosen_runs(args, console):
+        watch(lambda: chosen_runs(args, console), show)  # runs that are launched meanwhile appear too
     return 0

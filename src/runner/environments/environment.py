@@ -12,8 +12,9 @@ from runner.environments.edf import Layer, as_data, find_edf, read_layer
 from runner.environments.mount import Mount, parse_mount
 from runner.errors import RunnerError
 from runner.expansion import expand
+from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.project import Project
-from runner.site import Origin
+from runner.site import Origin, Site
 
 __all__ = ["Environment", "Mount", "emit_edf", "expand", "load_environment", "parse_mount"]
 
@@ -197,3 +198,17 @@ def quoted(text: str) -> str:
         return _ESCAPES.get(match[0], f"\\u{ord(match[0]):04x}")
 
     return '"' + re.sub(r'["\\\x00-\x1f\x7f]', escape, text) + '"'
+
+
+def default_environment(project: Project, site: Site) -> tuple[str, str]:
+    """The environment where none is named, and why that one. Raises RunnerError for a misspelt key in runner.toml."""
+    settings = project.root / "runner.toml" if project.root else None
+    if settings and settings.is_file():
+        document = read_toml(settings)
+        refuse_unknown_keys(document, (), ("environment",), "project")
+        name = typed(document, ("environment",), str)
+        if name:
+            return name, f"the default of {settings.name}"
+    if site.scheduler == "local":
+        return "cpu", "the default without a scheduler"
+    return "ngc-ds", "the default"

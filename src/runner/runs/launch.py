@@ -13,9 +13,8 @@ from pathlib import Path
 from runner.detection import find_site
 from runner.environments.attachment import Attachment
 from runner.environments.engines import attach, choose
-from runner.environments.environment import Environment, emit_edf, load_environment
+from runner.environments.environment import Environment, default_environment, emit_edf, load_environment
 from runner.errors import RunnerError
-from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
@@ -88,13 +87,14 @@ def prepare(
 ) -> RunPlan:
     """The plan of a run. Raises RunnerError for what cannot be launched; a dry run warns about what is not here."""
     site, why = find_site(request.site, environ)
-    report.say(f"site {site.name} ({why})")
+    report.detail(f"site {site.name} ({why})")
     if site.scheduler == "slurm" and not request.dry_run:
         process.need(("sbatch",))
     job_file, program = find_program(request, project)
     environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
-    report.say(f"container engine {engine} ({engine_why})")
+    report.detail(f"engine {engine} ({engine_why})")
+    report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
     if engine == "host" and environment.image:
         report.warn(f"no container is entered: the image {environment.image!r} is not used")
         environment = replace(environment, image="")  # so it need not be here
@@ -211,27 +211,13 @@ def find_environment(
     name: str | None, project: Project, environ: Mapping[str, str], site: Site, report: Report
 ) -> Environment:
     """The environment by name, or the default one: that of runner.toml, else `ngc-ds`, on site local `cpu`."""
-    why = ""
-    if name is None:
-        name, why = default_environment(project, site)
-    environment = load_environment(name, project, environ)
+    default, why = default_environment(project, site)
+    if name is not None:
+        default, why = name, ""
+    environment = load_environment(default, project, environ)
     where = environment.path or "built in"
-    report.say(f"environment {environment.name} ({where}{'; ' + why if why else ''})")
+    report.detail(f"environment {environment.name} ({where}{'; ' + why if why else ''})")
     return environment
-
-
-def default_environment(project: Project, site: Site) -> tuple[str, str]:
-    """The environment where none is named, and why that one."""
-    settings = project.root / "runner.toml" if project.root else None
-    if settings and settings.is_file():
-        document = read_toml(settings)
-        refuse_unknown_keys(document, (), ("environment",), "project")
-        name = typed(document, ("environment",), str)
-        if name:
-            return name, f"the default of {settings.name}"
-    if site.scheduler == "local":
-        return "cpu", "the default without a scheduler"
-    return "ngc-ds", "the default"
 
 
 def _check(

@@ -50,7 +50,7 @@ class Prefetch:
 def plan(request: Request, project: Project, environ: Mapping[str, str], report: Report) -> Prefetch:
     """What a launch of the same words would read from the hub."""
     site, why = find_site(request.site, environ)
-    report.say(f"site {site.name} ({why})")
+    report.detail(f"site {site.name} ({why})")
     job_file, program = find_program(request, project)
     name = request.env or value(job_file, "environment")
     environment = find_environment(name, project, environ, site, report)
@@ -58,7 +58,8 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
     env = {**hub.hub_variables(environ), **site.env, **environment.env, **(value(job_file, "env") or {})}
     home = hub.hub_home(env, site.runs(environ, project), environ)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
-    report.say(f"container engine {engine} ({engine_why})")
+    report.detail(f"engine {engine} ({engine_why})")
+    report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
     wanted = hub.wanted(words, hub.model_folders(project))
     return Prefetch(wanted, home, engine, name, env, site)
 
@@ -77,7 +78,7 @@ def prepared(
         yield Call((_python(environ), str(script), *arguments), values, project.start)
         return
     if prefetch.engine in ONLY_BY_SRUN:
-        report.say(f"through srun, on a node: {prefetch.engine} is a part of it (--engine host: this machine's Python)")
+        report.say(f"on a node, through srun: as {prefetch.engine} requires (--engine host uses this machine's Python)")
     request = ShellRequest(
         where=prefetch.environment,
         command=("sh", "-c", PYTHON, "sh", f"{shell.FOLDER}/prefetch.py", *arguments),

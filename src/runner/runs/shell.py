@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,7 +101,7 @@ def prepared(
     if run is not None:
         yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
         return
-    report.say(f"site {site.name} ({why})")
+    report.detail(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
     image = checks.find_image(environment, site, environ)
     if image.missing and make_image is not None and not dry_run:
@@ -109,7 +109,9 @@ def prepared(
         image = checks.find_image(environment, site, environ)
     if image.missing and not dry_run:
         raise checks.missing_image(image, environment, environ)
-    environment = checks.for_the_run(_in_live_folder(environment, project, report), image)
+    say = report.detail if request.files else report.say  # `prefetch` has printed it
+    say(f"environment {environment.name}, site {site.name}")
+    environment = checks.for_the_run(_in_live_folder(environment, project, say), image)
     runs = site.runs(environ, project)
     if dry_run:
         folder = runs / ".shell-NNNN"
@@ -137,13 +139,13 @@ def _run(word: str | None, runs: Path, project: Project) -> Run | None:
     return None
 
 
-def _in_live_folder(environment: Environment, project: Project, report: Report) -> Environment:
-    """The environment with the user's own folder mounted where it lies, and the prompt there."""
+def _in_live_folder(environment: Environment, project: Project, say: Callable[[str], None]) -> Environment:
+    """The environment with the user's own folder mounted at the same path, and the prompt there."""
     root = project.root or project.start
     if is_shared_place(root):
-        report.say("the shell starts in the image's working directory: your folder is not a project")
+        say("the shell starts in the image's working directory: your folder is not a project")
         return environment
-    report.say(f"your folder {root} is mounted: what you change there stays")
+    say(f"your folder {root} is mounted: your changes there are kept")
     return replace(environment, workdir=str(project.start), mounts=(*environment.mounts, Mount(str(root), str(root))))
 
 
@@ -158,6 +160,8 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     inside = run.scheduler == "slurm" and status.state == "RUNNING"
     if inside:
         report.say(f"{run.name} runs on {status.nodes}: a new container of the same image, inside its allocation")
+    elif run.scheduler == "slurm" and status.active:
+        report.say(f"{run.name} is {status.state} and keeps waiting; this shell requests an allocation of its own")
     elif run.scheduler == "slurm":
         report.say(f"{run.name} is {status.state}: a new container of the same image, in an allocation of its own")
     elif run.engine == "host":
@@ -179,7 +183,8 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
         # in a run's folder only what its own engine has not put there
         folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
     words = tuple(word.replace(FOLDER, str(place.folder)) for word in request.command)
-    command = (*_like_a_task(place), *(words or prompt(request.terminal)))
+    name = place.run.name if place.run else place.environment.name
+    command = (*_like_a_task(place), *(words or prompt(request.terminal, name)))
     cache = shared_cache(place.folder, environ)
     if write:
         folders.make(cache)
@@ -225,8 +230,12 @@ def _srun(
     return (argv[0], *place.site.srun, *job.srun, *argv[1:])
 
 
-def prompt(terminal: bool) -> tuple[str, ...]:
-    """The command of a prompt: the image's bash, or its sh."""
+def prompt(terminal: bool, name: str) -> tuple[str, ...]:
+    """The command of a prompt that begins with (NAME): the image's bash, or its sh."""
     if not terminal:
         return ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
-    return ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i")
+    mark = f"({re.sub(r'[^A-Za-z0-9._-]', '_', name)}) "
+    # bash's start-up files set PS1, so the mark is put in front of each prompt
+    command = f"""PROMPT_COMMAND='PS1="{mark}${{PS1#"{mark}"}}"' PS1='{mark}$ '; export PROMPT_COMMAND PS1
+command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"""
+    return ("sh", "-c", command)

@@ -22,7 +22,6 @@ from runner.runs.run import (
     Run,
     is_cancelled,
     is_over,
-    reloaded,
     with_newest_job,
 )
 from runner.runs.schedulers import slurm
@@ -283,13 +282,15 @@ SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two questions; the
 
 
 def watch(
-    runs: Sequence[Run], show: Callable[[tuple[RunStatus, ...]], None], sleep: Callable[[float], None] = time.sleep
+    runs: Callable[[], Sequence[Run]],
+    show: Callable[[tuple[RunStatus, ...]], None],
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the status of the runs, one question for all of them each time, until none waits or runs any more."""
+    """Show the status of the runs, with one query for all of them each time, until none is waiting or running."""
     pause = SHORTEST
     before: tuple[object, ...] = ()
     while True:
-        found = ask([reloaded(run) for run in runs])
+        found = ask(runs())
         show(found)
         if not any(goes_on(status) for status in found):
             return
