@@ -1,4 +1,4 @@
-"""Memory of the node as this process may use it."""
+"""Memory of the node that this process may still use."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from pathlib import Path
 UNKNOWN = 1 << 60
 
 
-def total_bytes() -> int:
-    return _of_node("MemTotal")
-
-
-def available_bytes() -> int:
-    """Return what the node can still give, whatever this process may take of it."""
-    return _of_node("MemAvailable")
-
-
 def free_bytes() -> int:
-    """Return what the node can still give, or this process's control group where that is less."""
+    """Return what is free on the node, or in this process's control group if that is less."""
+    free = UNKNOWN
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
     group = control_group()
-    return available_bytes() if group is None else max(0, min(available_bytes(), group[0] - group[1]))
+    return free if group is None else max(0, min(free, group[0] - group[1]))
 
 
 def control_group() -> tuple[int, int] | None:
-    """Return limit and use in bytes of this process's control group (v2, or v1's); None where it has no limit."""
+    """Return limit and use in bytes of this process's control group (v2 or v1); None if it has no limit."""
     for limit, used in _files():
         try:
             text = limit.read_text(encoding="ascii").strip()
@@ -35,7 +30,7 @@ def control_group() -> tuple[int, int] | None:
 
 
 def _files() -> list[tuple[Path, Path]]:
-    """Return the files of limit and use, the innermost group's first."""
+    """Return the files of limit and use, those of the innermost group first."""
     try:
         lines = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -50,10 +45,3 @@ def _files() -> list[tuple[Path, Path]]:
             folder = root / "memory" / path.lstrip("/")
             found.append((folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"))
     return [*found, (root / "memory.max", root / "memory.current")]
-
-
-def _of_node(name: str) -> int:
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return UNKNOWN
