@@ -21,7 +21,7 @@ HOME = "huggingface"
 """in the shared cache: HF_HOME of jobs that do not say otherwise; jobs/training/run.py decides the same"""
 NOTES = "prefetched"
 OWN = frozenset({"tiny-llama", "python-docs"})
-"""made by the scripts themselves: jobs/training/course_arguments.py"""
+"""made by the scripts themselves: jobs/training/arguments.py"""
 
 # argument -> kind, part; the names are those of transformers' and TRL's scripts
 _NAMES = {
