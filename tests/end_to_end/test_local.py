@@ -89,7 +89,7 @@ def test_the_job_outlives_the_command_that_started_it(local: Runner) -> None:
     waiting.send_signal(signal.SIGINT)
     _, said = waiting.communicate(timeout=20)
     assert waiting.returncode == 130
-    assert "long-0001 goes on without us" in said
+    assert "long-0001 keeps running" in said
     assert local.status("long-0001")["state"] == "RUNNING"
     assert local.wait("long-0001", lambda status: status["state"] == "COMPLETED")["exit_code"] == 0
 

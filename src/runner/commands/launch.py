@@ -166,7 +166,7 @@ def _wait(run: Run, console: Console) -> int:
     try:
         status = follow(run, One(run.log), show, console)
     except KeyboardInterrupt:
-        console.say(f"\n{run.name} goes on without us: runner logs -f {run.name}; runner cancel {run.name}")
+        console.say(f"\n{run.name} keeps running: runner logs -f {run.name}; runner cancel {run.name}")
         raise
     say_end(status, console)
     return result_code(status)
@@ -270,6 +270,8 @@ def _command_line(plan: RunPlan, runs: str) -> str:
 
 def _sweep_of(args: argparse.Namespace) -> Sweep | None:
     """The sweep that a command line of `launch` asks for."""
+    if not args.sweep and args.at_once is None:
+        return None
     from runner.runs.sweep import parse
 
     sweep = parse(args.sweep, args.at_once)
@@ -281,7 +283,7 @@ def _sweep_of(args: argparse.Namespace) -> Sweep | None:
     if sweep is not None and args.chain:
         raise RunnerError(
             "--sweep and --chain do not go together", "a chain is of one run, and a sweep is one array job",
-            "[restart] in the job file: each run of the sweep goes on by itself", exit_code=2,
+            "[restart] in the job file: each run of the sweep then continues by itself", exit_code=2,
         )  # fmt: skip
     return sweep
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -232,6 +231,8 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
 
 
 def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
+    import statistics  # slow to import
+
     times = [float(each["time"]) for each in steps[-200:]]
     pauses = [after - before for before, after in pairwise(times) if after > before]
     return statistics.median(pauses) if pauses else 0.0
@@ -239,6 +240,8 @@ def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
 
 def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     """What to say when the newest records are slower than the best stretch of as many before."""
+    import statistics
+
     rates = [(int(each["step"]), float(rate)) for each in steps
              if isinstance(rate := each.get("tokens_per_second"), int | float) and rate > 0]  # fmt: skip
     if len(rates) < 3 * _WINDOW:

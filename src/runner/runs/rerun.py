@@ -21,7 +21,7 @@ from runner.project import Project
 from runner.runs import diff, hub, lock, snapshot, submit
 from runner.runs.after import Waits
 from runner.runs.git import command
-from runner.runs.run import SUBMITTED, Run, find_run, save
+from runner.runs.run import Run, find_run, save
 from runner.runs.secrets import write_record
 from runner.runs.snapshot import DIFF
 
@@ -124,10 +124,7 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
         mine = {**tables["run"], "name": run.name, "created": run.created, "again": locked.name}
         write_record(folder / LOCK, lock.lock_text({**tables, "run": mine}))
         with sessions.uninterrupted():
-            if run.scheduler == "local":
-                run = submit.start_local(run, Waits())
-            else:
-                run = replace(run, job_ids=(submit.sbatch(folder, Waits(), report),), state=SUBMITTED)
+            run = submit.start(run, Waits(), report)
             submitted = True
             save(run)
             run = submit.with_chain(run, _links(tables))

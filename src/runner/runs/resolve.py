@@ -12,7 +12,6 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError, unknown
 from runner.runs.checks import check
 from runner.runs.job import KEYS, LAUNCHERS, Job, Layer, Resources, Restart, Setting
-from runner.runs.metrics import newest_records
 from runner.site import Origin, Site
 
 DEFAULT = Origin("default")
@@ -184,6 +183,8 @@ def with_measured(job: Job, runs: Path) -> Job:
 
 def _measured(name: str, runs: Path) -> Iterator[tuple[float, str]]:
     """The longest save of each of the newest runs of a job, with the run's name."""
+    from runner.runs.metrics import newest_records  # a dry run seldom needs it
+
     folders = [path for path in runs.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
     folders.sort(key=lambda path: int(path.name[len(name) + 1 :]))
     for folder in folders[-_RUNS:]:

@@ -110,10 +110,7 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
     submitted = False
     try:
         with sessions.uninterrupted():
-            if run.scheduler == "local":
-                run = start_local(run, waits)
-            else:
-                run = replace(run, job_ids=(sbatch(run.folder, waits, report),), state=SUBMITTED)
+            run = start(run, waits, report)
             submitted = True
             save(run)
             run = with_chain(run, plan.job.chain)
@@ -206,6 +203,13 @@ def write(plan: RunPlan, run: Run, report: Report) -> None:
     write_record(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 
 
+def start(run: Run, waits: Waits, report: Report) -> Run:
+    """The run with its job, which is submitted, or started on this machine."""
+    if run.scheduler == "local":
+        return start_local(run, waits)
+    return replace(run, job_ids=(sbatch(run.folder, waits, report),), state=SUBMITTED)
+
+
 def with_chain(run: Run, links: int) -> Run:
     """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
     for _ in range(links - 1):
@@ -267,7 +271,7 @@ def refused(words: str) -> RunnerError:
 
 def start_local(run: Run, waits: Waits) -> Run:
     """The run with the process that runs its script on this machine, in a session of its own."""
-    argv = template.submit(run.folder)
+    argv: tuple[str, ...] = template.SUBMIT
     if waits.runs:
         files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
         argv = ("bash", "payload/after.sh", *after.local_words(waits))

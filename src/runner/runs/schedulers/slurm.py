@@ -101,7 +101,7 @@ def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str
         "--kill-on-bad-exit=1",
         "--export=ALL",
     )
-    given = flags.merge((), site.srun, job.srun, "srun")
+    given = flags.merge((), site.srun, job.srun, "srun")  # of one option the user's words count
     names = {flags.option(word, "srun")[0] for word in given}
     names |= flags.CPUS if names & flags.CPUS else set()
     ours = [quoting.live(word) for word in own if flags.option(word, "srun")[0] not in names]

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import marshal
-import os
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import CodeType
-from typing import TYPE_CHECKING
 
-from runner import __version__, quoting
+from runner import quoting
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
-from runner.machine import files
-from runner.machine.folders import cache_folder
 from runner.runs.job import Job
 from runner.site import Site
-
-if TYPE_CHECKING:
-    import jinja2
-
 
 COMMAND_BYTES = 1_000_000
 """of all words together; Linux takes 2 MiB with the variables (a quarter of the stack), sbatch 4 MiB of script"""
@@ -46,7 +33,8 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     environment.filters.update(
         literal=quoting.literal, directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}")
     )
-    return template(Path(__file__).resolve().parent / "job.sbatch.j2", environment).render(
+    text = (Path(__file__).resolve().parent / "job.sbatch.j2").read_text(encoding="utf-8")
+    return environment.from_string(text).render(
         job=job,
         slurm=site.scheduler == "slurm",
         restarts=_restarts(job, site),
@@ -173,40 +161,10 @@ def joined(words: Sequence[str], width: int = 100) -> list[str]:
     return lines
 
 
-def template(path: Path, environment: jinja2.Environment, environ: Mapping[str, str] = os.environ) -> jinja2.Template:
-    """The template of a file. `environment` is always the same one for the same file and version of runner."""
-    import jinja2  # slow to import
-
-    text = path.read_text(encoding="utf-8")
-    made_of = repr((text, str(path), __version__, jinja2.__version__, sys.version))
-    kept = cache_folder(environ) / "templates" / f"{path.name}.{hashlib.sha256(made_of.encode()).hexdigest()[:24]}"
-    code = None if sys.dont_write_bytecode else _read(kept)
-    if code is None:
-        code = environment.compile(text, path.name, str(path))
-        if not sys.dont_write_bytecode:
-            with suppress(RunnerError):  # no home folder, or a full one: it is compiled each time then
-                files.write(kept, marshal.dumps(code))
-    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
-
-
-def _read(path: Path) -> CodeType | None:
-    try:
-        found = marshal.loads(path.read_bytes())
-    except (OSError, EOFError, ValueError, TypeError):
-        return None
-    return found if isinstance(found, CodeType) else None
-
-
 def script(job: Job, attachment: Attachment, site: Site) -> str:
     """The batch script; `cd RUN && bash job.sbatch` runs it. payload/processes.sh does srun's part."""
     return render(job, attachment, site, directives=(), step=(f"bash payload/processes.sh {job.tasks}",))
 
 
-def submit(run_folder: Path, flags: Sequence[str] = ()) -> tuple[str, ...]:
-    """The command that runs the batch script, in the run folder."""
-    return ("bash", "job.sbatch")
-
-
-def shell(attachment: Attachment, command: Sequence[str]) -> tuple[str, ...]:
-    """The words that run a command in the environment; `${NAME}` in them is still to be expanded."""
-    return (*attachment.prefix, *command)
+SUBMIT = ("bash", "job.sbatch")
+"""the command that runs the batch script, in the run folder"""
