@@ -1,4 +1,4 @@
-"""What a storage of podman gives, against what podman says: `python -m tests.images.oci.stored` as any user."""
+"""What a storage of podman gives, against what podman says: `python -m tests.images.sources.stored` as any user."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_helper_that_dies_is_an_error_not_a_hang(podman: Podman, many: str) ->
 
 def test_helpers_end_with_a_reader_that_was_killed(podman: Podman, many: str) -> None:
     code = (
-        "import sys, time; from tests.images.oci import stored; from tests.lab.podman import Podman; "
+        "import sys, time; from tests.images.sources import stored; from tests.lab.podman import Podman; "
         "podman = Podman(folder=__import__('pathlib').Path(sys.argv[1])); opened = stored.opened(podman, sys.argv[2]); "
         "stream = opened.__enter__().layers[0].open(); stream.__enter__().read(9); print('open', flush=True); "
         "time.sleep(60)"
