@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.images.build.build import BuildOptions, build
 from runner.images.image import Image
 from runner.images.importer.importer import import_image
-from runner.images.importer.plan import ImportOptions
+from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.images.recipe import Recipe, load_recipe
 from runner.images.squashfs_file import Squashfs
 from runner.machine.report import Quiet
@@ -73,7 +73,9 @@ class Bench:
     def import_image(self, source: str, **options: object) -> Squashfs:
         """Import an image in this process."""
         settings = ImportOptions(**options)  # type: ignore[arg-type]
-        return import_image(source, self.images, self.project, self.environ, self.report, settings).squashfs
+        return import_image(
+            ImportRequest(source, self.images, self.project, self.environ, settings), self.report
+        ).squashfs
 
     def start(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `runner WORDS` in the project."""
@@ -117,7 +119,7 @@ class Bench:
 
     def left_containers(self) -> str:
         """The ids of containers that imports made and that are still there."""
-        return self.engine("ps", "-aq", "--filter", "label=runner.import.target")
+        return self.engine("ps", "-aq", "--filter", "label=runner.import.process")
 
     def files(self) -> list[str]:
         """The names in the image folder, without the lock files, which stay by design."""

@@ -288,7 +288,8 @@ def test_left_overs_of_another_image_go_too_but_not_those_of_a_live_import(tiny:
 
 def test_docker_is_read_through_its_socket_and_a_dead_imports_container_goes(tiny: Bench, docker_socket: str) -> None:
     """podman's socket speaks docker's API; a real daemon is not asked here."""
-    dead = f"runner.import.target={tiny.images}/other-0123456789ab.sqsh"
+    machine = f"{os.uname().nodename}:{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    dead = f"runner.import.process={machine} {os.getpid()} boot:start"
     tiny.images.mkdir()
     tiny.engine("create", "--label", dead, "localhost/runner/tiny:latest")
     theirs = tiny.engine("create", "localhost/runner/tiny:latest").strip()

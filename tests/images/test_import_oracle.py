@@ -13,12 +13,12 @@ import pytest
 
 from runner.images.importer.layer_index import LayerIndex, open_index
 from runner.images.importer.pack import PackOptions, index_of, pack_image
-from runner.images.source import Source
-from runner.images.sources.open import open_image
+from runner.images.reference import Source
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import index_path
 from tests.images import trees
 from tests.images.handmade import file, layout, tar, whiteout
+from tests.images.sources.handmade import open_source
 from tests.images.stacks import CASES
 from tests.images.trees import READERS, Tree, differences
 from tests.lab.podman import Podman
@@ -37,7 +37,7 @@ def imported(image: Path, target: Path, previous: LayerIndex | None = None) -> P
     """The OCI layout as a squashfs file, owners and devices kept, without enroot's files; its index lies beside it."""
     options = PackOptions(Compression("zstd", 1), threads=2, owners="keep", devices=True)
     source = Source("oci", str(image), "latest")
-    with open_image(source, architecture="amd64", environ=os.environ) as opened, target.open("w+b") as stream:
+    with open_source(source, os.environ) as opened, target.open("w+b") as stream:
         packed = pack_image(opened, stream, {}, options, previous, lambda count: None)
         with index_path(target).open("wb") as index:
             index_of(packed, stream, options, index)

@@ -21,7 +21,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.importer.importer import Imported, explain_import, import_image
 from runner.images.importer.leftovers import clear_leftovers
-from runner.images.importer.plan import ImportOptions
+from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.machine import files
 from runner.machine.report import Quiet
 from runner.project import Project
@@ -44,7 +44,7 @@ class Place:
     def bring(self, name: str, **options: object) -> Imported:
         project = Project(self.folder, self.folder, self.folder)
         settings = ImportOptions(**options)  # type: ignore[arg-type]
-        return import_image(f"oci:{self.folder / name}", self.images, project, {}, self.report, settings)
+        return import_image(ImportRequest(f"oci:{self.folder / name}", self.images, project, {}, settings), self.report)
 
     def names(self) -> set[str]:
         return {path.name for path in self.images.iterdir()}
@@ -194,7 +194,9 @@ def test_foreign_files_beside_the_output_stay(place: Place, name: str, options: 
     assert foreign.read_text() == '{"my": "data"}' and not target.exists()
     project = Project(place.folder, place.folder, place.folder)
     with pytest.raises(RunnerError, match="did not write it"):
-        explain_import(f"oci:{place.folder}/one", place.images, project, {}, Quiet(), ImportOptions(output=target))
+        explain_import(
+            ImportRequest(f"oci:{place.folder}/one", place.images, project, {}, ImportOptions(output=target)), Quiet()
+        )
 
 
 def test_our_own_files_beside_the_output_are_replaced(place: Place) -> None:
@@ -290,7 +292,7 @@ def test_a_registrys_link_is_not_taken_over_by_another_registry(place: Place) ->
     with Hostile(made.serve) as server, pytest.raises(RunnerError, match="belongs to another image") as caught:
         source = f"docker://{server.address}#team/app:1"
         options = ImportOptions(architecture="amd64")
-        import_image(source, place.images, project, {"HOME": str(place.folder)}, Quiet(), options)
+        import_image(ImportRequest(source, place.images, project, {"HOME": str(place.folder)}, options), Quiet())
     assert "nvcr.io" in caught.value.why
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.importer.importer import Imported, import_image
-from runner.images.importer.plan import ImportOptions
+from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.machine.report import Quiet
 from runner.project import Project
 from tests.images.handmade import Member, file, folder, hard_link, layout, opaque, symlink, tar, whiteout
@@ -47,7 +47,7 @@ class Shop:
         layout(place, [tar(layer) for layer in layers])
         project = Project(self.folder, self.folder, self.folder)
         settings = ImportOptions(**options)  # type: ignore[arg-type]
-        return import_image(f"oci:{place}", self.folder / images, project, {}, Quiet(), settings)
+        return import_image(ImportRequest(f"oci:{place}", self.folder / images, project, {}, settings), Quiet())
 
     def anew(self, *layers: Sequence[Member], **options: object) -> bytes:
         """The bytes of an import from nothing, elsewhere."""
@@ -109,7 +109,7 @@ def test_the_layers_that_are_copied_are_not_read(shop: Shop) -> None:
     largest = max(sizes, key=lambda path: sizes[path])
     largest.write_bytes(bytes(sizes[largest]))  # of the right size, and nothing but zeros
     project = Project(shop.folder, shop.folder, shop.folder)
-    made = import_image(f"oci:{place}", shop.folder / "images", project, {}, Quiet(), ImportOptions())
+    made = import_image(ImportRequest(f"oci:{place}", shop.folder / "images", project, {}), Quiet())
     assert made.packed.layers_reused == 2
 
 
@@ -173,7 +173,7 @@ def test_a_damaged_run_is_told(shop: Shop) -> None:
     layout(shop.folder / "told/image", [tar(BASE), tar(TOP)])
     report = Quiet()
     project = Project(shop.folder, shop.folder, shop.folder)
-    import_image(f"oci:{shop.folder}/told/image", shop.folder / "images", project, {}, report, ImportOptions())
+    import_image(ImportRequest(f"oci:{shop.folder}/told/image", shop.folder / "images", project, {}), report)
     assert any(first.name in line and "is damaged" in line for line in report.lines)
 
 
@@ -206,7 +206,7 @@ def test_source_date_epoch_limits_times(shop: Shop) -> None:
     layout(place, [tar([file("old", mtime=5), file("young", mtime=2_000_000_000)])])
     project = Project(shop.folder, shop.folder, shop.folder)
     environ = {"SOURCE_DATE_EPOCH": "1000000000"}
-    made = import_image(f"oci:{place}", shop.folder / "dated", project, environ, Quiet(), ImportOptions())
+    made = import_image(ImportRequest(f"oci:{place}", shop.folder / "dated", project, environ), Quiet())
     data = made.squashfs.path.read_bytes()
     assert int.from_bytes(data[8:12], "little") == 1_000_000_000
     assert (2_000_000_000).to_bytes(4, "little") not in data[-8192:]
@@ -222,12 +222,14 @@ def test_a_diff_id_that_is_only_claimed_brings_no_other_images_contents(shop: Sh
     project = Project(shop.folder, shop.folder, shop.folder)
     images = shop.folder / "images"
     with pytest.raises(RunnerError, match="damaged"):
-        import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions())
-    import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions(verify="digest"))
+        import_image(ImportRequest(f"oci:{place}", images, project, {}), Quiet())
+    import_image(ImportRequest(f"oci:{place}", images, project, {}, ImportOptions(verify="digest")), Quiet())
     made = shop.bring([file("a", b"true\n")])
     assert made.packed.layers_reused == 0
     assert made.squashfs.path.read_bytes() == shop.anew([file("a", b"true\n")])
-    again = import_image(f"oci:{place}", images, project, {}, Quiet(), ImportOptions(verify="digest", owners="keep"))
+    again = import_image(
+        ImportRequest(f"oci:{place}", images, project, {}, ImportOptions(verify="digest", owners="keep")), Quiet()
+    )
     assert again.packed.layers_reused == 1
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.source import Source, parse_source, registry_of
+from runner.images.reference import Source, parse_source, registry_of
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_layouts_and_archives_are_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("http://x/y", "http:// is not known"),
+        ("http://x/y", "http:// is not supported"),
         ("oci:absent", "does not exist"),
         ("docker-archive:dir", "a file"),
         ("oci:file", "the folder"),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.images.importer.importer import import_image
-from runner.images.importer.plan import ImportOptions
+from runner.images.importer.plan import ImportRequest
 from runner.machine import sessions
 from runner.machine.report import Quiet
 from runner.project import Project
@@ -33,7 +33,7 @@ class Place:
             image.parent.mkdir()
             layout(image, [tar([file("version", str(number).encode())])])
             project = Project(root, root, root)
-            made = import_image(f"oci:{image}", self.images, project, {}, Quiet(), ImportOptions())
+            made = import_image(ImportRequest(f"oci:{image}", self.images, project, {}), Quiet())
             self.paths.append(made.squashfs.path)
 
     def run(self, name: str, image: Path, pid: int) -> None:

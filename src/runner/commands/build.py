@@ -133,7 +133,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
     """The function that makes the image which an environment names: IMAGES/RECIPE.sqsh."""
     from runner.images.build.build import BuildOptions, build
     from runner.images.importer.importer import import_image
-    from runner.images.importer.plan import ImportOptions
+    from runner.images.importer.plan import ImportOptions, ImportRequest
     from runner.images.recipe import load_recipe
 
     def make(environment: Environment, image: LaunchImage, site: Site) -> None:
@@ -151,7 +151,8 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         report.say(f"building {name}, as `runner build {name}` does")
         build(recipe, BuildOptions(platform=platform), environ, report)
         report.say(f"importing {name}, as `runner import {name}` does")
-        import_image(name, folder, project, environ, report, ImportOptions(architecture=site.architecture))
+        options = ImportOptions(architecture=site.architecture)
+        import_image(ImportRequest(name, folder, project, environ, options), report)
 
     return make
 

@@ -158,6 +158,11 @@ class Console:
     def _paint(self, text: str, code: str) -> str:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
 
+    def passing(self, line: str) -> None:
+        """The newest output line of a running step."""
+        if line:
+            self.detail(line)
+
     def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
         """A live bar on a terminal, a line now and then elsewhere."""
         from runner.commands.bars import live_bar, plain_bar

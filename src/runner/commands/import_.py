@@ -61,16 +61,18 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
     from pathlib import Path
 
     from runner.images.importer.importer import explain_import, import_image
+    from runner.images.importer.plan import ImportRequest
     from runner.project import find_project
 
     output = getattr(args, "output", None)
     options = _import_options(args, site)
     folder = site.images(os.environ) if not output else Path(output).parent
+    request = ImportRequest(source, folder, find_project(), os.environ, options)
     if args.dry_run:
-        for line in explain_import(source, folder, find_project(), os.environ, console, options):
+        for line in explain_import(request, console):
             console.say(line)
         return 0
-    imported = import_image(source, folder, find_project(), os.environ, console, options)
+    imported = import_image(request, console)
     squashfs, packed = imported.squashfs, imported.packed
     _say_made(squashfs, console)
     if args.json:

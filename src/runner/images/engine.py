@@ -56,11 +56,12 @@ def choose_engine(asked: str | None, environ: Mapping[str, str]) -> Engine:
     )
 
 
-def open_store(engine: Engine) -> Store:
+def open_store(engine: Engine, environ: Mapping[str, str]) -> Store:
     """The storage of an engine."""
     from runner.images.sources.engine_storage import PodmanStore, connect_docker
 
-    return PodmanStore(engine.env) if engine.name == "podman" else connect_docker({**os.environ, **engine.env})
+    env = {**environ, **engine.env}
+    return PodmanStore(env) if engine.name == "podman" else connect_docker(env)
 
 
 def _podman(asked: str | None, environ: Mapping[str, str]) -> Engine:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from runner.images.reference import split_tag
 from runner.machine import probe
 
 
@@ -44,7 +45,7 @@ class Image:
 
 def from_inspect(data: Mapping[str, Any], engine: str, reference: str = "") -> Image:
     """The image that `podman image inspect` or docker's `GET /images/NAME/json` describes."""
-    name, tag = split_reference(reference) if reference else ("", "")
+    name, tag = split_tag(reference) if reference else ("", "")
     return Image(
         name=name,
         tag=tag,
@@ -56,10 +57,3 @@ def from_inspect(data: Mapping[str, Any], engine: str, reference: str = "") -> I
         digest=str(data.get("Digest") or ""),
         repo_digests=tuple(data.get("RepoDigests") or ()),
     )
-
-
-def split_reference(reference: str) -> tuple[str, str]:
-    """NAME and TAG of `NAME[:TAG]`; a port of the registry is no tag; a digest goes away with the tag empty."""
-    name = reference.partition("@")[0]
-    head, colon, tag = name.rpartition(":")
-    return (head, tag) if colon and "/" not in tag else (name, "")

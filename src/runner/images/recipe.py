@@ -1,4 +1,4 @@
-"""Recipe: what an image is made from, as `containers/NAME.toml` and its Containerfile say."""
+"""Recipe: what an image is built from: `containers/NAME.toml` and its Containerfile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from runner.located_toml import Document, read_toml, refuse_unknown_keys, string
 from runner.machine import probe
 from runner.project import Project
 
-DEFAULT_RECIPE = "ngc-deepspeed"
 _KEYS = (
     *("summary", "containerfile", "platforms", "context", "python", "torch", "pins"),
     *("base", "build_args", "variants"),
@@ -22,7 +21,7 @@ _VARIANT_KEYS = ("base", "pins", "python", "torch", "build_args")
 
 @dataclass(frozen=True)
 class Base:
-    """What a recipe starts from: an image of a registry, or a Debian root file system made on the spot."""
+    """What a recipe starts from: an image of a registry, or a Debian root file system that the build makes."""
 
     image: str | None = None
     debian: str | None = None
@@ -39,7 +38,7 @@ class Recipe:
 
     name: str
     path: Path
-    """the file that it was read from"""
+    """the file of the recipe"""
     root: Path
     """the folder that `containerfile`, `pins` and `context` are relative to"""
     containerfile: Path
@@ -53,7 +52,7 @@ class Recipe:
     context: tuple[str, ...] | None = ()
     """files and folders; None: every file of the Containerfile's folder"""
     variants: tuple[str, ...] = ()
-    """the base tags that the recipe knows"""
+    """the base tags of the recipe"""
     summary: str = ""
 
     @property
@@ -68,20 +67,27 @@ def load_recipe(name: str, project: Project, base_tag: str | None = None) -> Rec
     Raises RunnerError for an unknown recipe or tag, and for a bad file, with the line and the key.
     """
     bare = _bare_containerfile(name, project)
-    recipe = bare or _read(project.find("containers", name), base_tag)
+    recipe = bare or _with_torch(_read(project.find("containers", name), base_tag))
     if bare and base_tag is not None:
         raise unknown("base tag", base_tag, (), f"write containers/{recipe.name}.toml with [variants.{base_tag!r}]")
     return recipe
 
 
+def _with_torch(recipe: Recipe) -> Recipe:
+    """The recipe with the build argument TORCH, its torch version, if the Containerfile declares that argument."""
+    if not recipe.torch or not re.search(r"^\s*ARG\s+TORCH\b", recipe.containerfile.read_text(), re.I | re.M):
+        return recipe
+    return replace(recipe, build_args={"TORCH": recipe.torch, **recipe.build_args})
+
+
 def recipe_names(project: Project) -> tuple[str, ...]:
-    """Every recipe that can be built here, with a TOML file or without."""
+    """Every recipe of the project, with or without a TOML file."""
     bare = {path.name.partition(".")[2] for root in project.roots for path in root.glob("Containerfile.*")}
     return tuple(sorted({*project.names("containers"), *bare}))
 
 
 def check_platform(recipe: Recipe, platform: str | None) -> str:
-    """The platform to build for (default: this machine's). Raises RunnerError for one that the recipe does not name."""
+    """The platform to build for (default: this machine's). Raises RunnerError if the recipe excludes it."""
     wanted = platform or f"linux/{probe.architecture()}"
     wanted = wanted if "/" in wanted else f"linux/{wanted}"
     system, _, architecture = wanted.partition("/")
@@ -199,7 +205,7 @@ def _optional_file(document: Document, root: Path, keys: tuple[str, ...]) -> Pat
 
 
 def _existing(document: Document, root: Path, keys: tuple[str, ...], name: str) -> Path:
-    """The path of a file or folder that the recipe names; it lies below `root`."""
+    """The path of a file or folder that the recipe names, below `root`."""
     path = root / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise RunnerError(

@@ -1,4 +1,4 @@
-"""Steps as data: decided by pure functions, acted on here, or printed as the bash script that does the same."""
+"""Steps as data: carried out, or printed as a bash script that does the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Step:
-    """A program call, or a file to write. `why` is shown to the user; `env` is laid over the caller's environment."""
+    """A program call, or a file to write. `why` is shown to the user; `env` is added to the environment."""
 
     why: str
     argv: tuple[str, ...] = ()
@@ -19,10 +19,12 @@ class Step:
     pipe_to: tuple[str, ...] = ()
     """a program that reads this one's stdout; empty: none"""
     write: Path | None = None
-    """a file to write instead of a program call: text in an argument could be read by every user of the machine"""
+    """a file to write instead of a program call: every user of the machine can read arguments"""
     text: str = ""
-    """what the file holds; it ends with a newline"""
+    """the content of the file; ends with a newline"""
     mode: int = 0o600
+    logged: bool = False
+    """its output goes to the log, and is shown as progress"""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def _line(step: Step) -> str:
 
 
 def _heredoc(step: Step) -> str:
-    """Shell text that writes the step's file; until its mode is set, only the user can read it."""
+    """Shell text that writes the step's file; only the user can read it before its mode is set."""
     path, end, lines = shlex.quote(str(step.write)), "EOF", step.text.splitlines()
     while end in lines:
         end += "_"

@@ -1,4 +1,4 @@
-"""What long work tells its caller while it goes on; the library never prints by itself."""
+"""How long work reports lines and progress to its caller; the library itself never prints."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ class Report(Protocol):
         """One line that is shown with -v."""
 
     def warn(self, line: str) -> None:
-        """One line about something that will hurt later."""
+        """One line about a problem that does not stop the work."""
+
+    def passing(self, line: str) -> None:
+        """The newest output line of a running step; the next one replaces it, an empty one removes it."""
+        if line:
+            self.detail(line)
 
     def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
         """A progress bar for `total` units (None: unknown); the yielded function advances it by a count."""
 
 
-class Quiet:
+class Quiet(Report):
     """A report that keeps its lines and shows nothing."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from runner.errors import RunnerError
 from runner.images.build.build import BuildOptions, build
 from runner.images.importer.importer import import_image
-from runner.images.importer.plan import ImportOptions
+from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.images.recipe import load_recipe
 from runner.machine import folders, process, sessions
 from runner.machine.report import Report
@@ -220,7 +220,8 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
         platform = f"linux/{table['architecture']}" if table.get("architecture") else None
         build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)
         source = name
-    made = import_image(_pinned(source, table), path.parent, project, environ, report, options).squashfs
+    request = ImportRequest(_pinned(source, table), path.parent, project, environ, options)
+    made = import_image(request, report).squashfs
     if made.path != path:
         raise RunnerError(
             f"the image {path.name} cannot be had as it was",

@@ -8,10 +8,16 @@ import io
 import json
 import tarfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from runner.images.layers.layer import Layer, LayeredImage
+from runner.images.reference import Source
+from runner.images.sources.open import Access, open_image
+from runner.machine.report import Quiet
+from runner.project import Project
 
 CONFIG_TYPE = "application/vnd.oci.image.config.v1+json"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
@@ -117,3 +123,14 @@ def plain_digests(image: LayeredImage) -> list[str]:
 def diff_ids(image: LayeredImage) -> list[str]:
     """The digests that the image's configuration says its layers have."""
     return [layer.diff_id for layer in image.layers]
+
+
+def open_source(
+    source: Source,
+    environ: Mapping[str, str] = MappingProxyType({}),
+    architecture: str = "amd64",
+    report: Quiet | None = None,
+) -> AbstractContextManager[LayeredImage]:
+    """The image of a source, in no project."""
+    nowhere = Path("/nowhere")
+    return open_image(source, Access(environ, Project(nowhere, nowhere, nowhere), architecture), report or Quiet())

@@ -15,10 +15,10 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import Reader
-from runner.images.source import Source
+from runner.images.reference import Source
 from runner.images.sources.layout import read_layout
-from runner.images.sources.open import open_image
 from tests.images.sources import mutations
+from tests.images.sources.handmade import open_source
 
 ARCHITECTURE = "amd64"
 _LARGEST = 3 << 20
@@ -154,7 +154,7 @@ def archive_taken(case: bytes) -> bool:
 
 def _archive_taken(source: Source) -> bool:
     try:
-        with open_image(source, architecture=ARCHITECTURE, environ={}) as image:
+        with open_source(source) as image:
             return all(_read(layer.open) for layer in image.layers)
     except RunnerError as error:
         assert error.what and error.why

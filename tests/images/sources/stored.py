@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from runner.images.layers.layer import LayeredImage
-from runner.images.source import Source
-from runner.images.sources.open import SourceOptions, open_image
+from runner.images.reference import Source
 from runner.machine import probe
-from tests.images.sources.handmade import diff_ids, make_tar, plain_digests, write_docker_archive
+from runner.machine.report import Quiet
+from tests.images.sources.handmade import diff_ids, make_tar, open_source, plain_digests, write_docker_archive
 from tests.lab.podman import Podman
 
 HANDMADE = "localhost/handmade:1"
@@ -60,22 +60,23 @@ def build(podman: Podman) -> str:
 
 
 @contextmanager
-def opened(podman: Podman, name: str) -> Iterator[LayeredImage]:
+def opened(podman: Podman, name: str, report: Quiet | None = None) -> Iterator[LayeredImage]:
     """An image in a podman's storage."""
-    options = SourceOptions(engine_env=podman.environ)
     source = Source("podman", name)
-    with open_image(source, architecture=probe.architecture(), environ=podman.environ, options=options) as image:
+    with open_source(source, podman.environ, probe.architecture(), report) as image:
         yield image
 
 
 def report(podman: Podman, name: str) -> dict[str, Any]:
     """What reading an image gives, and what podman says about it."""
     told = json.loads(podman.run("image", "inspect", name).stdout)[0]
-    with opened(podman, name) as image:
+    quiet = Quiet()
+    with opened(podman, name, quiet) as image:
+        notes = [line for line in quiet.lines if "is read as one layer" in line]
         listed = podman.run("ps", "--all", "--quiet", "--filter=name=runner-import", check=False)
         return {
             "id": image.id, "podman's id": told["Id"], "digest": image.digest, "podman's digest": told["Digest"],
-            "entrypoint": image.config.get("Entrypoint"), "notes": image.notes,
+            "entrypoint": image.config.get("Entrypoint"), "notes": notes,
             "diff_ids": diff_ids(image), "read": plain_digests(image), "podman's layers": told["RootFS"]["Layers"],
             "size": image.size_bytes, "left": listed.stdout + listed.stderr,
         }  # fmt: skip

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
-from runner.images.source import Source
-from runner.images.sources.open import open_image
+from runner.images.reference import Source
 from tests.images.sources import stored
 from tests.images.sources.handmade import (
     MANIFEST_TYPE,
@@ -27,6 +26,7 @@ from tests.images.sources.handmade import (
     make_index,
     make_manifest,
     make_tar,
+    open_source,
     plain_digests,
     read_layer,
     to_json,
@@ -41,7 +41,7 @@ MANIFEST = make_manifest(CONFIG, LAYERS)
 
 def read(path: Path, form: str = "docker-archive", tag: str = "") -> list[str]:
     """The digests of the plain layers."""
-    with open_image(Source(form, str(path), tag), architecture="amd64", environ={}) as image:
+    with open_source(Source(form, str(path), tag)) as image:
         assert plain_digests(image) == diff_ids(image)
         return diff_ids(image)
 
@@ -60,7 +60,7 @@ def test_what_podman_saves(podman: Podman, tmp_path: Path, form: str) -> None:
     path = tmp_path / "image.tar"
     podman.run("save", "--quiet", f"--format={form}", "--output", str(path), name)
     assert read(path, form) == told["diff_ids"]
-    with open_image(Source(form, str(path)), architecture="amd64", environ={}) as image:
+    with open_source(Source(form, str(path))) as image:
         assert image.config["Env"] == ["A=b"]
         # for OCI's form podman writes the configuration anew
         assert (image.id == told["id"]) == (form == "docker-archive")
@@ -189,7 +189,7 @@ def test_any_changed_bytes_are_read_or_refused(tmp_path: Path, changes: list[tup
     source = Source("oci-archive" if as_oci else "docker-archive", str(path))
     with ExitStack() as stack:
         try:
-            image = stack.enter_context(open_image(source, architecture="amd64", environ={}))
+            image = stack.enter_context(open_source(source))
             assert isinstance(image, LayeredImage)
             for layer in image.layers:
                 read_layer(layer)

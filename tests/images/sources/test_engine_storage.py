@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import pytest
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
-from runner.images.source import Source
-from runner.images.sources.open import SourceOptions, open_image
-from runner.machine import probe
+from runner.images.reference import Source
+from runner.images.sources.engine_storage import LABEL
+from runner.machine import probe, sessions
 from tests.images.sources import stored
-from tests.images.sources.handmade import make_tar, read_layer, write_docker_archive
+from tests.images.sources.handmade import make_tar, open_source, read_layer, write_docker_archive
 from tests.lab.podman import Podman
 from tests.lab.processes import wait_until
 
 pytestmark = pytest.mark.uses("podman")
-NAME = "runner-import-of-this-test"
+NAME = f"runner-import-{os.getpid()}-"
 
 
-@contextmanager
-def opened(socket: str, name: str, architecture: str = "") -> Iterator[LayeredImage]:
-    def name_container() -> tuple[str, Mapping[str, str]]:
-        return NAME, {"runner.import.target": "/nowhere/x.sqsh"}
-
-    source, options = Source("dockerd", name), SourceOptions(name_container=name_container)
-    wanted = architecture or probe.architecture()
-    with open_image(source, architecture=wanted, environ={"DOCKER_HOST": socket}, options=options) as image:
-        yield image
+def opened(socket: str, name: str, architecture: str = "") -> AbstractContextManager[LayeredImage]:
+    return open_source(Source("dockerd", name), {"DOCKER_HOST": socket}, architecture or probe.architecture())
 
 
 def left(podman: Podman) -> str:
@@ -47,7 +40,7 @@ def handmade(podman: Podman) -> str:
 
 def test_the_tree_is_one_layer_without_digests(podman: Podman, docker_socket: str, handmade: str) -> None:
     with opened(docker_socket, handmade) as image:
-        assert image.reference == f"dockerd://{handmade}"
+        assert image.reference == handmade
         assert image.id == podman.run("image", "inspect", "--format={{.Id}}", handmade).stdout.strip()
         assert image.config["Env"] == ["A=b"] and image.size_bytes > 0
         assert [(layer.diff_id, layer.digest) for layer in image.layers] == [("", "")]
@@ -62,18 +55,32 @@ def test_the_container_goes_when_the_reader_leaves_early(podman: Podman, docker_
     with opened(docker_socket, handmade) as image:
         with image.layers[0].open() as stream:
             assert len(stream.read(5000)) == 5000
-            assert left(podman) == f"{NAME}\n"
+            assert left(podman).startswith(NAME)
         assert left(podman) == ""
         with pytest.raises(KeyError), image.layers[0].open():
             raise KeyError
     assert left(podman) == ""
 
 
-def test_the_left_over_of_a_killed_import_is_replaced(podman: Podman, docker_socket: str, handmade: str) -> None:
-    podman.run("create", f"--name={NAME}", handmade, "nothing")
+def test_containers_of_killed_imports_of_this_machine_go(podman: Podman, docker_socket: str, handmade: str) -> None:
+    """A container stays while its process lives, and where another machine, or another program, made it."""
+    machine = f"{os.uname().nodename}:{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+    pid, other = os.getpid(), sessions.identity(os.getppid())
+    makers = {
+        "killed": f"{machine} {pid} {other}",
+        "rebooted": f"{machine} 1 0000:1",
+        "alive": f"{machine} {os.getppid()} {other}",
+        "elsewhere": f"node7:4026531836 {pid} {other}",
+        "odd": "what?",
+    }
+    for name, maker in makers.items():
+        podman.run("create", f"--name=of-{name}", f"--label={LABEL}={maker}", handmade, "nothing")
+    podman.run("create", "--name=of-stranger", handmade, "nothing")
     with opened(docker_socket, handmade) as image:
         assert read_layer(image.layers[0])
-    assert left(podman) == ""
+    names = podman.run("ps", "--all", "--filter", "name=of-", "--format={{.Names}}").stdout.split()
+    assert sorted(names) == ["of-alive", "of-elsewhere", "of-odd", "of-stranger"]
+    podman.run("rm", "--force", *names)
 
 
 def test_what_cannot_be_read_is_said(podman: Podman, docker_socket: str, handmade: str) -> None:
@@ -81,7 +88,7 @@ def test_what_cannot_be_read_is_said(podman: Podman, docker_socket: str, handmad
         opened(docker_socket, "localhost/absent").__enter__()
     with pytest.raises(RunnerError, match="is an image for amd64" if probe.architecture() != "s390x" else "x"):
         opened(docker_socket, handmade, architecture="s390x").__enter__()
-    with pytest.raises(RunnerError, match="daemon cannot be reached"):
+    with pytest.raises(RunnerError, match="docker cannot be used here"):
         opened("unix:///nowhere.sock", handmade).__enter__()
 
 
@@ -102,5 +109,5 @@ def test_a_daemon_that_dies_midway_is_an_error(podman: Podman) -> None:
                         pass
         finally:
             server.kill()
-            podman.run("rm", "--force", NAME, check=False)  # the daemon could not any more
+            podman.run("rm", "--force", *left(podman).split(), check=False)  # the daemon could not
             podman.run("rmi", "--force", "localhost/heavy:1", stored.HANDMADE, check=False)

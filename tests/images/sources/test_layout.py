@@ -10,9 +10,8 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
-from runner.images.source import Source
+from runner.images.reference import Source
 from runner.images.sources.layout import Folder, read_layout
-from runner.images.sources.open import open_image
 from tests.images.sources import stored
 from tests.images.sources.handmade import (
     INDEX_TYPE,
@@ -24,6 +23,7 @@ from tests.images.sources.handmade import (
     make_index,
     make_manifest,
     make_tar,
+    open_source,
     plain_digests,
     read_layer,
     to_json,
@@ -63,7 +63,7 @@ def test_real_layouts_have_the_engines_layers(podman: Podman, tmp_path: Path) ->
             ("skopeo", "copy", "--quiet", *flags, f"containers-storage:{name}", target), env=podman.environ, check=True
         )
     for path, tag in (("saved", ""), ("gzip", ""), ("gzip", "tag"), ("zstd", "")):
-        with open_image(Source("oci", str(tmp_path / path), tag), architecture="amd64", environ={}) as image:
+        with open_source(Source("oci", str(tmp_path / path), tag)) as image:
             assert image.reference == f"oci:{tmp_path}/{path}{':' * bool(tag)}{tag}"
             assert diff_ids(image) == told["diff_ids"]
             if path == "zstd":  # its bytes are right; decoding them is another module's

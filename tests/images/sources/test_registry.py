@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
+from runner.images.reference import Reference, registry_reference
 from runner.images.sources.registry.image import LayeredImage, open_registry_image
-from runner.images.sources.registry.reference import Reference, parse_reference
 from runner.images.sources.registry.tokens import parse_challenges
-from runner.images.sources.registry.web import Patience, is_loopback, proxy_for
+from runner.images.sources.registry.web import Patience, Web, is_loopback, proxy_for
 from runner.machine import probe
 from tests.conftest import need
 from tests.images.sources.hostile import Hostile, Request
@@ -141,8 +142,10 @@ def add_login(environ: dict[str, str], machine: str, user: str = USER, password:
 
 def image_of(reference: str, environ: dict[str, str], **options: Any) -> tuple[LayeredImage, list[bytes]]:
     """The image and its layers' bytes, the uppermost first, as the import reads them."""
-    options = {"architecture": "amd64", "patience": QUICK, **options}
-    with open_registry_image(reference, options.pop("user", ""), environ=environ, **options) as image:
+    options = {"patience": QUICK, **options}
+    name = replace(registry_reference(reference), user=options.pop("user", ""))
+    architecture = options.pop("architecture", "amd64")
+    with open_registry_image(name, Web(environ, **options), architecture) as image:
         image.expect(image.layers[::-1])
         bodies = []
         for layer in image.layers[::-1]:
@@ -640,7 +643,7 @@ def test_leaving_early_over_tls_leaves_no_thread(made: Made, environ: dict[str, 
     with (
         Hostile(serve, certificate=certificate) as server,
         pytest.raises(KeyboardInterrupt),
-        open_registry_image(f"{server.address}/team/app:1", architecture="amd64", environ=environ) as image,
+        open_registry_image(registry_reference(f"{server.address}/team/app:1"), Web(environ), "amd64") as image,
         image.layers[1].open(),
     ):
         time.sleep(0.3)
@@ -654,11 +657,11 @@ def test_leaving_early_over_tls_leaves_no_thread(made: Made, environ: dict[str, 
 
 def test_references() -> None:
     digest = "sha256:" + "0" * 64
-    assert parse_reference("docker.io/debian") == Reference("docker.io", "library/debian", "latest")
-    assert parse_reference("index.docker.io/library/debian:12").host == "registry-1.docker.io"
-    assert parse_reference("nvcr.io/nvidia/pytorch:24.06-py3") == Reference("nvcr.io", "nvidia/pytorch", "24.06-py3")
-    assert parse_reference(f"[::1]:5000/a@{digest}") == Reference("[::1]:5000", "a", "", digest)
-    assert parse_reference(f"localhost:5000/a/b:t@{digest}").version == digest
+    assert registry_reference("docker.io/debian") == Reference("docker.io", "library/debian", "latest")
+    assert registry_reference("index.docker.io/library/debian:12").host == "registry-1.docker.io"
+    assert registry_reference("nvcr.io/nvidia/pytorch:24.06-py3") == Reference("nvcr.io", "nvidia/pytorch", "24.06-py3")
+    assert registry_reference(f"[::1]:5000/a@{digest}") == Reference("[::1]:5000", "a", "", digest)
+    assert registry_reference(f"localhost:5000/a/b:t@{digest}").version == digest
 
 
 @pytest.mark.parametrize(
@@ -682,7 +685,7 @@ def test_references() -> None:
 )
 def test_what_is_no_reference_is_refused(text: str) -> None:
     with pytest.raises(RunnerError, match="cannot read the image's name"):
-        parse_reference(text)
+        registry_reference(text)
 
 
 def test_proxies() -> None:

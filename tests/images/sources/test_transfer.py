@@ -14,8 +14,8 @@ from itertools import count
 import pytest
 
 from runner.errors import RunnerError
+from runner.images.reference import registry_reference
 from runner.images.sources.registry.credentials import Search
-from runner.images.sources.registry.reference import parse_reference
 from runner.images.sources.registry.repository import Repository
 from runner.images.sources.registry.transfer import PART, WINDOW, Downloads
 from runner.images.sources.registry.web import Patience, Web
@@ -34,7 +34,7 @@ def noise(size: int, seed: int = 1) -> bytes:
 @contextmanager
 def downloads(server: Hostile, connections: int = 4, patience: Patience = QUICK) -> Iterator[Downloads]:
     web = Web({}, patience=patience)
-    repository = Repository(parse_reference(f"{server.address}/team/image:1"), web, Search(None, ()))
+    repository = Repository(registry_reference(f"{server.address}/team/image:1"), web, Search(None, ()))
     made = Downloads(repository.blob, web, registry=server.address, connections=connections)
     try:
         yield made

@@ -86,11 +86,11 @@ def fixed_workdir(environment: Environment) -> str | None:
 
 def slashed(environment: Environment, engine: str) -> str:
     """The image's name for engines that know REGISTRY/IMAGE only. Raises RunnerError for enroot's USER@, a login."""
-    from runner.images.sources.registry.reference import written
+    from runner.images.reference import parse_reference
 
     if environment.is_squashfs:
         return environment.image
-    image = written(environment.image)
+    image = parse_reference(environment.image)
     if image.user:
         why = f"{environment.image!r} names the user of a login, which only enroot reads there"
         raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")

@@ -12,8 +12,8 @@ from runner.environments.lint.subject import Subject
 from runner.environments.rewriting import Set
 from runner.errors import RunnerError
 from runner.expansion import names
-from runner.images.sources.registry.credentials import HUB_NAMES, TOKEN_HOSTS, enroot_file, find_login, how_to_add
-from runner.images.sources.registry.reference import written
+from runner.images.reference import HUB_NAMES, parse_reference
+from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add
 from runner.images.squashfs_file import is_whole
 
 _NO_IMAGE = {"ce", "host"}  # the Container Engine then enters none; --container-image may name one
@@ -82,7 +82,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
     """`#` or `/` after the registry. Source: enroot 4.0.0 takes both; raster@20f75bd hands it to podman."""
     if not in_registry(subject):
         return
-    found, engine = written(subject.own.image), subject.setting.engine
+    found, engine = parse_reference(subject.own.image), subject.setting.engine
     enroot = subject.setting.enroot
     if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
@@ -102,7 +102,7 @@ def name(subject: Subject) -> Iterator[Finding]:
     """What a registry, or enroot, takes as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
     if not in_registry(subject) or re.search(r"[{<]", subject.own.image):
         return
-    image, found = subject.own.image, written(subject.own.image)
+    image, found = subject.own.image, parse_reference(subject.own.image)
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
         reason = "an EDF's image has no scheme, and docker: is taken for a registry"
@@ -125,7 +125,7 @@ def credentials(subject: Subject) -> Iterator[Finding]:
     """A login for the registry; nvcr.io asks for two, of itself and of the host that hands out its tokens."""
     if not in_registry(subject) or not subject.setting.here:
         return
-    registry = written(subject.own.image).registry
+    registry = parse_reference(subject.own.image).registry
     if registry in HUB_NAMES:
         registry = "docker.io"
     if registry == "localhost" or registry.startswith("localhost:"):
@@ -161,7 +161,7 @@ def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
     # enroot's file counts for nothing here
     environ = {**subject.setting.environ, "ENROOT_CONFIG_PATH": "/dev/null"}
     try:
-        search = find_login(registry, written(subject.own.image).repository, "", environ)
+        search = find_login(registry, parse_reference(subject.own.image).repository, "", environ)
     except RunnerError as error:
         yield subject.say("credentials-missing", "image", f"{error.what}: {error.why}", error.fix)
         return

@@ -10,7 +10,7 @@ from runner.environments.environment import Environment
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.script_text import Line, Script, option
 from runner.environments.lint.subject import Setting, facts_of
-from runner.images.sources.registry.reference import written
+from runner.images.reference import parse_reference
 from runner.located_toml import Place
 from runner.machine.secrets import LEAST_LENGTH, is_secret_name, looks_secret
 
@@ -102,8 +102,8 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         if image.endswith((".sqsh", ".squashfs")):
             reason = f"{image!r} is taken for an image in a registry, and pulled"
             yield batch.say("relative-squashfs", line, "--container-image", reason, f"an absolute path, or ./{image}")
-        elif written(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
-            registry = written(image).registry
+        elif parse_reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
+            registry = parse_reference(image).registry
             severity = "error" if batch.setting.enroot else "warning"
             reason = f"enroot before 4.0 takes {registry!r} for a name on Docker Hub"
             fix = image.replace(f"{registry}/", f"{registry}#", 1)

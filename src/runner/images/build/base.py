@@ -1,4 +1,4 @@
-"""What a recipe starts from here: the registry's image where one answers, else a Debian root file system."""
+"""The base of a build: an image from a registry, or a Debian root file system if no registry answers."""
 
 from __future__ import annotations
 
@@ -6,44 +6,44 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
 from runner.errors import RunnerError
 from runner.images.build.host_settings import release
-from runner.images.engine import Engine
-from runner.images.image import Image, split_reference
 from runner.images.build.run import run_logged
+from runner.images.engine import Engine
+from runner.images.image import Image
 from runner.images.recipe import Base, Recipe
+from runner.images.reference import split_tag
+from runner.images.sources.engine_storage import Store
 from runner.machine import folders, process
 from runner.machine.plan import Step
-from collections.abc import Callable
-from runner.images.sources.engine_storage import Store
 from runner.machine.report import Report
 
-
-_PROBE_SECONDS = 8.0  # a registry that needs longer to show a manifest is no use for gigabytes of layers
+_PROBE_SECONDS = 8.0  # a registry that takes longer for a manifest is too slow for gigabytes of layers
 _DEBIAN_FORMAT = 3  # raised when a Debian base is made in another way
 
 
 @dataclass(frozen=True)
 class ResolvedBase:
-    """A base that lies in the engine's storage, or that the engine will fetch by this very name."""
+    """A base in the engine's storage, or one that the engine fetches by this name."""
 
     reference: str
-    """what the build argument BASE becomes"""
+    """value of the build argument BASE"""
     digest: str
-    """what the content hash takes: the manifest's digest, or the hash of suite and packages"""
+    """input of the content hash: the manifest's digest, or the hash of suite and packages"""
     why: str
     named: str = ""
     """as the recipe names it"""
     release: tuple[str, str] = ("", "")
-    """(ID, VERSION_CODENAME), where it is known"""
+    """(ID, VERSION_CODENAME); empty if unknown"""
 
 
 BASE_LABEL = "runner.base"
 _NAME, _DIGEST = "org.opencontainers.image.base.name", "org.opencontainers.image.base.digest"
-NO_BASE = ResolvedBase("", "", "the Containerfile names its base itself")
+NO_BASE = ResolvedBase("", "", "the Containerfile names its base")
 
 
 def debian_reference(base: Base, platform: str) -> str:
@@ -52,48 +52,50 @@ def debian_reference(base: Base, platform: str) -> str:
     return f"localhost/runner/base-debian-{base.debian}:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
 
 
-def known_bases(recipe: Recipe, at: Workplace) -> list[ResolvedBase]:
-    """The bases whose digest is known without asking anybody, in the recipe's order."""
+def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
+    """The bases whose digest is known without asking a registry, in the recipe's order."""
     if not recipe.bases:
         return [NO_BASE]
     found = []
     for base in recipe.bases:
         if base.image is None:
-            found.append(_debian(base, at.platform, "made before"))
-        elif (image := at.store.find(base.image)) and image.architecture == at.architecture:
+            found.append(_debian(base, build.platform, "made before"))
+        elif (image := build.store.find(base.image)) and image.architecture == build.architecture:
             found.append(_pinned(base.image, image, "in the storage already"))
-        elif (latest := at.store.find(f"{recipe.repository}:latest")) and latest.labels.get(BASE_LABEL) == base.image:
-            # the base itself was removed from the storage (podman image prune), what was built on it was not
-            found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "that of the image built last"))
+        elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(BASE_LABEL) == base.image:
+            # the base was removed from the storage (podman image prune), the image built on it was not
+            found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"))
     return found
 
 
-def resolve_base(recipe: Recipe, at: Workplace, *, refresh: bool) -> ResolvedBase:
-    """The first base of the recipe that can be had here; it is fetched or made (again, with `refresh`).
+def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> ResolvedBase:
+    """The recipe's first base that is available here, fetched or made (again, with `refresh`).
 
-    Raises RunnerError that says of each base why not.
+    Raises RunnerError with the reason for each base if none is.
     """
     if not recipe.bases:
         return NO_BASE
     reasons: list[str] = []
     for base in recipe.bases:
         try:
-            if base.image is not None:
-                return _fetch(base.image, at, refresh)
-            return _make_debian(base, at, refresh, f" ({reasons[-1]})" if reasons else "")
+            resolved = _fetch(base.image, build, refresh) if base.image else _make_debian(base, build, refresh)
         except RunnerError as error:
             last = error.why.strip().splitlines()[-1] if error.why.strip() else ""
             reasons.append(f"{base}: {error.what}{': ' if last else ''}{last}")
+            continue
+        if reasons:
+            build.report.warn(f"the base is {base}, not {recipe.bases[0]} ({'; '.join(reasons)})")
+        return resolved
     raise RunnerError(
-        f"no base of recipe {recipe.name!r} can be had here",
+        f"no base of recipe {recipe.name!r} is available here",
         "\n".join(reasons),
-        f"{at.engine.name} pull {recipe.bases[0]}   (says more; where it needs an account, {at.engine.name} login "
-        "first); a [[base]] with debian = … is made here by mmdebstrap",
+        f"{build.engine.name} pull {recipe.bases[0]}   (prints details; to log in first: {build.engine.name} login); "
+        "or add a [[base]] with debian = …, which mmdebstrap makes here",
     )
 
 
 def base_release(base: ResolvedBase, engine: Engine) -> tuple[str, str]:
-    """(ID, VERSION_CODENAME) of a base, asked of the image itself; empty where it has no os-release."""
+    """(ID, VERSION_CODENAME) of a base, read from the image; empty if it has no os-release."""
     if base.release[0] or not base.reference:
         return base.release
     flags = ("--rm", "--pull=never", "--network=none", "--entrypoint=cat")
@@ -104,13 +106,13 @@ def base_release(base: ResolvedBase, engine: Engine) -> tuple[str, str]:
 
 def _debian(base: Base, platform: str, why: str) -> ResolvedBase:
     reference = debian_reference(base, platform)
-    digest = f"debian:{split_reference(reference)[1]}"
+    digest = f"debian:{split_tag(reference)[1]}"
     return ResolvedBase(reference, digest, why, str(base), ("debian", base.debian or ""))
 
 
 def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
-    """A registry image by its digest; one without a digest (made here) by its name, its id counts."""
-    name = split_reference(reference)[0]
+    """A registry image by its digest; an image without one (made here) by its name, with its id as the digest."""
+    name = split_tag(reference)[0]
     digests = [entry for entry in image.repo_digests if entry.startswith(f"{name}@")]
     exact = next((entry for entry in digests if entry.endswith(image.digest)), None) if image.digest else None
     chosen = exact or (sorted(digests)[0] if digests else None)
@@ -119,67 +121,67 @@ def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
     return ResolvedBase(chosen, chosen.partition("@")[2], why, reference)
 
 
-def _fetch(reference: str, at: Workplace, refresh: bool) -> ResolvedBase:
-    image = at.store.find(reference)
-    if image and image.architecture == at.architecture and (not refresh or reference.startswith("localhost/")):
-        at.report.say(f"base: {reference} (in {at.engine.name}'s storage)")
+def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
+    image = build.store.find(reference)
+    if image and image.architecture == build.architecture and (not refresh or reference.startswith("localhost/")):
+        build.report.say(f"base: {reference} (in {build.engine.name}'s storage)")
         return _pinned(reference, image, "in the storage already")
     _probe(reference)
-    at.report.say(f"base: {reference} (its registry answers); fetching it")
-    argv = (at.engine.name, "pull", f"--platform={at.platform}", reference)
-    said: list[str] = []
-    if run_logged(Step(f"fetch {reference}", argv, at.engine.env), at.log, at.listener(said)) != 0:
-        raise RunnerError("the pull failed", "\n".join(said[-3:]) or f"see {at.log}", f"the whole log: {at.log}")
-    image = at.store.find(reference)
-    if image is None or image.architecture != at.architecture:
+    build.report.say(f"base: {reference} (its registry answers); fetching it")
+    argv = (build.engine.name, "pull", f"--platform={build.platform}", reference)
+    output: list[str] = []
+    if run_logged(Step(f"fetch {reference}", argv, build.engine.env), build.log, build.listener(output)) != 0:
+        raise RunnerError("the pull failed", "\n".join(output[-3:]) or f"see {build.log}", f"the whole log: {build.log}")
+    image = build.store.find(reference)
+    if image is None or image.architecture != build.architecture:
         has = image.architecture if image else "nothing"
-        raise RunnerError("wrong architecture", f"the registry gave {has}, not {at.architecture}", "choose another tag")
+        raise RunnerError("wrong architecture", f"the registry has {has}, not {build.architecture}", "choose another tag")
     return _pinned(reference, image, "its registry answers")
 
 
 def _probe(reference: str) -> None:
-    """Raise RunnerError where the registry does not show the image soon; without skopeo the pull itself will tell."""
+    """Raise RunnerError if the registry does not answer soon; without skopeo, the pull finds out."""
     if process.which("skopeo") is None:
         return
-    # podman reads this variable, skopeo 1.9 only its flag
+    # podman reads this variable; skopeo 1.9 has only a flag
     configured = os.environ.get("CONTAINERS_REGISTRIES_CONF")
     registries = (f"--registries-conf={configured}",) if configured else ()
     argv = ("skopeo", *registries, "inspect", "--raw", "--retry-times=0", f"docker://{reference}")
     done = process.run(argv, check=False, timeout_seconds=_PROBE_SECONDS)
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]
-        said = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
-        raise RunnerError("its registry does not give it", re.sub(r"^Error parsing image name .*?: ", "", said), "")
+        message = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
+        raise RunnerError("the registry refused it", re.sub(r"^Error parsing image name .*?: ", "", message), "")
 
 
-def _make_debian(base: Base, at: Workplace, refresh: bool, because: str) -> ResolvedBase:
-    made = _debian(base, at.platform, f"made by mmdebstrap{because}")
-    if at.store.find(made.reference) and not refresh:
-        at.report.say(f"base: {base} (root file system made before){because}")
+def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase:
+    made = _debian(base, build.platform, "made by mmdebstrap")
+    if build.store.find(made.reference) and not refresh:
+        build.report.say(f"base: {base} (root file system made before)")
         return made
-    at.report.say(f"base: {base}, {len(base.packages)} packages and what they need, made by mmdebstrap{because}")
-    said: list[str] = []
-    first, *rest = debian_steps(base, at.engine, at.platform, made.reference)
-    if run_logged(first, at.log, at.listener(said)) != 0:
-        raise RunnerError("mmdebstrap failed", "\n".join(said[-5:]), f"the whole log: {at.log}")
+    build.report.say(f"base: {base}, {len(base.packages)} packages and their dependencies, made by mmdebstrap")
+    output: list[str] = []
+    first, *rest = debian_steps(base, build.engine, build.platform, made.reference)
+    if run_logged(first, build.log, build.listener(output)) != 0:
+        raise RunnerError("mmdebstrap failed", "\n".join(output[-5:]), f"the whole log: {build.log}")
     for step in rest:
         process.run(step.argv, env=step.env)
     return made
 
 
 def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> tuple[Step, ...]:
-    """How a Debian base is made: unpacked and imported under a passing name, then named.
+    """The steps that make a Debian base: imported under a temporary name, then tagged.
 
-    The final name is given last, so that a broken pipe never leaves half a base under it.
+    The final name comes last, so that a broken pipe never leaves an incomplete base under it.
     """
     suite, architecture = base.debian or "", platform.split("/")[1]
-    # mmdebstrap takes over the host's mirror, proxy, name and name servers: none of them stays in the image. Instead of
-    # the mirror, the release's public servers, as its own apt names them in an example.
+    # mmdebstrap copies the host's mirror, proxy, name and name servers: remove them from the image. The public servers
+    # of the release, from the example that its apt ships, replace the mirror.
     clean = (
         'cd "$1/etc" && rm -f apt/sources.list.d/* apt/apt.conf.d/99mmdebstrap hostname resolv.conf && '
         'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
-    # it works as one of the user's subordinate ids, who cannot enter a temporary folder that is the user's alone
+    # it runs as a subordinate id of the user, which cannot enter a temporary folder of mode 700
     elsewhere = () if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp")) else ("env", "TMPDIR=/tmp")
     make = (
         *elsewhere,
@@ -191,14 +193,14 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
         suite,
         "-",
     )
-    passing = f"{reference}-unfinished"
-    take = (engine.name, "import", "--change", 'CMD ["/bin/bash"]', "-", passing)
+    unfinished = f"{reference}-unfinished"
+    take = (engine.name, "import", "--change", 'CMD ["/bin/bash"]', "-", unfinished)
     return (
         Step(f"Debian {suite} root file system", make, engine.env, pipe_to=take),
-        Step("its name", (engine.name, "tag", passing, reference), engine.env),
-        Step("drop the passing name", (engine.name, "rmi", "--no-prune", passing), engine.env)
+        Step("give it its name", (engine.name, "tag", unfinished, reference), engine.env),
+        Step("drop the temporary name", (engine.name, "rmi", "--no-prune", unfinished), engine.env)
         if engine.name == "docker"
-        else Step("drop the passing name", (engine.name, "untag", passing, passing), engine.env),
+        else Step("drop the temporary name", (engine.name, "untag", unfinished, unfinished), engine.env),
     )
 
 
@@ -210,8 +212,8 @@ def shown(base: ResolvedBase) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """What every part of a build needs."""
+class BuildContext:
+    """What each step of a build needs."""
 
     engine: Engine
     store: Store
@@ -222,11 +224,11 @@ class Workplace:
 
     @property
     def architecture(self) -> str:
-        """The platform's architecture in OCI's words."""
+        """The platform's architecture as OCI names it."""
         return self.platform.split("/")[1]
 
     def listener(self, kept: list[str]) -> Callable[[str], None]:
-        """A function that keeps each line, and shows it with -v."""
+        """A function that appends each line to `kept`, and shows it with -v."""
 
         def listen(line: str) -> None:
             kept.append(line)

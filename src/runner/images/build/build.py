@@ -1,28 +1,28 @@
-"""From a recipe to an image in an engine's storage: decided as a plan, then carried out."""
+"""From a recipe to an image in an engine's storage: a plan first, then its steps."""
 
 from __future__ import annotations
 
+import re
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
 from runner import __version__
 from runner.errors import RunnerError
-from runner.images.build import host_settings, content
 from runner.images.build import base as bases
-from runner.images.build.base import ResolvedBase
-from runner.images.build.containerfile import declares_base, with_additions
+from runner.images.build import content, host_settings
+from runner.images.build.base import BuildContext, ResolvedBase
+from runner.images.build.containerfile import declares_base, with_arguments
 from runner.images.build.host_settings import HostSettings
-from runner.images.build.base import Workplace
+from runner.images.build.run import run_logged, run_quietly, start_log
 from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.image import Image
-from runner.images.build.run import run_logged, run_quietly, start_log
 from runner.images.recipe import Recipe, check_platform
 from runner.machine import files, folders, process
 from runner.machine.folders import cache_folder
 from runner.machine.plan import Plan, Step, bash
 from runner.machine.report import Report
-import re
-from collections import deque
 
 
 @dataclass(frozen=True)
@@ -31,72 +31,72 @@ class BuildOptions:
 
     engine: str | None = None
     tag: str | None = None
-    """another name for the image, beside the one with the content hash"""
+    """an additional name for the image"""
     no_cache: bool = False
     platform: str | None = None
     build_args: Mapping[str, str] = field(default_factory=dict)
 
 
 def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> Image:
-    """The recipe's image; built where the storage does not hold it yet.
+    """The recipe's image, built unless the storage has it.
 
-    Raises RunnerError for a missing engine or base, and for a failing step (with its last lines and the kept log).
+    Raises RunnerError for a missing engine or base, and for a failing step (with its last lines and its log).
     """
-    at, recipe = prepare(recipe, options, environ, report)
+    context, recipe = prepare(recipe, options, environ, report)
     if not options.no_cache:
-        for known in bases.known_bases(recipe, at):
-            if image := _built_before(recipe, known, options, at):
+        for known in bases.known_bases(recipe, context):
+            if image := _built_before(recipe, known, options, context):
                 return image
-    folder = at.log.parent
+    folder = context.log.parent
     with files.locked(folder / recipe.name):
-        start_log(at.log, {"recipe": str(recipe.path), "engine": at.engine.name, "platform": at.platform})
-        base = bases.resolve_base(recipe, at, refresh=options.no_cache)
-        # another process may have built it while we waited for the lock
-        if not options.no_cache and (image := _built_before(recipe, base, options, at)):
+        start_log(context.log, {"recipe": str(recipe.path), "engine": context.engine.name, "platform": context.platform})
+        base = bases.resolve_base(recipe, context, refresh=options.no_cache)
+        # another process may have built it while this one waited for the lock
+        if not options.no_cache and (image := _built_before(recipe, base, options, context)):
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
             report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM: the base has no effect")
-        settings = offered_settings(at.engine, base, environ)
-        tell_settings(settings, at.engine, environ, report)
+        settings = offered_settings(context.engine, base, environ)
+        report_settings(settings, context.engine, environ, report)
         staging = folder / f"{recipe.name}-context"
-        folders.remove(staging)  # a build that was killed leaves one, with files that are not listed any more
+        folders.remove(staging)  # a killed build leaves one, perhaps with files that the recipe no longer lists
         try:
-            plan = plan_build(recipe, at.engine, base, settings, options, at.platform, staging)
-            _carry_out(plan, recipe, at, BuildProgress(report, hide_arguments=bool(settings.arguments)))
+            plan = plan_build(recipe, context.engine, base, settings, options, context.platform, staging)
+            labels = len(image_labels(recipe, base, "")) if context.engine.name == "podman" else 0
+            _carry_out(plan, recipe, context, BuildProgress(report, hide_arguments=bool(settings.arguments), hide_labels=labels))
         finally:
             folders.remove(staging)
-        return _just_built(recipe, base, at)
+        return _just_built(recipe, base, context)
 
 
 def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> str:
     """The bash script that does what `build` would do; nothing is fetched, built or staged.
 
-    Where no base is known without asking a registry, the script takes the recipe's first; its content hash is then
-    that of the name. Credentials in addresses of package indexes are left out.
+    If no base is known without asking a registry, the script uses the recipe's first, and the content hash is
+    computed from its name. Credentials in addresses of package indexes are left out.
     """
-    at, recipe = prepare(recipe, options, environ, report)
-    known = bases.known_bases(recipe, at)
+    context, recipe = prepare(recipe, options, environ, report)
+    known = bases.known_bases(recipe, context)
     first = recipe.bases[0] if recipe.bases else None
     base = known[0] if known else ResolvedBase(str(first), str(first), "the recipe's first", str(first))
     before: tuple[Step, ...] = ()
-    debian = next((entry for entry in recipe.bases if base.reference.startswith("localhost/runner/base-")), None)
-    if debian is not None and at.store.find(base.reference) is None:
+    if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
-        before = bases.debian_steps(made, at.engine, at.platform, base.reference)
-        report.warn("the script makes the Debian base; `runner build` asks the registry of the first base before")
-    settings = offered_settings(at.engine, base, environ)
+        before = bases.debian_steps(made, context.engine, context.platform, base.reference)
+        report.warn("the script makes the Debian base; `runner build` tries the registry of the first base before")
+    settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
-        report.warn("credentials of the package index are left out (***): put them in before you run the script")
-    staging = at.log.parent / f"{recipe.name}-context"
-    plan = plan_build(recipe, at.engine, base, replace(settings, files=clean), options, at.platform, staging)
-    return bash(Plan((*before, *plan.steps, Step("the private folder goes", ("rm", "-r", str(staging))))))
+        report.warn("credentials of the package index are left out (***): add them before you run the script")
+    staging = context.log.parent / f"{recipe.name}-context"
+    plan = plan_build(recipe, context.engine, base, replace(settings, files=clean), options, context.platform, staging)
+    return bash(Plan((*before, *plan.steps, Step("remove the private folder", ("rm", "-r", str(staging))))))
 
 
 def prepare(
     recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report
-) -> tuple[Workplace, Recipe]:
-    """The workplace for a build, and the recipe with the user's build arguments laid over its own."""
+) -> tuple[BuildContext, Recipe]:
+    """The context of a build, and the recipe with the user's build arguments added."""
     engine = choose_engine(options.engine, environ)
     report.say(f"engine: {engine.name} ({engine.why})")
     for note in engine.notes:
@@ -104,8 +104,8 @@ def prepare(
     platform = check_platform(recipe, options.platform)
     check_runnable(platform)
     log = cache_folder(environ) / "build" / f"{recipe.name}.log"
-    at = Workplace(engine, open_store(engine), platform, log, report)
-    return at, replace(recipe, build_args={**recipe.build_args, **options.build_args})
+    context = BuildContext(engine, open_store(engine, environ), platform, log, report)
+    return context, replace(recipe, build_args={**recipe.build_args, **options.build_args})
 
 
 def plan_build(
@@ -117,34 +117,34 @@ def plan_build(
     platform: str,
     staging: Path,
 ) -> Plan:
-    """The steps of a build: a private folder with the files that the recipe lists, then the engine on it."""
+    """The steps of a build: a private folder with the files that the recipe lists, then the engine's build."""
     tag = content.content_hash(recipe, base.digest, recipe.build_args, platform)
     name = f"{recipe.repository}:{tag}"
-    context, containerfile = staging / "context", staging / "Containerfile"
-    labels = image_labels(recipe, base, tag)
-    text = with_additions(recipe.containerfile.read_text(), settings.arguments, labels)
-    steps = [Step("a private folder for what the build may see", ("install", "-d", "-m", "700", str(staging)))]
-    steps.append(Step("its context", ("mkdir", "-p", str(context))))
+    folder, containerfile = staging / "context", staging / "Containerfile"
+    text = with_arguments(recipe.containerfile.read_text(), settings.arguments)
+    steps = [Step("a private folder for the files of the build", ("install", "-d", "-m", "700", str(staging)))]
+    steps.append(Step("its context", ("mkdir", "-p", str(folder))))
     listed = content.context_files(recipe)
     if listed:
-        # by a list: the names of a large project do not fit on a command line
+        # from a list: the names of a large project do not fit on a command line
         names = staging / "files"
         steps.append(write_step("the names of the files that the recipe lists", names, "\n".join(listed)))
-        copy = ("xargs", "-a", str(names), "-d", "\\n", "cp", "-P", "-p", "--parents", "-t", str(context), "--")
+        copy = ("xargs", "-a", str(names), "-d", "\\n", "cp", "-P", "-p", "--parents", "-t", str(folder), "--")
         steps.append(Step("the files", copy, cwd=recipe.root))
     steps.append(write_step("the Containerfile", containerfile, text))
     for file, content_text in settings.files.items():
-        # every user inside the build may read it, apt's own among them; the private folder keeps out those of the host
+        # readable for every user inside the build, such as apt's; the private folder keeps out the users of the host
         steps.append(write_step(f"the host's {file}, for the build only", staging / file, content_text, 0o644))
     flags = (
         *(f"--build-arg={key}={value}" for key, value in recipe.build_args.items()),
         *((f"--build-arg=BASE={base.reference}",) if base.reference else ()),
+        *(f"--label={key}={value}" for key, value in image_labels(recipe, base, tag).items()),
         *(("--no-cache",) if options.no_cache else ()),
         *engine_flags(engine, settings, staging),
     )
     argv = (engine.name, "build", f"--platform={platform}", "--network=host", *flags)
-    argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(context))
-    steps.append(Step(f"build {name}", argv, engine.env))
+    argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(folder))
+    steps.append(Step(f"build {name}", argv, engine.env, logged=True))
     steps += [
         Step("another name", (engine.name, "tag", name, other), engine.env) for other in other_names(recipe, options)
     ]
@@ -152,14 +152,14 @@ def plan_build(
 
 
 def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
-    """A step that writes a text file; a newline that is missing at its end is added."""
+    """A step that writes a text file, with a newline at its end."""
     return Step(why, write=path, text=text if text.endswith("\n") else f"{text}\n", mode=mode)
 
 
 def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple[str, ...]:
-    """What only podman knows: read-only mounts for the build, and the image format that keeps SHELL and HEALTHCHECK.
+    """podman's own flags: read-only mounts for the build, and the image format that keeps SHELL and HEALTHCHECK.
 
-    enroot, too, reads docker's manifests from every registry, OCI's not from all.
+    enroot reads docker's manifests from every registry, but OCI's not from all.
     """
     if engine.name != "podman":
         return ()
@@ -169,12 +169,12 @@ def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple
 
 
 def other_names(recipe: Recipe, options: BuildOptions) -> tuple[str, ...]:
-    """The names beside NAME:HASH: `latest` is what `import NAME` reads."""
+    """The names in addition to NAME:HASH; `import NAME` reads `latest`."""
     return (f"{recipe.repository}:latest", *((options.tag,) if options.tag else ()))
 
 
 def image_labels(recipe: Recipe, base: ResolvedBase, tag: str) -> dict[str, str]:
-    """The OCI labels of an image: where it came from. Source: image-spec, annotations.md."""
+    """The OCI labels of an image: its origin. Source: image-spec, annotations.md."""
     labels = {
         "org.opencontainers.image.title": recipe.name,
         **bases.shown(base),
@@ -189,7 +189,7 @@ def image_labels(recipe: Recipe, base: ResolvedBase, tag: str) -> dict[str, str]
 
 
 def git_revision(folder: Path) -> str:
-    """The commit of the work tree, `-dirty` behind it where files differ; empty outside of git."""
+    """The commit of the work tree, with the suffix `-dirty` if files differ; empty outside git."""
     if process.which("git") is None:
         return ""
     commit = process.run(("git", "-C", str(folder), "rev-parse", "HEAD"), check=False)
@@ -200,7 +200,7 @@ def git_revision(folder: Path) -> str:
 
 
 def check_runnable(platform: str) -> None:
-    """Raise RunnerError where this machine cannot run the platform's programs: the build would end in exec errors."""
+    """Raise RunnerError if this machine cannot run the platform's programs: the build would end in exec errors."""
     from runner.machine import probe
 
     architecture = platform.split("/")[1]
@@ -209,12 +209,12 @@ def check_runnable(platform: str) -> None:
         raise RunnerError(
             f"cannot build for {platform} here",
             f"this machine is {probe.architecture()} and has no emulator ({handler}) registered",
-            "build on a machine of that kind, or install qemu-user-static and binfmt-support",
+            "build on such a machine, or install qemu-user-static and binfmt-support",
         )
 
 
 def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, str]) -> HostSettings:
-    """What of the host's package settings this build is offered."""
+    """The host's package settings that the build gets."""
     if engine.name != "podman":
         return HostSettings()
     pip = host_settings.pip_settings(host_settings.pip_layers(environ), environ)
@@ -225,57 +225,57 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
     return host_settings.join(pip, host_settings.apt_settings(release, host, sources, proxy))
 
 
-def tell_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
-    """Say what of the host the build sees."""
+def report_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
+    """Report which of the host's settings the build sees."""
     if engine.name != "podman" and host_settings.pip_settings(host_settings.pip_layers(environ), environ):
-        report.warn("docker mounts nothing into builds: pip's configuration and CA of this machine are not offered")
+        report.warn("docker cannot mount files into builds: they do not see this machine's pip configuration and CA")
     if settings.notes:
-        report.say(f"offered to the build only: {', '.join(settings.notes)}")
+        report.say(f"visible to the build only: {', '.join(settings.notes)}")
     if proxy := host_settings.proxy_settings(environ):
         report.say(f"proxy for the build: {proxy}")
 
 
-def _tag(recipe: Recipe, base: ResolvedBase, at: Workplace) -> str:
-    return content.content_hash(recipe, base.digest, recipe.build_args, at.platform)
+def _tag(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> str:
+    return content.content_hash(recipe, base.digest, recipe.build_args, context.platform)
 
 
-def _built_before(recipe: Recipe, base: ResolvedBase, options: BuildOptions, at: Workplace) -> Image | None:
-    """The image of the same inputs, where the storage holds it; its other names are moved to it."""
-    image = at.store.find(f"{recipe.repository}:{_tag(recipe, base, at)}")
+def _built_before(recipe: Recipe, base: ResolvedBase, options: BuildOptions, context: BuildContext) -> Image | None:
+    """The image of the same inputs if the storage has it, with its other names moved to it."""
+    image = context.store.find(f"{recipe.repository}:{_tag(recipe, base, context)}")
     if image is None:
         return None
-    at.report.say(f"{image.reference}: the same inputs were built before")
+    context.report.say(f"{image.reference}: the same inputs were built before")
     for name in other_names(recipe, options):
-        process.run((at.engine.name, "tag", image.reference, name), env=at.engine.env)
+        process.run((context.engine.name, "tag", image.reference, name), env=context.engine.env)
     return image
 
 
-def _just_built(recipe: Recipe, base: ResolvedBase, at: Workplace) -> Image:
-    name = f"{recipe.repository}:{_tag(recipe, base, at)}"
-    image = at.store.find(name)
+def _just_built(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> Image:
+    name = f"{recipe.repository}:{_tag(recipe, base, context)}"
+    image = context.store.find(name)
     if image is None:
-        raise RunnerError(f"the built image {name} is not in the storage", "the engine said it was", "build again")
+        raise RunnerError(f"the built image {name} is not in the storage", "the engine reported success", "build again")
     return image
 
 
-def _carry_out(plan: Plan, recipe: Recipe, at: Workplace, progress: BuildProgress) -> None:
+def _carry_out(plan: Plan, recipe: Recipe, context: BuildContext, progress: BuildProgress) -> None:
     for step in plan.steps:
-        if step.argv[:2] != (at.engine.name, "build"):
+        if not step.logged:
             run_quietly(step)
             continue
-        code = run_logged(step, at.log, progress.line)
+        code = run_logged(step, context.log, progress.line)
         progress.end()
         if code != 0:
-            raise build_failed(recipe, progress, code, at.log)
+            raise build_failed(recipe, progress, code, context.log)
 
 
 def build_failed(recipe: Recipe, progress: BuildProgress, code: int, log: Path) -> RunnerError:
-    """The error for a build that ended at a step: the step, its last lines, and where the whole log is."""
+    """The error for a failed build: the step, its last lines, and where the whole log is."""
     at = f" at {progress.step}" if progress.step else ""
     return RunnerError(
         f"the build of {recipe.name!r} failed{at}",
         "\n".join(progress.last_lines) or f"the engine ended with exit code {code} and printed nothing",
-        f"the whole log is kept in {log}; steps before this one are cached: mend it and build again",
+        f"the whole log: {log}; fix the step and build again (earlier steps are cached)",
     )
 
 
@@ -290,12 +290,13 @@ _KEPT_LINES = 15
 
 
 class BuildProgress:
-    """Tells a report of each step as it begins, and keeps the last lines of the current one."""
+    """Reports each step when it begins, and keeps the last lines of the current one."""
 
-    def __init__(self, report: Report, *, hide_arguments: bool = False) -> None:
-        """`hide_arguments`: our own ARG stands behind each FROM; it is neither shown nor counted."""
+    def __init__(self, report: Report, *, hide_arguments: bool = False, hide_labels: int = 0) -> None:
+        """`hide_arguments`: runner added an ARG after each FROM, which is neither shown nor counted; `hide_labels`: nor are
+        that many labels."""
         self.report = report
-        self.hide_arguments = hide_arguments
+        self.hide_arguments, self.hide_labels = hide_arguments, hide_labels
         self.step = ""
         self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
@@ -305,11 +306,11 @@ class BuildProgress:
             self._begin(found)
         elif text.strip():
             self.last_lines.append(text)
-            self._passing(text)
+            self.report.passing(text)
 
     def end(self) -> None:
-        """The build is over: take the passing line away."""
-        self._passing("")
+        """Remove the line that shows progress: the build has ended."""
+        self.report.passing("")
 
     def _begin(self, found: re.Match[str]) -> None:
         stage = found["stage"] or found["name"] or ""
@@ -317,22 +318,16 @@ class BuildProgress:
         words = found["words"] or found["kit_words"] or ""
         if self.hide_arguments and words.startswith("ARG ") and number == 2:
             return
-        # our one LABEL is the last instruction of the last stage
-        last_stage = "/" not in stage or len(set(stage.split("/"))) == 1
-        if last_stage and number == total and words.startswith("LABEL "):
+        # podman runs each --label as a step at the end of the last stage
+        if "/" not in stage or len(set(stage.split("/"))) == 1:
+            total -= self.hide_labels
+        if number > total:
             return
-        total -= self.hide_arguments + last_stage
+        total -= self.hide_arguments
         number -= self.hide_arguments and number > 1
         self.step = f"step {number}/{total}{f' of stage {stage}' if stage else ''}: {words}"
         self.last_lines.clear()
         self.report.say(_short(self.step))
-
-    def _passing(self, text: str) -> None:
-        """A line that the next one replaces, where the report can do that."""
-        show = getattr(self.report, "passing", self.report.detail)
-        if text or show != self.report.detail:
-            show(text)
-
 
 def _short(text: str, width: int = 110) -> str:
     one_line = " ".join(text.split())

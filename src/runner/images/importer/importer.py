@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,8 +15,9 @@ from runner.images.importer import enroot_files
 from runner.images.importer.layer_index import is_index
 from runner.images.importer.leftovers import LAYERS, SQUASHFS, SUFFIX, clear_leftovers
 from runner.images.importer.pack import Packed, index_of, pack_image
-from runner.images.importer.plan import ImportOptions, ImportPlan, Target, opened, plan_import, previous_index, stripe
-from runner.images.source import parse_source, registry_of
+from runner.images.importer.plan import ImportOptions, ImportPlan, ImportRequest, plan_import, previous_index, stripe
+from runner.images.reference import parse_source, registry_of
+from runner.images.sources.open import open_image
 from runner.images.squashfs_file import (
     Squashfs,
     as_json,
@@ -29,9 +30,8 @@ from runner.images.squashfs_file import (
     sha256_of,
     sidecar,
 )
-from runner.machine import files, folders, probe
+from runner.machine import files, folders
 from runner.machine.report import Report
-from runner.project import Project
 
 # bytes: sha256 takes 0.6 to 2.5 s a gigabyte, and the rest of an incremental import 1 to 2 s a gigabyte
 _QUICK_TO_HASH = 1 << 30
@@ -49,39 +49,29 @@ class Imported:
     packed: Packed = field(default_factory=Packed)
 
 
-def import_image(
-    source: str,
-    images: Path,
-    project: Project,
-    environ: Mapping[str, str],
-    report: Report,
-    options: ImportOptions,
-) -> Imported:
-    """The squashfs file of an image in the folder `images`; made where the same content is not there yet.
+def import_image(request: ImportRequest, report: Report) -> Imported:
+    """The squashfs file of an image, written unless it exists with the same content.
 
-    Raises RunnerError for an unknown or foreign image, a refused folder, a full disk; nothing half-made is left.
+    Raises RunnerError for an unknown or foreign image, a refused folder, a full disk; no partial file is left.
     """
-    options.check()
-    with _planned(source, images, project, environ, report, options) as plan:
-        if plan.reuse and is_whole(plan.target):  # no lock: the folder may be one that we cannot write to
+    options = request.options
+    with _planned(request, report) as plan:
+        if plan.reuse and is_whole(plan.target):  # without a lock: the folder may be read-only for us
             return _found(plan.reuse, plan, report)
         try:
             with files.locked(plan.target) as locked:
                 if not locked:
                     report.warn(
-                        f"{plan.target.parent} has no file locks: imports of one image at the same time all do the work"
+                        f"{plan.target.parent} has no file locks: simultaneous imports of one image all do the work"
                     )
                 return _import_locked(plan, report, options, held=plan.target if locked else None)
         except OSError as error:
             raise files.explain(error, f"write {plan.target}") from error
 
 
-def explain_import(
-    source: str, images: Path, project: Project, environ: Mapping[str, str], report: Report, options: ImportOptions
-) -> tuple[str, ...]:
+def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:
     """What an import would read, reuse and write; no layer is read, nothing is written."""
-    options.check()
-    with _planned(source, images, project, environ, report, options) as plan, previous_index(plan, options) as previous:
+    with _planned(request, report) as plan, previous_index(plan, request.options) as previous:
         image = plan.image
         known = previous.records if previous else {}
         size = image.size_bytes
@@ -95,28 +85,12 @@ def explain_import(
 
 
 @contextmanager
-def _planned(
-    source: str,
-    images: Path,
-    project: Project,
-    environ: Mapping[str, str],
-    report: Report,
-    options: ImportOptions,
-) -> Iterator[ImportPlan]:
-    """What to read and write, the image open. Raises RunnerError for an image of another architecture."""
-    parsed = parse_source(source, project.start)
-    wanted = options.architecture or probe.architecture()
-    target = Target()
-    with opened(parsed, wanted, project, environ, report, options, target) as image:
-        if image.architecture and image.architecture != wanted:
-            raise RunnerError(
-                f"{source!r} is an image for {image.architecture}",
-                f"it would end in `exec format error` on the nodes, which are {wanted}",
-                f"build or pull it for linux/{wanted}, or name a site with {image.architecture} nodes (--site)",
-            )
-        plan = plan_import(parsed.name, source, image, images, options, environ)
-        _refuse_foreign(plan, options)
-        target.path = plan.target
+def _planned(request: ImportRequest, report: Report) -> Iterator[ImportPlan]:
+    """What to read and write, with the image open."""
+    source = parse_source(request.source, request.project.start)
+    with open_image(source, request.access, report) as image:
+        plan = plan_import(source.name, image, request)
+        _refuse_foreign(plan, request.options)
         yield plan
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
-from runner.errors import RunnerError
-from runner.images.sources.engine_storage import Store
 from runner.machine import files
 from runner.machine.report import Report
 
-LABEL = "runner.import.target"
 SUFFIX = ".import"
 SQUASHFS, LAYERS = "squashfs", "layers"
 """what an import writes into its hidden folder `.TARGET.RANDOM.import` beside the target"""
@@ -39,26 +34,6 @@ def _remove(folder: Path) -> bool:
         return True
     except OSError:
         return False
-
-
-def clear_containers(target: Path, store: Store, report: Report) -> None:
-    """Remove containers of imports whose makers are gone; only imports by an engine's export make any."""
-    name, _ = container_of(target)
-    store.remove(name)
-    try:
-        containers = store.containers(LABEL)
-    except RunnerError:
-        report.detail("another import is at work: what others may have left is not looked for")
-        return
-    for container in containers:
-        if is_stale(Path(container.labels.get(LABEL, "")), target):
-            report.say(f"removing container {container.id[:12]}, left by an import that was killed")
-            store.remove(container.id)
-
-
-def container_of(target: Path) -> tuple[str, Mapping[str, str]]:
-    """Name and labels of the container that an import to `target` makes; the lock of `target` makes it ours alone."""
-    return f"runner-import-{hashlib.sha256(str(target).encode()).hexdigest()[:12]}", {LABEL: str(target)}
 
 
 def is_stale(owner: Path, held: Path | None) -> bool:

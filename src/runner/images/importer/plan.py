@@ -10,22 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.errors import RunnerError, unknown
-from runner.images.build.content import files_hash
-from runner.images.engine import Engine, choose_engine, open_store
-from runner.images.image import Image
+from runner.errors import RunnerError
 from runner.images.importer.layer_index import LayerIndex, open_index
-from runner.images.importer.leftovers import clear_containers, container_of
 from runner.images.importer.pack import PackOptions
 from runner.images.layers.layer import LayeredImage
-from runner.images.recipe import load_recipe, recipe_names
-from runner.images.source import Source
-from runner.images.sources.engine_storage import Store, find
-from runner.images.sources.open import SourceOptions, open_found, open_image
+from runner.images.sources.open import Access
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
 from runner.machine import probe, process
-from runner.machine.report import Report
 from runner.project import Project
 
 # one server for the first 4 MiB, four up to 64 MiB, then all, as CSCS advises for image folders
@@ -51,31 +43,30 @@ _LOOKED_AT = 20  # files of the image folder whose layers are compared
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user may choose about an import."""
+    """What the user may choose about an import. Raises RunnerError for an invalid value."""
 
     output: Path | None = None
-    """a file of the user's own name, without a symlink"""
+    """a file name of the user's own; no symlink is made"""
     compression: str = "lz4"
     again: bool = False
-    """make it anew (--force, --no-cache), from all layers; with `output`, replace a file that is not ours"""
+    """write the file again from all layers (--force, --no-cache); with `output`, replace a file of another program"""
     engine: str | None = None
     architecture: str | None = None
-    """what the site's nodes are (default: this machine)"""
+    """of the site's nodes (default: this machine's)"""
     owners: str = "root"
     xattrs: str = "keep"
     threads: int | None = None
-    """that compress (default: as many as this process may use)"""
+    """for compression (default: one per processor that this process may use)"""
     allow_http: int = 0
-    """1: a registry on another machine may be read without TLS; 2: and be sent a login so"""
+    """see Access"""
     verify: str = "all"
-    """digest: trust the image's configuration about its layers, where their blobs have a digest"""
+    """digest: trust the diff_ids of the image's configuration where the layers' blobs have digests"""
     connections: int = 8
-    """to a registry, at a time"""
+    """to a registry at the same time"""
     striping: str = STRIPING
-    """words of `lfs setstripe`, for a target on Lustre"""
+    """arguments of `lfs setstripe`, for a target on Lustre"""
 
-    def check(self) -> None:
-        """Raise RunnerError for a value that there is not."""
+    def __post_init__(self) -> None:
         Compression.parse(self.compression)
         choices = (
             ("--owners", self.owners, ("root", "keep")),
@@ -84,9 +75,33 @@ class ImportOptions:
         )
         for flag, value, known in choices:
             if value not in known:
-                raise RunnerError(f"no {flag} {value!r}", f"known: {', '.join(known)}", known[0], exit_code=2)
+                raise RunnerError(
+                    f"{flag} cannot be {value!r}", f"known: {', '.join(known)}", f"{flag} {known[0]}", exit_code=2
+                )
         if self.threads is not None and not 1 <= self.threads <= 1024:
-            raise RunnerError(f"--threads {self.threads} is no number of threads", "1 to 1024", "leave it out")
+            raise RunnerError(
+                f"--threads cannot be {self.threads}", "a number from 1 to 1024", "leave --threads out", exit_code=2
+            )
+
+
+@dataclass(frozen=True)
+class ImportRequest:
+    """An import: what to read, where to write it, and how."""
+
+    source: str
+    """as the user named it"""
+    images: Path
+    """the folder to write to, unless the options have `output`"""
+    project: Project
+    environ: Mapping[str, str]
+    options: ImportOptions = ImportOptions()
+
+    @property
+    def access(self) -> Access:
+        """How the image is reached."""
+        options = self.options
+        architecture = options.architecture or probe.architecture()
+        return Access(self.environ, self.project, architecture, options.engine, options.allow_http, options.connections)
 
 
 @dataclass(frozen=True)
@@ -103,24 +118,23 @@ class ImportPlan:
     """the file that is there already, of the same content"""
 
 
-def plan_import(
-    name: str, source: str, image: LayeredImage, images: Path, options: ImportOptions, environ: Mapping[str, str]
-) -> ImportPlan:
-    """What to read and write for an image that is open."""
+def plan_import(name: str, image: LayeredImage, request: ImportRequest) -> ImportPlan:
+    """What to read and write for an open image; `name` is the stem of the squashfs file."""
+    options = request.options
     packing = PackOptions(
         Compression.parse(options.compression),
         options.threads or probe.cpus(),
         options.owners,
         options.xattrs,
-        epoch=_epoch(environ),
+        epoch=_epoch(request.environ),
         verify_diff_ids=options.verify == "all",
     )
     content = content_of(image, packing)
-    target = options.output.absolute() if options.output else images / f"{name}-{content}.sqsh"
-    link = target if options.output else images / f"{name}.sqsh"
+    target = options.output.absolute() if options.output else request.images / f"{name}-{content}.sqsh"
+    link = target if options.output else request.images / f"{name}.sqsh"
     found = read_squashfs(target)
     reuse = found if found and found.content == content and not options.again else None
-    return ImportPlan(image, source, target, link, content, packing, reuse)
+    return ImportPlan(image, request.source, target, link, content, packing, reuse)
 
 
 def content_of(image: LayeredImage, packing: PackOptions) -> str:
@@ -179,67 +193,3 @@ def _epoch(environ: Mapping[str, str]) -> int | None:
             f"SOURCE_DATE_EPOCH={text!r} is no time", "it is a number of seconds since 1970", "unset SOURCE_DATE_EPOCH"
         )
     return int(text)
-
-
-class Target:
-    """The file that is made of the image; known only after the image has been opened, and before a layer is."""
-
-    path: Path | None = None
-
-
-@contextmanager
-def opened(
-    source: Source,
-    architecture: str,
-    project: Project,
-    environ: Mapping[str, str],
-    report: Report,
-    options: ImportOptions,
-    target: Target,
-) -> Iterator[LayeredImage]:
-    """The image of a source, open for reading its layers. Raises RunnerError where there is none."""
-    reading = SourceOptions(allow_http=options.allow_http, connections=options.connections)
-    if source.scheme not in ("", "podman", "dockerd"):
-        with open_image(source, architecture=architecture, environ=environ, options=reading) as image:
-            yield image
-        return
-    engine = choose_engine({"podman": "podman", "dockerd": "docker"}.get(source.scheme, options.engine), environ)
-    report.say(f"engine: {engine.name} ({engine.why})")
-    for note in engine.notes:
-        report.detail(note)
-    store = open_store(engine)
-    asked = source.reference
-    stored = find(store, asked, engine.name) if source.scheme else _bare(source, engine, store, project, report)
-
-    def name_container() -> tuple[str, Mapping[str, str]]:
-        assert target.path is not None, "the target is known before a layer is read"
-        clear_containers(target.path, store, report)
-        return container_of(target.path)
-
-    reading = SourceOptions(engine_env=engine.env, name_container=name_container)
-    known = stored.architecture
-    with open_found(stored, store, architecture=known, reference=stored.reference, options=reading) as image:
-        for note in image.notes:
-            report.say(note)
-        yield image
-
-
-def _bare(source: Source, engine: Engine, store: Store, project: Project, report: Report) -> Image:
-    """A recipe's image, the one that was built last; else any image of that name."""
-    name = source.reference
-    if name in recipe_names(project):
-        recipe = load_recipe(name, project)
-        latest = store.find(f"{recipe.repository}:latest")
-        if latest is None:
-            raise RunnerError(
-                f"the image of recipe {name!r} is not built yet",
-                f"{engine.name}'s storage has no {recipe.repository}",
-                f"runner build {name} && runner import {name}   (or `runner build {name} --import`)",
-            )
-        if latest.labels.get("runner.recipe.files") != files_hash(recipe):
-            report.warn(f"recipe {name!r} has changed since its image was built: `runner build {name}` builds anew")
-        return latest
-    image = store.find(name) or store.find(f"localhost/runner/{name}")
-    if image is None:
-        raise unknown("recipe or image", name, recipe_names(project), "docker://REGISTRY#IMAGE:TAG fetches one")
-    return image

@@ -40,9 +40,6 @@ class LayeredImage:
     """the runtime part of the configuration: Env, Entrypoint, Cmd, WorkingDir, Labels, Volumes; {} where null"""
     layers: tuple[Layer, ...]
     """the lowest first, as in the manifest"""
-    notes: tuple[str, ...] = ()
-    """what the user should know about how the image is read, one line each"""
-
     estimate_bytes: int = 0
     """about what the layers have, where they do not know their sizes themselves"""
     expect: Callable[[Sequence[Layer]], None] = lambda layers: None

@@ -19,8 +19,11 @@ from runner.errors import RunnerError
 from runner.images.image import Image, from_inspect
 from runner.images.layers.layer import Layer, LayeredImage, Reader
 from runner.images.sources.manifest import refuse_architecture
-from runner.machine import process
+from runner.machine import process, sessions
+from runner.machine.report import Report
 
+LABEL = "runner.import.process"
+"""names the process that created a container: MACHINE PID BOOT:START"""
 # a created container needs a command even where the image has none; it is never started
 NEVER_STARTED = "runner-import"
 _LIST_SECONDS = 5.0
@@ -214,11 +217,6 @@ def _docker_error(what: str, error: Exception) -> RunnerError:
     return RunnerError(f"docker could not {what}", str(error), "docker info   (it says whether the daemon is well)")
 
 
-def unnamed() -> tuple[str, Mapping[str, str]]:
-    """A name and labels for a container whose left-over nobody looks for."""
-    return f"runner-import-{os.getpid()}-{secrets.token_hex(4)}", {}
-
-
 def find(store: Store, name: str, engine: str) -> Image:
     """The image of a name in an engine's storage. Raises RunnerError where it has none; nothing is pulled."""
     image = store.find(name)
@@ -231,39 +229,49 @@ def find(store: Store, name: str, engine: str) -> Image:
     return image
 
 
-def exported(
-    image: Image,
-    store: Store,
-    name_container: Callable[[], tuple[str, Mapping[str, str]]],
-    *,
-    architecture: str,
-    reference: str,
-) -> LayeredImage:
-    """The image as one layer. Raises RunnerError for one of another architecture."""
+def exported(image: Image, store: Store, report: Report, *, architecture: str, reference: str) -> LayeredImage:
+    """The image as one layer. Raises RunnerError for another architecture."""
     refuse_architecture(image.architecture, architecture, reference)
-
-    def open_tree() -> AbstractContextManager[Reader]:
-        return _tree(image, store, *name_container())
-
     return LayeredImage(
         reference=reference,
         id=image.id,
         digest=image.digest,
         architecture=image.architecture or architecture,
         config=image.config,
-        layers=(Layer("", "", 0, "application/vnd.oci.image.layer.v1.tar", open_tree),),
+        layers=(Layer("", "", 0, "application/vnd.oci.image.layer.v1.tar", lambda: _tree(image, store, report)),),
         estimate_bytes=image.size_bytes,
     )
 
 
 @contextmanager
-def _tree(image: Image, store: Store, name: str, labels: Mapping[str, str]) -> Iterator[Reader]:
-    """The tree of a container that is there for as long as this lasts."""
-    store.remove(name)  # the left-over of an import that was killed
-    container = store.create(image, name, labels)
+def _tree(image: Image, store: Store, report: Report) -> Iterator[Reader]:
+    """The file tree of a container that exists only meanwhile."""
+    clear_containers(store, report)
+    name = f"runner-import-{os.getpid()}-{secrets.token_hex(4)}"
+    container = store.create(image, name, {LABEL: f"{_machine()} {os.getpid()} {sessions.identity(os.getpid())}"})
     try:
         with store.export(container) as stream:
             yield stream
     finally:
         with suppress(RunnerError):  # the next import removes it
             store.remove(container)
+
+
+def clear_containers(store: Store, report: Report) -> None:
+    """Remove the containers of imports on this machine that were killed."""
+    try:
+        containers = store.containers(LABEL)
+    except RunnerError as error:
+        report.detail(f"did not look for containers of killed imports: {error.why}")
+        return
+    for container in containers:
+        machine, _, process_name = container.labels.get(LABEL, "").partition(" ")
+        pid, _, identity = process_name.partition(" ")
+        if machine == _machine() and pid.isdigit() and sessions.identity(int(pid)) != identity:
+            report.say(f"removing container {container.id[:12]}, left by an import that was killed")
+            store.remove(container.id)
+
+
+def _machine() -> str:
+    """This machine, and the process numbers that count here. The first namespace has one number on every machine."""
+    return f"{os.uname().nodename}:{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116  a magic link

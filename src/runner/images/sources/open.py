@@ -1,98 +1,114 @@
-"""From what the user named to an image whose layers can be read: one door for all kinds of sources."""
+"""The one door to images: from what the user named to an image whose layers can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.errors import RunnerError
-from runner.images.engine import docker_environment
+from runner.errors import RunnerError, unknown
+from runner.images.build.content import files_hash
+from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.image import Image
 from runner.images.layers.layer import LayeredImage
-from runner.images.source import Source
+from runner.images.recipe import load_recipe, recipe_names
+from runner.images.reference import Source, registry_reference
 from runner.images.sources import archive, layout
-from runner.images.sources.engine_storage import PodmanStore, Store, connect_docker, exported, find, unnamed
-from runner.images.sources.podman_storage import NotRebuildable, open_stored
+from runner.machine import probe
+from runner.machine.report import Report
+from runner.project import Project
 
 
 @dataclass(frozen=True)
-class SourceOptions:
-    """What may be chosen about reading."""
+class Access:
+    """How images are reached: this machine, this project, and what the user chose."""
 
+    environ: Mapping[str, str]
+    project: Project
+    architecture: str = field(default_factory=probe.architecture)
+    """of the nodes, in OCI's words"""
+    engine: str | None = None
+    """for bare names: podman or docker (default: the first that works)"""
     allow_http: int = 0
-    """docker: 1: a registry on another machine may be read without TLS; 2: and be sent a login so"""
+    """1: registries on other machines may be read without TLS; 2: and receive logins without it"""
     connections: int = 8
-    """docker: at a time, to the registry"""
-    engine_env: Mapping[str, str] = field(default_factory=dict)
-    """podman: what its executable needs in its environment (Engine.env)"""
-    name_container: Callable[[], tuple[str, Mapping[str, str]]] = unnamed
-    """dockerd, and podman where layers cannot be had: name and labels of the container that is created when the
-    layer is opened, by which the left-over of a killed import is known; asked then, not before"""
+    """to a registry at the same time"""
 
 
 @contextmanager
-def open_image(
-    source: Source, *, architecture: str, environ: Mapping[str, str], options: SourceOptions = SourceOptions()
-) -> Iterator[LayeredImage]:
-    """The image of a source, open for as long as the context lasts; no layer is read before it is opened.
+def open_image(source: Source, access: Access, report: Report) -> Iterator[LayeredImage]:
+    """The image of a source, open inside `with`; no layer is read before it is opened.
 
-    Raises RunnerError where there is none, where it is damaged or for another architecture.
+    Raises RunnerError if the image is missing, damaged or for another architecture.
     """
-    path, reference = Path(source.reference), spoken(source)
+    path, architecture = Path(source.reference), access.architecture
     if source.scheme == "oci":
-        folder = layout.Folder(path)
-        yield layout.read_layout(folder, source.tag, architecture=architecture, reference=reference)
+        yield layout.read_layout(layout.Folder(path), source.tag, architecture=architecture, reference=str(source))
     elif source.scheme in ("oci-archive", "docker-archive"):
         read = layout.read_layout if source.scheme == "oci-archive" else archive.read_docker_archive
         with archive.open_archive(path) as files:
-            yield read(files, source.tag, architecture=architecture, reference=reference)
+            yield read(files, source.tag, architecture=architecture, reference=str(source))
     elif source.scheme == "docker":
         from runner.images.sources.registry.image import open_registry_image
+        from runner.images.sources.registry.web import Web
 
-        with open_registry_image(
-            source.reference,
-            source.user,
-            architecture=architecture,
-            environ=environ,
-            allow_http=options.allow_http,
-            connections=options.connections,
-        ) as image:
-            yield image
-    elif source.scheme in ("podman", "dockerd"):
-        store = PodmanStore(options.engine_env) if source.scheme == "podman" else connect_docker(
-            {**environ, **docker_environment(environ)}
-        )  # fmt: skip
-        found = find(store, source.reference, source.scheme.removesuffix("d"))
-        with open_found(found, store, architecture=architecture, reference=reference, options=options) as image:
+        reference = replace(registry_reference(source.reference), user=source.user)
+        web = Web(access.environ, allow_http=access.allow_http, connections=access.connections)
+        with open_registry_image(reference, web, architecture) as image:
             yield image
     else:
-        raise RunnerError(f"cannot read {reference}", "this kind of source is not known here", "runner import --help")
+        with _open_stored(source, access, report) as image:
+            yield image
 
 
 @contextmanager
-def open_found(
-    found: Image, store: Store, *, architecture: str, reference: str, options: SourceOptions
-) -> Iterator[LayeredImage]:
-    """An image that was found in an engine's storage: podman's layer by layer, docker's, and podman's where that cannot
-    be had, all in one as the engine exports it."""
-    whole = exported(found, store, options.name_container, architecture=architecture, reference=reference)
-    if found.engine != "podman":
+def _open_stored(source: Source, access: Access, report: Report) -> Iterator[LayeredImage]:
+    """An image in an engine's storage: podman's layer by layer; docker's, and podman's where the layers cannot be
+    rebuilt, as one layer that the engine exports."""
+    from runner.images.sources.engine_storage import exported, find
+    from runner.images.sources.podman_storage import NotRebuildable, open_stored
+
+    engine = choose_engine({"podman": "podman", "dockerd": "docker"}.get(source.scheme, access.engine), access.environ)
+    report.say(f"engine: {engine.name} ({engine.why})")
+    for note in engine.notes:
+        report.detail(note)
+    store = open_store(engine, access.environ)
+    found = find(store, source.reference, engine.name) if source.scheme else _find_bare(source, engine, access, report)
+    reference = found.reference
+    whole = exported(found, store, report, architecture=access.architecture, reference=reference)
+    if engine.name != "podman":
         yield whole
         return
     with ExitStack() as stack:
         try:
-            opened = open_stored(found, options.engine_env, architecture=architecture, reference=reference)
+            env = {**access.environ, **engine.env}
+            opened = open_stored(found, env, architecture=access.architecture, reference=reference)
             image = stack.enter_context(opened)
         except NotRebuildable as reason:
-            image = replace(whole, notes=(f"{reference} is read as one layer, by podman export: {reason}",))
+            report.say(f"{reference} is read as one layer, by podman export: {reason}")
+            image = whole
         yield image
 
 
-def spoken(source: Source) -> str:
-    """The source as the user writes it: `oci:DIR:TAG`, `podman://NAME`."""
-    if source.scheme in ("oci", "oci-archive", "docker-archive"):
-        return ":".join(part for part in (source.scheme, source.reference, source.tag) if part)
-    user = f"{source.user}@" if source.user else ""
-    return f"{source.scheme}://{user}{source.reference}" if source.scheme else source.reference
+def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -> Image:
+    """The newest image of a recipe, else any image of that name."""
+    name, project, store = source.reference, access.project, open_store(engine, access.environ)
+    if name in recipe_names(project):
+        recipe = load_recipe(name, project)
+        latest = store.find(f"{recipe.repository}:latest")
+        if latest is None:
+            raise RunnerError(
+                f"the image of recipe {name!r} is not built yet",
+                f"{engine.name}'s storage has no {recipe.repository}",
+                f"runner build {name} && runner import {name}   (or `runner build {name} --import`)",
+            )
+        if latest.labels.get("runner.recipe.files") != files_hash(recipe):
+            report.warn(f"recipe {name!r} has changed since its image was built: to rebuild, `runner build {name}`")
+        return latest
+    image = store.find(name) or store.find(f"localhost/runner/{name}")
+    if image is None:
+        raise unknown(
+            "recipe or image", name, recipe_names(project), "to read from a registry: docker://REGISTRY#IMAGE:TAG"
+        )
+    return image

@@ -13,6 +13,7 @@ from runner.environments.mount import Mount, parse_mount
 from runner.environments.rewriting import APPEND, Change, Set
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
+from runner.images.reference import HUB_NAMES, parse_reference
 from runner.machine.secrets import looks_secret
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
@@ -136,20 +137,21 @@ def plain(text: str) -> str | None:
 def image_reference(text: str) -> tuple[str, str]:
     """(`[USER@][REGISTRY#]IMAGE[:TAG]` for an EDF, a reason why there is none), one of them empty.
 
-    Source: enroot 4, src/docker.sh: a registry is what has a dot or a colon in front of the first slash.
+    Source: enroot 4, src/docker.sh.
     """
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "docker":
         return "", f"{scheme} is a storage of this machine: runner import {rest}, and name the file that it prints"
     name = rest if separator else text
-    registry, slash, path = name.partition("/")
-    if registry == "localhost" or name.startswith("sha256:"):
+    image = parse_reference(name)
+    if name.startswith(("localhost/", "sha256:")):
         return (
             "",
             f"the image lies in the engine's storage only: runner import {name}, and name the file that it prints",
         )
     if "#" in name or name.startswith("${"):
         return name, ""
-    if slash and ("." in registry or ":" in registry):
-        return (path if registry in {"docker.io", "index.docker.io"} else f"{registry}#{path}"), ""
-    return name, ""
+    if not image.separator:
+        return name, ""
+    path = image.with_slash.removeprefix(f"{image.registry}/")
+    return (path if image.registry in HUB_NAMES else f"{image.registry}#{path}"), ""

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.images.reference import DOCKER_HUB, HUB_NAMES
 from runner.machine import process
 from runner.machine.folders import home
 
-DOCKER_HUB = "docker.io"
-HUB_NAMES = (DOCKER_HUB, "index.docker.io", "registry-1.docker.io")
 HUB_SERVER = "https://index.docker.io/v1/"
 # hosts that hand out a registry's tokens; enroot's file may hold the login under their name
 TOKEN_HOSTS = {DOCKER_HUB: ("auth.docker.io",), "nvcr.io": ("authn.nvidia.com",)}

@@ -2,47 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.reference import Reference
 from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
 from runner.images.sources.registry.credentials import Search, find_login
-from runner.images.sources.registry.reference import Reference, parse_reference
 from runner.images.sources.registry.repository import Repository
 from runner.images.sources.registry.transfer import Downloads
-from runner.images.sources.registry.web import Patience, Web
+from runner.images.sources.registry.web import Web
 
 
 @contextmanager
-def open_registry_image(
-    reference: str,
-    user: str = "",
-    *,
-    architecture: str,
-    environ: Mapping[str, str],
-    allow_http: int = 0,
-    connections: int = 8,
-    patience: Patience | None = None,
-) -> Iterator[LayeredImage]:
-    """The image `REGISTRY/NAME[:TAG][@DIGEST]`, its layers readable inside `with`; `user` is whose login is taken.
-
-    `connections` requests at once. Plain http is spoken with this machine's own addresses; with others if `allow_http`
-    is 1, and they are sent a login so if it is 2. Leaving ends every thread and connection. Raises RunnerError.
-    """
+def open_registry_image(reference: Reference, web: Web, architecture: str) -> Iterator[LayeredImage]:
+    """The image in its registry, its layers readable inside `with`; on leaving, every thread and connection ends."""
     import logging
 
-    name = parse_reference(reference)
-    search = find_login(name.registry, name.repository, user, environ)
-    logging.getLogger(__name__).info("login for %s: %s", name.registry, describe_login(search))
-    web = Web(environ, allow_http=allow_http, connections=connections, patience=patience)
     try:
-        repository = Repository(name, web, search)
-        downloads = Downloads(repository.blob, web, registry=name.registry, connections=connections)
+        search = find_login(reference.registry, reference.repository, reference.user, web.environ)
+        logging.getLogger(__name__).info("login for %s: %s", reference.registry, describe_login(search))
+        repository = Repository(reference, web, search)
+        downloads = Downloads(repository.blob, web, registry=reference.registry, connections=web.connections)
         try:
-            yield read(name, repository, downloads, architecture=architecture)
+            yield read(reference, repository, downloads, architecture=architecture)
         finally:
             downloads.close()
     finally:

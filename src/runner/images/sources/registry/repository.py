@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from runner.errors import RunnerError
-from runner.images.sources.registry.credentials import DOCKER_HUB, Search
-from runner.images.sources.registry.reference import Reference
+from runner.images.reference import DOCKER_HUB, Reference
+from runner.images.sources.registry.credentials import Search
 from runner.images.sources.registry.tokens import Tokens, describe, said_in
 from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, is_loopback, origin
 from runner.images.sources.registry.web_errors import Transient, Untrusted

@@ -109,7 +109,7 @@ class Web:
         self.allow_http = allow_http
         self.patience = patience or Patience()
         self.stopped = threading.Event()
-        self._connections = connections
+        self.connections = connections
         self._managers: dict[tuple[str, bool], PoolManager] = {}
         self._sockets: weakref.WeakSet[Any] = weakref.WeakSet()
         self._reached: set[str] = set()
@@ -210,7 +210,7 @@ class Web:
         import urllib3
 
         options: dict[str, Any] = {
-            "maxsize": self._connections + 1,
+            "maxsize": self.connections + 1,
             "timeout": urllib3.Timeout(connect=self.patience.connect_seconds, read=self.patience.stall_seconds),
             "ssl_context": self._tls if tls or proxy.startswith("https") else None,
         }
