@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
+from runner.images.layers.layer import ViewReader
 from runner.images.squashfs import copying
 from runner.images.squashfs.compression import Compress, Compression
 from runner.images.squashfs.data import NO_FRAGMENT, DataWriter, FileData, Run
@@ -305,7 +306,7 @@ class Counted:
         return os.urandom(size)
 
 
-class Views:
+class Views(ViewReader):
     """A little of each chunk of 1 MiB, as where nearly all of a layer is hidden; how many bytes that holds."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A layer's tar stream: read, checked and decompressed by threads that run ahead of whoever reads it.
+"""A layer's tar stream: read, checked and decompressed by threads that run ahead of the reader.
 
-Reading with the blob's sha256, inflating, and the sha256 of the plain bytes each have a thread; all three let other
-threads run while they work on a chunk. At most 20 MiB are under way.
+One thread reads the blob and hashes it, one decompresses, one hashes the plain bytes; all three release the
+interpreter lock while they work on a chunk. At most 20 MiB are in flight.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from contextlib import contextmanager
 
 from runner.errors import RunnerError
 from runner.images.layers.inflate import READ, inflated
-from runner.images.layers.layer import Layer, Reader
+from runner.images.layers.layer import Layer, Reader, RemoteReader, ViewReader
 
-# a layer that is larger and inflates by more than this is made to fill a disk
+# a layer that exceeds both is a decompression bomb
 LARGEST_PLAIN = 64 << 30
 LARGEST_RATIO = 500
-_RAW, _PLAIN = 4 << 20, 8 << 20  # bytes under way
+_RAW, _PLAIN = 4 << 20, 8 << 20  # bytes in flight
 _ALGORITHMS = ("sha256", "sha384", "sha512")
-# a source that hangs in a read ends by its own time limit; its thread is not waited for longer than this
+# how long to wait for the thread of a source that hangs in a read, which its own time limit ends
 _LEAVE_SECONDS = 5.0
 
 
 @contextmanager
 def decoded(layer: Layer, *, verify_diff_id: bool = True, advance: Callable[[int], None]) -> Iterator[Reader]:
-    """The layer's tar bytes. `advance` is told of bytes read from the blob, in the caller's own thread.
+    """The layer's tar bytes. `advance` gets the number of bytes read from the blob, in the caller's thread.
 
-    On leaving, what was not read is read, and digest, size and diff_id are checked: RunnerError where they differ.
-    When an exception leaves, the threads end instead.
+    On normal exit the rest is read, and digest, size and diff_id are checked: RunnerError if they differ. After an
+    exception the threads end without that.
     """
     pump = _Pump(layer, verify_diff_id=verify_diff_id, advance=advance)
     try:
@@ -40,15 +40,15 @@ def decoded(layer: Layer, *, verify_diff_id: bool = True, advance: Callable[[int
         pump.stop()
 
 
-class _Pump:
-    """The threads between a blob and its reader; the reader's side is `read`."""
+class _Pump(ViewReader):
+    """The threads between a blob and its reader, who calls `read`."""
 
     def __init__(self, layer: Layer, *, verify_diff_id: bool, advance: Callable[[int], None]) -> None:
         self._layer, self._advance = layer, advance
         self._diff_id = layer.diff_id if verify_diff_id else ""
         self._blob_hash, self._plain_hash = _hash_of(layer.digest), _hash_of(self._diff_id)
         self._raw, self._plain, self._hashed = Pipe(_RAW), Pipe(_PLAIN), Pipe(_PLAIN)
-        self._read_bytes = self._told_bytes = 0
+        self._read_bytes = self._reported_bytes = 0
         self._chunk, self._position = b"", 0
         self._blob: Reader | None = None
         works = (self._read_blob, self._inflate, *((self._hash_plain,) if self._plain_hash else ()))
@@ -57,7 +57,7 @@ class _Pump:
             thread.start()
 
     def read(self, size: int = -1, /) -> bytes:
-        """As many plain bytes as asked for, fewer only at the end. Raises RunnerError for a damaged layer."""
+        """`size` plain bytes, fewer only at the end. Raises RunnerError for a damaged layer."""
         start = self._position
         end = start + size
         if size >= 0 and end <= len(self._chunk):
@@ -75,7 +75,7 @@ class _Pump:
         return b"".join(parts)
 
     def view(self, size: int, /) -> bytes | memoryview:
-        """As `read`, without a copy where a chunk holds all of it."""
+        """As `read`, without a copy if one chunk has all the bytes."""
         start = self._position
         if start == len(self._chunk):
             self._chunk, start = self._next(), 0
@@ -92,24 +92,23 @@ class _Pump:
             pass
         if self._plain_hash:
             self._threads[-1].join()
-            _compare(self._diff_id, self._plain_hash, "the image's config calls its content")
+            _compare(self._diff_id, self._plain_hash, "the image's configuration lists its content as")
 
     def stop(self) -> None:
         """End the threads."""
         for pipe in (self._raw, self._plain, self._hashed):
             pipe.abandon()
-        wake = getattr(self._blob, "abandon", None)  # what waits for a server wakes up
-        if wake:
-            wake()
+        if isinstance(self._blob, RemoteReader):
+            self._blob.abandon()
         for thread in self._threads:
             thread.join(_LEAVE_SECONDS)
 
     def _next(self) -> bytes:
         chunk = self._plain.get()
         read = self._read_bytes
-        if read != self._told_bytes:
-            self._advance(read - self._told_bytes)
-            self._told_bytes = read
+        if read != self._reported_bytes:
+            self._advance(read - self._reported_bytes)
+            self._reported_bytes = read
         return chunk
 
     def _read_blob(self) -> None:
@@ -124,12 +123,12 @@ class _Pump:
                     self._raw.put(chunk)
             self._check_size(ended=True)
             if self._blob_hash:
-                _compare(self._layer.digest, self._blob_hash, "the image's manifest calls it")
+                _compare(self._layer.digest, self._blob_hash, "the image's manifest lists it as")
         except Abandoned:
             pass
         except OSError as error:
             self._raw.end(_unreadable(self._layer, error))
-        except BaseException as error:  # whatever it is, the reader's side raises it
+        except BaseException as error:  # raised again in the reader's thread
             self._raw.end(error)
         else:
             self._raw.end()
@@ -140,7 +139,7 @@ class _Pump:
             more = "more" if self._read_bytes > expected else f"{self._read_bytes}"
             raise RunnerError(
                 f"the layer {self._layer.digest} is damaged",
-                f"the image's manifest says {expected} bytes, and there are {more}",
+                f"the image's manifest says {expected} bytes, but it has {more}",
                 "pull or copy the image again",
             )
 
@@ -168,7 +167,7 @@ class _Pump:
             self._plain.end()
 
     def _one_hash(self) -> bool:
-        """Whether the blob's hash is that of the plain bytes too, where it is not compressed."""
+        """Whether the hash of an uncompressed blob is also that of its plain bytes."""
         both = self._blob_hash, self._plain_hash
         return both[0] is not None and both[1] is not None and both[0].name == both[1].name
 
@@ -183,13 +182,13 @@ class _Pump:
 
 
 def _hash_of(digest: str) -> hashlib._Hash | None:
-    """What computes a digest of that kind; None for "". Raises RunnerError for a kind that is not known."""
+    """A new hash of the digest's algorithm; None for "". Raises RunnerError for an unknown algorithm."""
     algorithm, _, value = digest.partition(":")
     if not digest:
         return None
     if algorithm not in _ALGORITHMS or len(value) != 2 * hashlib.new(algorithm).digest_size:
         raise RunnerError(
-            f"the digest {digest!r} cannot be checked", f"known are {', '.join(_ALGORITHMS)}", "build the image again"
+            f"the digest {digest!r} cannot be checked", f"known: {', '.join(_ALGORITHMS)}", "build the image again"
         )
     return hashlib.new(algorithm)
 
@@ -198,7 +197,7 @@ def _compare(digest: str, found: hashlib._Hash, named: str) -> None:
     if found.hexdigest() != digest.partition(":")[2].lower():
         raise RunnerError(
             "a layer of the image is damaged",
-            f"{named} {digest}, and its bytes are {found.name}:{found.hexdigest()}",
+            f"{named} {digest}, but its bytes are {found.name}:{found.hexdigest()}",
             "pull or copy the image again",
         )
 
@@ -207,7 +206,7 @@ def _unreadable(layer: Layer, error: OSError) -> RunnerError:
     failure = RunnerError(
         f"the layer {layer.digest or layer.diff_id} cannot be read",
         str(error),
-        "see that the image is still there, and try again",
+        "check that the image still exists, and try again",
     )
     failure.__cause__ = error
     return failure
@@ -216,17 +215,17 @@ def _unreadable(layer: Layer, error: OSError) -> RunnerError:
 def _bomb(layer: Layer, plain: int, read: int) -> RunnerError:
     return RunnerError(
         f"the layer {layer.digest or layer.diff_id} is refused",
-        f"{read} bytes of it inflate to more than {plain >> 30} GiB: such layers are made to fill disks",
+        f"{read} bytes of it inflate to more than {plain >> 30} GiB: a decompression bomb",
         "build the image without that file",
     )
 
 
 class Abandoned(Exception):
-    """The reading side has gone: the writing thread has nothing left to do."""
+    """The reader has gone: the writing thread can end."""
 
 
 class Pipe:
-    """Chunks from one thread to another, at most about `limit` bytes under way."""
+    """Chunks from one thread to another, about `limit` bytes at most in flight."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
@@ -236,7 +235,7 @@ class Pipe:
         self._error: BaseException | None = None
 
     def put(self, chunk: bytes) -> None:
-        """Hand a chunk on; waits while there is no room. Raises Abandoned when nobody will read it."""
+        """Pass a chunk on; waits for room. Raises Abandoned if the reader has gone."""
         with self._changed:
             while self._held and self._held + len(chunk) > self._limit and not self._abandoned:
                 self._changed.wait()
@@ -247,7 +246,7 @@ class Pipe:
             self._changed.notify_all()
 
     def get(self) -> bytes:
-        """The next chunk, b"" at the end, again and again. Raises what the writing side ended with."""
+        """The next chunk, b"" at the end however often it is called. Raises the error that the writer ended with."""
         with self._changed:
             while not self._chunks and not self._ended and not self._abandoned:
                 self._changed.wait()
@@ -263,13 +262,13 @@ class Pipe:
             return b""
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing more comes: all was handed on, or `error` broke it off."""
+        """No more chunks follow: the stream is complete, or `error` ended it."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Let go of both sides, and of the bytes."""
+        """Release both threads and the bytes."""
         with self._changed:
             self._abandoned = True
             self._chunks.clear()

@@ -1,7 +1,7 @@
-"""A layer's bytes decompressed, whatever its media type says: gzip, zstd, or none, by the first bytes.
+"""A layer's bytes decompressed. The first bytes, not the media type, decide: gzip, zstd, or none.
 
-A chunk is at most 4 MiB, so a small layer that inflates to much never lies in memory; with smaller ones the threads on
-both sides wake each other too often. Source: RFC 1952, RFC 8878.
+A chunk is at most 4 MiB, so a small layer that inflates to gigabytes never fills the memory; with smaller chunks the
+threads on both sides wake each other too often. Source: RFC 1952, RFC 8878.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from runner.errors import RunnerError
 
 CHUNK = 1 << 22
 READ = 1 << 20
-# igzip 1.9 misreads some headers that come in pieces of a few bytes: so much is at hand when a member begins
+# igzip 1.9 misreads some headers that arrive in pieces of a few bytes: bytes to read before a member begins
 _HEADER = 1 << 16
-_FIRST_STEP = 1 << 15  # what a member that may be small is fed at first
+_FIRST_STEP = 1 << 15  # bytes of a member to decompress first: it may be small
 _SMALL = 1 << 17  # smaller pieces are joined
-# of zstd's standard for streams that any decoder takes; larger ones would take the memory they name
+# the largest window that every decoder must accept (RFC 8878); a larger one allocates as much memory
 _WINDOW = 1 << 27
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
-_SKIPPABLE = b"\x2a\x4d\x18"  # behind a byte 0x50 to 0x5f
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f
 _OTHERS = {b"BZh": "bzip2", b"\xfd7zXZ\0": "xz"}
 # a frame of 32 times 0xa5 in one RLE block: see `_unzstd`
 _SENTINEL = b"\xa5" * 32
 _SENTINEL_FRAME = _ZSTD + b"\x20\x20" + (1 | 1 << 1 | 32 << 3).to_bytes(3, "little") + b"\xa5"
 
-Pull = Callable[[], bytes]  # the next bytes; b"" at the end, again and again
+Pull = Callable[[], bytes]  # the next bytes; b"" at the end however often it is called
 
 
 def broken(why: str) -> RunnerError:
@@ -45,7 +45,7 @@ def inflated(pull: Pull) -> tuple[str, Iterator[bytes]]:
         return "zstd", _unzstd(head, pull)
     for magic, name in _OTHERS.items():
         if head.startswith(magic):
-            raise broken(f"it is compressed with {name}, which no OCI image has")
+            raise broken(f"it is compressed with {name}, which OCI does not allow")
     return "", _plain(head, pull)
 
 
@@ -56,7 +56,7 @@ def _plain(chunk: bytes, pull: Pull) -> Iterator[bytes]:
 
 
 def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
-    """The members one behind another; what follows the last is dropped, as gzip does."""
+    """The members in order; what follows the last is ignored, as gzip does."""
     from isal import igzip_lib
 
     position, first = 0, True
@@ -72,7 +72,7 @@ def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
             if position >= len(data):
                 data, position = pull(), 0
                 if not data:
-                    raise broken("its gzip stream is cut off")
+                    raise broken("its gzip stream is truncated")
             piece = data[position : position + step]
             position, step = position + len(piece), CHUNK
             try:
@@ -85,7 +85,7 @@ def _gunzip(data: bytes, pull: Pull) -> Iterator[bytes]:
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces, those of many small members as larger ones."""
+    """The pieces, small ones joined."""
     small: list[bytes] = []
     held = 0
     for piece in pieces:
@@ -102,10 +102,10 @@ def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _Frames:
-    """What zstandard reads from: the layer's bytes, then the sentinel's.
+    """The input of zstandard: the layer's bytes, then the sentinel's.
 
-    Of the sentinel one byte comes first: libzstd 1.5 decodes a whole frame that stands at the beginning of its input
-    even where that input should be the rest of a header that was cut off.
+    The sentinel's first byte comes alone: libzstd 1.5 decodes a whole frame at the beginning of its input even if
+    that input should be the rest of a truncated header.
     """
 
     def __init__(self, head: bytes, pull: Pull) -> None:
@@ -113,16 +113,16 @@ class _Frames:
         self._behind = [_SENTINEL_FRAME[1:], _SENTINEL_FRAME[:1]]
 
     def read(self, size: int = -1, /) -> bytes:
-        """The next bytes, as many as came in one piece."""
+        """The next bytes, as received."""
         data, self._head = self._head or self._pull(), b""
         return data or (self._behind.pop() if self._behind else b"")
 
 
 def _unzstd(head: bytes, pull: Pull) -> Iterator[bytes]:
-    """The frames one behind another, skippable ones left out.
+    """The frames in order, without skippable ones.
 
-    zstandard says nothing where the last frame is cut off. So a frame with a known content is put behind it: where
-    that content does not come out, its bytes were taken for the rest of a frame.
+    zstandard does not report a truncated last frame. So a frame with a known content follows it: if that content
+    does not come out, the decoder took its bytes for the rest of the truncated frame.
     """
     import zstandard
 
@@ -142,5 +142,5 @@ def _unzstd(head: bytes, pull: Pull) -> Iterator[bytes]:
     except zstandard.ZstdError as error:
         raise broken(f"its zstd stream is damaged: {error}") from error
     if not held.endswith(_SENTINEL):
-        raise broken("its zstd stream is cut off")
+        raise broken("its zstd stream is truncated")
     yield held[: -len(_SENTINEL)]

@@ -1,4 +1,4 @@
-"""Sparse files in tar streams: where the pieces lie, and the content with its holes filled.
+"""Sparse files in tar streams: the map of their pieces, and the content with its holes filled.
 
 Source: GNU tar 1.34 manual, "Storing Sparse Files": the old format (type S) and PAX 0.0, 0.1 and 1.0.
 """
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from runner.images.layers.layer import Reader
 from runner.images.layers.tar_fields import BLOCK, LARGEST_PAX, cut_off, damaged, decimal, number
 
-# holes cost nothing in a layer, and time and disk here: more than this in one layer is refused
+# holes take no space in a layer, but time and disk here: refuse a layer with more
 LARGEST_HOLES = 64 << 30
 _ZEROS = bytes(1 << 17)
 Pieces = list[tuple[int, int]]  # offset and length of what is stored, in the file's order
 
 
 class Expanded:
-    """A sparse file's content, holes read as zeros."""
+    """A sparse file's content, with zeros for holes."""
 
     __slots__ = ("_content", "_pieces", "_position", "_size")
 
@@ -26,7 +26,7 @@ class Expanded:
         self._pieces = [*pieces, (size, 0)][::-1]
 
     def read(self, size: int = -1, /) -> bytes:
-        """As many bytes as asked for, fewer only at the end."""
+        """`size` bytes, fewer only at the end."""
         wanted = self._size - self._position if size < 0 else min(size, self._size - self._position)
         parts: list[bytes] = []
         while wanted > 0:
@@ -52,14 +52,14 @@ def _zeros(size: int) -> bytes:
 
 
 def checked(pieces: Pieces, size: int, stored: int) -> Pieces:
-    """The pieces, where they lie one behind another within the file and are all that is stored. Raises RunnerError."""
+    """The pieces. Raises RunnerError if they overlap, leave the file, or differ from the stored bytes."""
     end = 0
     for offset, length in pieces:
         if offset < end or length < 0:
             raise damaged("the pieces of a sparse file overlap")
         end = offset + length
     if end > size or sum(length for _, length in pieces) != stored:
-        raise damaged(f"the pieces of a sparse file of {size} bytes do not make up what is stored, {stored} bytes")
+        raise damaged(f"the pieces of a sparse file of {size} bytes do not match the {stored} bytes stored")
     return pieces
 
 
@@ -80,13 +80,13 @@ def old_map(header: bytes, stream: Reader) -> tuple[Pieces, int]:
 
 
 def _old_pieces(table: bytes) -> Pieces:
-    fields = [table[at : at + 12] for at in range(0, len(table), 12)]
+    fields = [table[start : start + 12] for start in range(0, len(table), 12)]
     pairs = zip(fields[::2], fields[1::2], strict=True)
     return [(number(offset), number(length)) for offset, length in pairs if offset[0]]
 
 
 def pax_map(records: Mapping[bytes, bytes], content: Reader) -> tuple[Pieces, int]:
-    """The pieces and the size of a file of PAX 0.0, 0.1 or 1.0, whose content begins with the map; -1 for no sparse."""
+    """The pieces and the size of a file of PAX 0.0, 0.1 or 1.0, whose content begins with the map; -1: not sparse."""
     if records.get(b"GNU.sparse.major") == b"1":
         size = decimal(records.get(b"GNU.sparse.realsize", b""))
         return _stored_map(content), size
@@ -101,7 +101,7 @@ def pax_map(records: Mapping[bytes, bytes], content: Reader) -> tuple[Pieces, in
 
 
 def _stored_map(content: Reader) -> Pieces:
-    """The pieces that a content of version 1.0 begins with: their count and each number on a line of its own."""
+    """The map at the start of a content of version 1.0: the count and each number on its own line."""
     text, read = b"", 0
 
     def line() -> int:
@@ -110,12 +110,12 @@ def _stored_map(content: Reader) -> Pieces:
             block = content.read(BLOCK)
             read += len(block)
             if len(block) != BLOCK or len(text) > BLOCK or read > LARGEST_PAX:
-                raise damaged("the map of a sparse file is broken")
+                raise damaged("the map of a sparse file is invalid")
             text += block
         first, _, text = text.partition(b"\n")
         return decimal(first)
 
     count = line()
     if not 0 <= count <= LARGEST_PAX:
-        raise damaged("the map of a sparse file is broken")
+        raise damaged("the map of a sparse file is invalid")
     return [(line(), line()) for _ in range(count)]

@@ -15,20 +15,20 @@ BLOCK = 512
 LARGEST_PAX = 1 << 20
 LARGEST_XATTRS = 1 << 16
 LARGEST_LONG_NAME = 1 << 16
-# Linux's limits (limits.h): squashfs readers and every engine refuse what is longer
+# Linux's limits (limits.h): squashfs readers and every engine refuse longer names
 _LONGEST_NAME = 255
 LONGEST_PATH = 4095
 _XATTR = b"SCHILY.xattr."
 # sum of a header whose 512 bytes are all 255: larger than adler32's modulus, see `is_header`
 _LARGEST_SUM = BLOCK * 255
 _ADLER = 65521
-_ENDS = b"\0 "  # of a number
+_ENDS = b"\0 "  # terminators of a number
 _SPARSE_PAIR = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
 
 
 def damaged(why: str) -> RunnerError:
-    """The error for a layer whose tar stream makes no sense."""
-    return RunnerError("a layer of the image is no tar stream that can be read", why, "pull or build the image again")
+    """The error for a layer with an invalid tar stream."""
+    return RunnerError("a layer of the image is not a valid tar stream", why, "pull or build the image again")
 
 
 def cut_off() -> RunnerError:
@@ -37,7 +37,7 @@ def cut_off() -> RunnerError:
 
 
 def is_header(block: bytes) -> bool:
-    """Whether the checksum of a block of 512 bytes is right, with bytes taken as unsigned, or signed as old tars do.
+    """Whether the checksum of a 512-byte block is right, over unsigned bytes, or signed ones as in old tars.
 
     The low half of adler32 is 1 + the sum of the bytes modulo 65521: 50 times faster than sum() over the bytes.
     """
@@ -52,7 +52,7 @@ def is_header(block: bytes) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _checksum(field: bytes) -> tuple[int, int]:
-    """What a checksum says, and the low half of adler32 of a block that has it, where bytes are unsigned; -1: none."""
+    """A checksum, and the low half of adler32 of a block with that checksum over unsigned bytes; -1: invalid."""
     try:
         stored = int(field.rstrip(b" \0") or b"0", 8)
     except ValueError:
@@ -62,10 +62,10 @@ def _checksum(field: bytes) -> tuple[int, int]:
 
 
 def number(field: bytes) -> int:
-    """A number in octal, or in base 256 where the first bit is set. Raises RunnerError."""
+    """A number in octal, or in base 256 if the first bit is set. Raises RunnerError."""
     if field[-1] in _ENDS:
         try:
-            return int(field[:-1], 8)  # nearly all: digits and an end
+            return int(field[:-1], 8)  # nearly always: digits and a terminator
         except ValueError:
             pass
     if field[0] & 0x80:
@@ -74,7 +74,7 @@ def number(field: bytes) -> int:
     try:
         return int(field.partition(b"\0")[0].strip() or b"0", 8)
     except ValueError:
-        raise damaged(f"{field!r} in a header is no number") from None
+        raise damaged(f"{field!r} in a tar header is not a number") from None
 
 
 def decimal(text: bytes) -> int:
@@ -82,14 +82,14 @@ def decimal(text: bytes) -> int:
     whole, _, fraction = text.partition(b".")
     digits = whole.removeprefix(b"-")
     if not digits.isdigit() or len(digits) > 20 or (fraction and not fraction.isdigit()):
-        raise damaged(f"{text[:40]!r} in a PAX header is no number")
+        raise damaged(f"{text[:40]!r} in a PAX header is not a number")
     value = int(whole)
     return value - 1 if whole[:1] == b"-" and fraction.strip(b"0") else value
 
 
 def normalised(name: bytes) -> bytes:
-    """A path without "." components and without "/" at its ends. Raises RunnerError where it leaves the image."""
-    # find(): `in` takes its left side for a number first, and makes an error of it, which lasts longer than the search
+    """A path without "." components and without "/" at its ends. Raises RunnerError if it leaves the image."""
+    # find(): `in` first tries its left side as a number and handles the error, which takes longer than the search
     if name and name[0] not in b"./" and name.find(b"/.") < 0 and name.find(b"//") < 0 and len(name) < _LONGEST_NAME:
         plain = name[:-1] if name[-1] == 0x2F else name
     else:
@@ -100,21 +100,21 @@ def normalised(name: bytes) -> bytes:
         if len(plain) > LONGEST_PATH or max(map(len, parts), default=0) > _LONGEST_NAME:
             raise damaged(f"the path {name[:60]!r}... is longer than Linux allows")
     if plain.find(0) >= 0:
-        raise damaged(f"there is a NUL in the path {plain[:200]!r}")
+        raise damaged(f"the path contains NUL: {plain[:200]!r}")
     return plain
 
 
 def symlink_target(text: bytes) -> bytes:
-    """The target of a symlink as it is. Raises RunnerError for what Linux cannot hold."""
+    """The target of a symlink, unchanged. Raises RunnerError if Linux cannot hold it."""
     if not text or len(text) > LONGEST_PATH or b"\0" in text:
-        raise damaged(f"a symlink cannot lead to {text[:60]!r} ({len(text)} bytes)")
+        raise damaged(f"{text[:60]!r} ({len(text)} bytes) cannot be the target of a symlink")
     return text
 
 
 def pax_records(data: bytes) -> dict[bytes, bytes]:
     """The records of a PAX header; the pairs of a sparse map of version 0.0 are joined as version 0.1 has them.
 
-    An empty value takes back what the header says, so it is left out. Raises RunnerError.
+    An empty value resets the header's, so it is omitted. Raises RunnerError.
     """
     records: dict[bytes, bytes] = {}
     pairs: list[bytes] = []
@@ -125,11 +125,11 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
         if not digits.isdigit():
             if not data[position:].strip(b"\0"):
                 break  # some writers pad with NUL
-            raise damaged("a PAX header's record has no length")
+            raise damaged("a record of a PAX header has no length")
         end = position + int(digits)
         key, separator, value = data[blank + 1 : end - 1].partition(b"=")
         if end > length or data[end - 1 : end] != b"\n" or not separator or not key:
-            raise damaged(f"a PAX header's record is broken: {data[position : position + 40]!r}")
+            raise damaged(f"a record of a PAX header is invalid: {data[position : position + 40]!r}")
         position = end
         if key in _SPARSE_PAIR:
             if (key == _SPARSE_PAIR[1]) != len(pairs) % 2:
@@ -145,7 +145,7 @@ def pax_records(data: bytes) -> dict[bytes, bytes]:
 
 
 def xattrs(records: dict[bytes, bytes]) -> tuple[tuple[bytes, bytes], ...]:
-    """The extended attributes among PAX records, sorted by name. Raises RunnerError where Linux cannot hold them."""
+    """The extended attributes among PAX records, sorted by name. Raises RunnerError if Linux cannot hold them."""
     keys = [key for key in records if key.startswith(_XATTR)]
     if not keys:
         return ()
