@@ -75,7 +75,7 @@ def test_with_the_diff_beside_it_a_purged_snapshot_comes_back_as_it_was(local: R
     shown = local("rerun", launched.name, "--dry-run")
     assert "not whole" in shown.stderr and len(local.made()) == 1
     done = local("rerun", launched.name)
-    assert "cannot be had" not in done.stderr
+    assert "not available" not in done.stderr
     assert "two\n" in finished(local, done.stdout.strip())
 
 
@@ -104,7 +104,7 @@ def test_an_image_that_was_purged_is_made_again_or_refused(local: Runner, projec
         each.unlink()
     shutil.rmtree(source)
     layout(source, [tar([file("version", b"2")])])
-    assert "cannot be had as it was" in runner("rerun", name, code=1).stderr
+    assert "cannot restore the image" in runner("rerun", name, code=1).stderr
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_a_chain_starts_in_turn_and_finds_what_was_left_and_never_starts_after_a
     assert list(states.values()) == ["FAILED", "CANCELLED", "COMPLETED"]
     assert (second / "job.log").read_text().count("found\n") == 2
     assert not (first / "x").exists(), "the folder of the run before is there to read"
-    assert "has ended badly" in cluster("launch", "--env", "box", "--after", second.name, "--", "true", code=1).stderr
+    assert "ended as FAILED" in cluster("launch", "--env", "box", "--after", second.name, "--", "true", code=1).stderr
 
 
 def test_without_a_scheduler_runs_of_a_sweep_come_in_turn_and_a_chain_waits(local: Runner, project: Path) -> None:

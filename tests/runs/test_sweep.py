@@ -8,7 +8,7 @@ import pytest
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.runs import after, status
-from runner.runs.after import Waits, slurm_flags
+from runner.runs.after import Dependencies, slurm_flags
 from runner.runs.history import Wanted, find
 from runner.runs.job import Job
 from runner.runs.run import SUBMITTED, Run, find_run, find_runs, save
@@ -84,24 +84,24 @@ def test_only_open_runs_are_waited_for_and_a_failed_one_is_refused(
     one, two = make(tmp_path, "a-0001"), make(tmp_path, "a-0002", job_ids=("18", "19"))
     states = {"a-0001": "COMPLETED", "a-0002": "RUNNING"}
     monkeypatch.setattr(status, "ask", lambda runs: tuple(status.RunStatus(r, states[r.name]) for r in runs))
-    assert slurm_flags(after.open_ones(Waits((one, two)))) == (
+    assert slurm_flags(after.still_pending(Dependencies((one, two)))) == (
         "--dependency=afterok:19", "--kill-on-invalid-dep=yes")  # fmt: skip
-    assert slurm_flags(Waits((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"
-    assert slurm_flags(after.open_ones(Waits((one,)))) == ()
+    assert slurm_flags(Dependencies((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"
+    assert slurm_flags(after.still_pending(Dependencies((one,)))) == ()
     states["a-0001"] = "TIMEOUT"
     with pytest.raises(RunnerError) as caught:
-        after.open_ones(Waits((one,)))
+        after.still_pending(Dependencies((one,)))
     assert "a-0001" in caught.value.what and "TIMEOUT" in caught.value.what
-    assert after.open_ones(Waits((), (one,))).runs == ()
+    assert after.still_pending(Dependencies((), (one,))).runs == ()
 
 
 def test_the_folder_of_the_run_before_stands_for_its_place(tmp_path: Path) -> None:
     one = make(tmp_path, "a-0001")
     job = Job("b", Environment("e", None, ""), command=("x",), arguments=("--checkpoint", "{after}/checkpoints/final"))
-    assert Waits((one,)).placed(job).arguments[1] == f"{one.folder}/checkpoints/final"
-    for waits in (Waits(), Waits((one,), (one,))):
+    assert Dependencies((one,)).with_folder(job).arguments[1] == f"{one.folder}/checkpoints/final"
+    for waits in (Dependencies(), Dependencies((one,), (one,))):
         with pytest.raises(RunnerError):
-            waits.placed(job)
+            waits.with_folder(job)
 
 
 def test_the_job_id_of_the_whole_array_means_the_sweep(tmp_path: Path) -> None:

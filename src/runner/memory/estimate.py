@@ -352,7 +352,7 @@ def read(path: Path, hidden: int) -> Zero:
     except (OSError, UnicodeDecodeError) as error:
         raise RunnerError(f"cannot read {path}", str(error), "name a preset or a JSON file") from error
     except (ValueError, TypeError, AttributeError) as error:
-        raise RunnerError(f"{path} is no DeepSpeed configuration", str(error), "see docs/deepspeed.md") from error
+        raise RunnerError(f"{path} is not a DeepSpeed configuration", str(error), "see docs/deepspeed.md") from error
 
 
 def make(name: str, config: Mapping[str, Any], section: Mapping[str, Any], hidden: int) -> Zero:

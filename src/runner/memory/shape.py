@@ -21,7 +21,7 @@ USABLE_GIB = {
     "H200": 139, "GH200": 94, "H100": 79, "A100 80GB": 79, "A100": 39, "L40S": 44, "L4": 22, "A10": 22,
     "V100 32GB": 31, "V100": 15, "T4": 14,
 }  # fmt: skip
-# Beside tensors: context and kernels of CUDA, buffers of NCCL; and what lies in holes between them. An assumption.
+# Beside tensors: context and kernels of CUDA, buffers of NCCL; and unused gaps between them. An assumption.
 RESERVED_BYTES = int(1.5 * GIB)
 HOLES = 0.05
 
@@ -42,7 +42,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise RunnerError(
-            f"--gpu_memory {text!r} is no size", "it is a number and GiB, GB or MiB", "--gpu_memory 80GiB"
+            f"--gpu_memory {text!r} is not a size", "a size is a number and GiB, GB or MiB", "--gpu_memory 80GiB"
         )
     unit = (match[2] or "GiB").upper()
     factor = {"GIB": GIB, "G": GIB, "GB": 10**9, "MIB": 1024**2, "M": 1024**2, "MB": 10**6}[unit]
@@ -144,7 +144,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunnerError(f"{path} is not JSON", str(error), "give the model's config.json") from error
     if not isinstance(config, dict):
-        raise RunnerError(f"{path} holds no table", "a model's config is one", "give the model's config.json")
+        raise RunnerError(f"{path} is not a table", "a model's config is one", "give the model's config.json")
     return config
 
 
@@ -235,9 +235,7 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RunnerError(
-                f"{name}: {each} is {value!r}", "it is a count of 1 or more", "mend the config or the flag"
-            )
+            raise RunnerError(f"{name}: {each} is {value!r}", "it must be 1 or more", "fix the config or the flag")
         return value
     if default is None:
         raise RunnerError(

@@ -24,17 +24,17 @@ MOUNT = Mount("${RUNNER_AFTER}", "${RUNNER_AFTER}", ("ro",))
 
 
 @dataclass(frozen=True)
-class Waits:
+class Dependencies:
     """The runs that come before."""
 
-    ok: tuple[Run, ...] = ()
+    succeeded: tuple[Run, ...] = ()
     """those that must end well"""
-    anyhow: tuple[Run, ...] = ()
+    ended: tuple[Run, ...] = ()
     """those that must end"""
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        return (*self.ok, *self.anyhow)
+        return (*self.succeeded, *self.ended)
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
@@ -46,7 +46,7 @@ class Waits:
         """Files of the run folder."""
         return {FILE: f"{self.runs[0].folder}\n"} if self.runs else {}
 
-    def placed(self, job: Job) -> Job:
+    def with_folder(self, job: Job) -> Job:
         """The job with `{after}` in its words replaced. Raises RunnerError where it does not say which run."""
         words = (*job.command, *job.arguments)
         if not any(PLACE in word for word in words):
@@ -65,13 +65,15 @@ class Waits:
         )
 
 
-def find(ok: Sequence[str], anyhow: Sequence[str], runs: Path, site: Site) -> Waits:
+def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site) -> Dependencies:
     """The runs that the user's words mean. Raises RunnerError for one of another cluster."""
-    if not ok and not anyhow:
-        return Waits()
+    if not succeeded and not ended:
+        return Dependencies()
     from runner.runs.run import find_runs  # most launches wait for nothing
 
-    waits = Waits(*(tuple(run for word in words for run in find_runs(word, runs)) for words in (ok, anyhow)))
+    waits = Dependencies(
+        *(tuple(run for word in words for run in find_runs(word, runs)) for words in (succeeded, ended))
+    )
     for run in waits.runs:
         if run.scheduler != site.scheduler:
             raise RunnerError(
@@ -82,42 +84,42 @@ def find(ok: Sequence[str], anyhow: Sequence[str], runs: Path, site: Site) -> Wa
     return waits
 
 
-def open_ones(waits: Waits) -> Waits:
+def still_pending(waits: Dependencies) -> Dependencies:
     """Those that are still to be waited for. Raises RunnerError for one that has ended badly, and must not have."""
     if not waits.runs:
         return waits
     from runner.runs.status import ask
 
     found = {status.run.name: status for status in ask(waits.runs)}
-    for run in waits.ok:
+    for run in waits.succeeded:
         status = found[run.name]
         if not _is_open(status) and status.state != "COMPLETED":
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             raise RunnerError(
-                f"{run.name}, which this run is to follow, has ended badly: {status.state}{code}",
-                "--after starts a run only when the one before has ended with 0",
+                f"{run.name}, which this run is to follow, ended as {status.state}{code}",
+                "--after starts a run only after the other ended with 0",
                 f"runner why {run.name}; or --after-any {run.name}, however it ended",
             )
-    kinds = (waits.ok, waits.anyhow)
-    return Waits(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))
+    kinds = (waits.succeeded, waits.ended)
+    return Dependencies(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))
 
 
 def _is_open(status: RunStatus) -> bool:
     return status.active or status.state == "UNKNOWN"
 
 
-def slurm_flags(waits: Waits) -> tuple[str, ...]:
+def slurm_flags(waits: Dependencies) -> tuple[str, ...]:
     """The sbatch flags that make a job wait; it is cancelled, not left in the queue, where it can never start."""
-    kinds = (("afterok", waits.ok), ("afterany", waits.anyhow))
+    kinds = (("afterok", waits.succeeded), ("afterany", waits.ended))
     words = [":".join((kind, *(run.job_id for run in runs))) for kind, runs in kinds if runs]
     return (f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes") if words else ()
 
 
-def local_words(waits: Waits) -> tuple[str, ...]:
+def local_words(waits: Dependencies) -> tuple[str, ...]:
     """The words of payload/after.sh: `ok` or `any`, the process, and the folder of each run."""
     return tuple(
         word
-        for kind, runs in (("ok", waits.ok), ("any", waits.anyhow))
+        for kind, runs in (("ok", waits.succeeded), ("any", waits.ended))
         for run in runs
         for word in (kind, run.job_id.removeprefix("local-"), str(run.folder))
     )

@@ -17,7 +17,7 @@ from runner.runs.run import CANCELLED, STOP, Run, save, with_newest_job
 from runner.runs.schedulers import slurm
 from runner.runs.status import ask, by_hand, leads, local_pid
 
-GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can leave in good order
+GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can save and end
 
 
 def explain(runs: Sequence[Run]) -> Iterator[str]:
@@ -34,7 +34,7 @@ def explain(runs: Sequence[Run]) -> Iterator[str]:
 def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
     """End those of the runs that are not over; returns each run and whether it was ended by us.
 
-    A run is marked before its processes are told, so that whoever watches it knows why it ends.
+    A run is marked before its processes get a signal, so that `status` and `watch` know why it ends.
     """
     done: dict[str, bool] = {}
     found = [status for status in ask(runs) if status.active or status.state == "UNKNOWN"]
@@ -65,7 +65,7 @@ def _end_local(run: Run, report: Report) -> None:
     if by_hand(run):
         _end_by_hand(run, report)
         return
-    report.detail(f"{run.name}: telling its processes to end, {GRACE_SECONDS:.0f} s at most")
+    report.detail(f"{run.name}: ending its processes, {GRACE_SECONDS:.0f} s at most")
     if not sessions.end(local_pid(run), GRACE_SECONDS):
         raise RunnerError(
             f"{run.name} does not end",
@@ -75,9 +75,9 @@ def _end_local(run: Run, report: Report) -> None:
 
 
 def _end_by_hand(run: Run, report: Report) -> None:
-    """End a script that somebody started in a shell: its session is the shell's, so only the script itself is told."""
+    """End a script started by hand: its session is the shell's, so only the script itself gets the signal."""
     pid = local_pid(run)
-    report.detail(f"{run.name}: telling process {pid} to end, {GRACE_SECONDS:.0f} s at most")
+    report.detail(f"{run.name}: ending process {pid}, {GRACE_SECONDS:.0f} s at most")
     deadline = time.monotonic() + GRACE_SECONDS
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)

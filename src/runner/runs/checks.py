@@ -1,4 +1,4 @@
-"""What a job may say, checked before anything is made: each refusal names the value, the reason and what to do."""
+"""Checks of a job before anything is written: each error names the value, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND
 
 
 def check(job: Job, site: Site) -> None:
-    """Raise RunnerError for the first thing about the job that cannot be, on this site."""
+    """Raise RunnerError for the first value of the job that cannot work on this site."""
     _check_name(job.name)
     _check_numbers(job)
     _check_site(job, site)
@@ -105,7 +105,7 @@ def _check_numbers(job: Job) -> None:
         )
     for key in ("partition", "account"):
         if getattr(resources, key) == "":
-            raise RunnerError(f"the {key} is empty", "an empty name is no name", f"leave out {key}, or name one")
+            raise RunnerError(f"the {key} is empty", "an empty name names nothing", f"leave out {key}, or name one")
 
 
 def _check_site(job: Job, site: Site) -> None:
@@ -142,7 +142,7 @@ def _check_site(job: Job, site: Site) -> None:
 
 
 def lacks_account(job: Job, site: Site) -> bool:
-    """Whether the site refuses the job because nobody has named an account."""
+    """Whether the site refuses the job because neither the job nor the site names an account."""
     return site.account_required and job.resources.account is None and not _has_account(job)
 
 
@@ -153,7 +153,7 @@ def _check_chain(links: int, site: Site) -> None:
         raise RunnerError(
             f"the site {site.name!r} has no queue for a chain of jobs",
             "without a scheduler nothing ends a job when its time is over",
-            "leave out --chain; [restart] in the job file starts it anew by itself",
+            "leave out --chain; [restart] in the job file restarts it by itself",
         )
 
 
@@ -199,7 +199,7 @@ def _check_shell_text(text: str, what: str) -> None:
 
 RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
 CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
-"""over RUN_MOUNT: what a run was made of stays as it was"""
+"""over RUN_MOUNT: a job cannot change the code it was launched with"""
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
         origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
         raise RunnerError(
             f"the mount source {source} does not exist" + (f" ({origin})" if origin else ""),
-            f"the environment {environment.name!r} mounts it; {ancestor} holds no {_below(source, ancestor)}",
+            f"the environment {environment.name!r} mounts it; there is no {_below(source, ancestor)} in {ancestor}",
             f"make it, or correct the mount in {environment.path or 'the environment'}",
         )
     return tuple(notes)
@@ -354,7 +354,7 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
     """
     reasons: dict[str, str] = {}
     if site.scheduler == "slurm":
-        reasons |= {"%": "Slurm fills in `%j` and the like", "\\": "Slurm reads it as an escape"}
+        reasons |= {"%": "Slurm replaces `%j` and other patterns", "\\": "Slurm reads it as an escape"}
     if engine != "host":
         reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
     for character, why in reasons.items():

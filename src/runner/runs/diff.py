@@ -50,7 +50,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that is not the same."""
+    """One difference."""
 
     kind: str
     """code, arguments, resources, image, EDF, variables, site, packages, inside, or a table of the lock"""
@@ -77,7 +77,7 @@ def side_of_run(run: Run) -> Side:
         raise RunnerError(
             f"cannot read {path}",
             str(error),
-            "restore it: what a run was made of stands there, and is compared from there",
+            "restore it: the comparison reads what the run was made of from it",
         ) from error
     try:
         edf = (run.folder / EDF).read_text()

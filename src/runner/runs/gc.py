@@ -84,7 +84,7 @@ def _work_folders(runs: Sequence[Run]) -> tuple[set[Path], str]:
     except RunnerError as error:
         return set(), f"squeue cannot be asked: {error.why}"
     if done.exit_code != 0:
-        return set(), f"squeue does not answer: {(done.stderr.strip() or 'no word').splitlines()[-1]}"
+        return set(), f"squeue does not answer: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
     return {Path(folder).resolve() for folder in slurm.parse_work_folders(done.stdout)}, ""
 
 
@@ -103,7 +103,7 @@ def _changed(path: Path) -> float:
 
 
 def _time(run: Run) -> float:
-    """When it was launched; now where the record does not say so: then it stays."""
+    """When it was launched; now where the record does not say so, so that the run is kept."""
     try:
         return datetime.fromisoformat(run.created).timestamp()
     except ValueError:
@@ -123,7 +123,7 @@ def size_bytes(folder: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder of a run; under another name first, so that nobody takes what is left of it for a run."""
+    """Remove a folder of a run; under another name first, so that what is left is never mistaken for a run."""
     hidden = path.parent / f".going-{path.name}"
     folders.move(path, hidden)
     folders.remove(hidden)
@@ -198,7 +198,7 @@ def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) 
 
 
 def remove_image(use: ImageUse) -> None:
-    """Remove a file of ours, its symlinks, its index and its sidecar, under its lock."""
+    """Remove an imported image, its symlinks, its index and its sidecar, under its lock."""
     path = use.squashfs.path
     try:
         with files.locked(path, timeout_seconds=5):

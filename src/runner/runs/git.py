@@ -25,7 +25,7 @@ class Git:
 
 
 def work_tree(folder: Path) -> Path | None:
-    """The top of the git work tree that a folder lies in, None outside of one (or without git)."""
+    """The top of the git work tree that contains a folder; None outside of one (or without git)."""
     for parent in (folder, *folder.parents):
         if (parent / ".git").exists():
             return parent
@@ -33,7 +33,7 @@ def work_tree(folder: Path) -> Path | None:
 
 
 def command(folder: Path, *words: str) -> tuple[str, ...]:
-    """A call of git in a folder; it takes no locks, so that it never stands in the way of the user's own git."""
+    """A call of git in a folder; without locks, so that it never blocks the user's own git."""
     return ("git", "-C", str(folder), "--no-optional-locks", *words)
 
 
@@ -66,7 +66,7 @@ def parse_status(entries: list[str], below: str = "") -> Git:
     commit = ""
     modified: list[str] = []
     untracked: list[str] = []
-    # kind of an entry -> how many words stand before its path, kind included
+    # kind of an entry -> how many words precede its path, kind included
     words_before = {"1": 8, "u": 10}
     for entry in entries:
         kind, _, rest = entry.partition(" ")

@@ -131,7 +131,7 @@ def _state(run: Run, newest: Attempt | None, code: int | None) -> str:
     if run.state == PREPARING or not run.job_ids:
         return "PREPARING"
     if is_cancelled(run) if run.state == CANCELLED else newest is not None and newest.cause == "cancelled":
-        return "CANCELLED"  # whatever code it left: it may have saved in good order
+        return "CANCELLED"  # whatever code it left: it may have saved and ended with 0
     if code is not None:
         return "FAILED" if code else "COMPLETED"
     return "RUNNING" if newest else "PENDING"
@@ -180,7 +180,7 @@ def parse_since(text: str, now: datetime, option: str = "--since") -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise RunnerError(
-            f"{option} {text!r} is no time",
+            f"{option} {text!r} is not a time",
             "it is an age (30m, 12h, 7d, 2w) or a date (2026-11-01, 2026-11-01T08:30)",
             f"{option} 7d",
             exit_code=2,

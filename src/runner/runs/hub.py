@@ -69,7 +69,7 @@ class State:
 
 
 def wanted(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tuple[Wanted, ...]:
-    """What the words of a script name on the hub; what lies in one of the `folders` under that name is no hub's."""
+    """What the words of a script name on the hub; names found in one of the `folders` are local."""
     roots = tuple(folders)
     values = {**_config_values(arguments, roots), **_values(arguments)}
     found: dict[Wanted, None] = {}
@@ -189,7 +189,7 @@ def model_folders(project: Project) -> tuple[Path, ...]:
 
 
 def hub_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of whoever launches that matter here: they enter every container."""
+    """The user's own variables that matter here: they enter every container."""
     return {name: environ[name] for name in ("HF_HOME", OFFLINE) if name in environ}
 
 

@@ -29,14 +29,14 @@ HANG_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Restart:
-    """How often a job is started anew, by the cause of its end; 0: never."""
+    """How often a job is restarted after each cause; 0: never."""
 
     time_limit: int = 0
     """after the time limit, or whenever the program asks to be continued (exit code 75)"""
     preemption: int = 0
     node_failure: int = 0
     hang: int = 0
-    """after it was ended because it made no progress"""
+    """after it was ended for lack of progress"""
     script_failure: int = 0
     """after any other exit code than 0 and 75"""
     without_checkpoint: int = 3
@@ -52,7 +52,7 @@ class Resources:
     nodes: int = 1
     gpus_per_node: int = 0
     tasks_per_node: int = 1
-    """processes per node, whoever starts them"""
+    """processes per node"""
     cpus_per_task: int = 1
     """for each of these processes"""
     memory: str | None = None
@@ -83,21 +83,21 @@ class Job:
     task_epilog: str = ""
     """shell text that each task reads after its command, with its exit code in RUNNER_EXIT_CODE"""
     notify: tuple[str, ...] = ("requeue", "failure", "end")
-    """events of which the user's webhook is told, where there is one"""
+    """events that are posted to the user's webhook, if there is one"""
     mail_user: str = ""
     mail_events: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     save_seconds: int = SAVE_SECONDS
-    """how long before the time limit the job is told to save and leave; 0: not at all"""
+    """how long before the time limit the job is signalled to save and exit; 0: no signal"""
     hang_seconds: int = HANG_SECONDS
     """without a sign of progress, after which the job is ended; 0: never"""
     preflight: bool = False
     """whether each node is tried before the program starts"""
     restart: Restart | None = None
-    """None: each start is somebody's own"""
+    """None: it is never restarted"""
     chain: int = 0
-    """jobs to submit, each of which goes on with what the one before has left; 0: one that stands alone"""
+    """jobs to submit, each resuming from the last one's checkpoint; 0: a single job"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """warnings, one line each"""

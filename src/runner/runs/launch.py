@@ -1,4 +1,4 @@
-"""The one place where the three wings meet: image, environment and job become a run folder and a submission.
+"""The place where image, environment and job become a run folder and a submission.
 
 `prepare` decides and reads only; `submission.submit` acts on what it returns.
 """
@@ -20,7 +20,7 @@ from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import checks as preflight
 from runner.runs import hub, payload, resolve, snapshot
-from runner.runs.after import Waits, find
+from runner.runs.after import Dependencies, find
 from runner.runs.checks import LaunchImage, lacks_account
 from runner.runs.job import Job, Layer, command_line, load_job_file, value
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
@@ -31,7 +31,7 @@ from runner.site import Site
 SCRIPT = "job.sbatch"
 EDF = "environment.toml"
 NOTIFY = "notify"
-"""the events of which payload/notify.sh tells"""
+"""the events that payload/notify.sh posts"""
 SCHEDULERS = {"slurm": slurm.script, "local": template.script}
 
 
@@ -74,7 +74,7 @@ class RunPlan:
     """of the run folder, relative path -> text; the script among them"""
     notes: tuple[str, ...]
     """warnings"""
-    waits: Waits = field(default_factory=Waits)
+    waits: Dependencies = field(default_factory=Dependencies)
     """the runs that come before"""
 
 
@@ -104,10 +104,10 @@ def prepare(
         image = preflight.find_image(environment, site, environ)
     here = site.scheduler == "local" and engine != "host"
     notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
-    waits = Waits()
+    waits = Dependencies()
     if request.after or request.after_any:
         waits = find(request.after, request.after_any, site.runs(environ, project), site)
-    job = waits.placed(_job(request, job_file, program, environment, site))
+    job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
         job = resolve.with_measured(job, site.runs(environ, project))
     job, hub_notes = hub.settle_offline(job, environment, project, site, environ, strict=not request.dry_run)
@@ -126,7 +126,7 @@ def prepare(
 
 
 ACCOUNT = "ACCOUNT"
-"""stands in a dry run for the account that nobody has named"""
+"""the placeholder in a dry run without an account"""
 
 
 def _job(request: Request, job_file: Layer, program: Program, environment: Environment, site: Site) -> Job:

@@ -33,7 +33,7 @@ class Stream:
 
     @property
     def label(self) -> str:
-        """What stands before each line; nothing for job.log."""
+        """The prefix of each line; empty for job.log."""
         return f"{self.rank}| " if self.rank is not None else f"n{self.node}| " if self.node is not None else ""
 
     @property
@@ -65,7 +65,7 @@ def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
 
 
 def job_log(run: Run) -> tuple[Stream, ...]:
-    """job.log, cut where its attempts begin; what stands before the first belongs to it."""
+    """job.log, cut where its attempts begin; what precedes the first belongs to it."""
     cuts = begins(run.log) or [(1, 0)]
     cuts[0] = (cuts[0][0], 0)
     ends: list[int | None] = [at for _, at in cuts[1:]]
@@ -134,7 +134,7 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
 
 
 def without_times(run: Run) -> tuple[int, ...]:
-    """The attempts whose files cannot be merged by time: nobody has written down when they grew."""
+    """The attempts whose files cannot be merged by time: no log-times says when they grew."""
     unmerged = [each for each in run.attempts if not each.log_times.is_file()]
     return tuple(each.number for each in unmerged if any(log.rank for log in each.logs(run.processes_per_node)))
 
@@ -227,7 +227,7 @@ def _lines(stream: Stream, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
 
 
 def _read(path: Path, at: int, count: int) -> bytes:
-    """Opened anew each time: a run has more files than a process may hold open."""
+    """Opened again each time: a run has more files than a process may hold open."""
     try:
         with path.open("rb") as file:
             file.seek(at)

@@ -1,4 +1,4 @@
-"""A run's metrics over its steps, as curves."""
+"""A run's metrics.jsonl: its curves, its progress and its pace."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Curve:
     run: str
     metric: str
     points: tuple[tuple[float, float], ...]
-    """place on the axis and value, left to right; values that are no finite number are left out"""
+    """place on the axis and value, left to right; values that are not finite are left out"""
     steps: tuple[int, ...] = ()
     """the step of each point"""
     left_out: int = 0
-    """how many values were no finite number"""
+    """how many values were not finite"""
     attempts: tuple[tuple[int, float], ...] = ()
     """each later attempt, and where its first point lies"""
 
@@ -66,7 +66,7 @@ def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step"
             if value is not None and place is not None:
                 found.add(step, place, value, int(_number(entry.get("attempt")) or 1))
     if not known:
-        raise RunnerError(f"{run} has no metrics yet", f"{path} holds no step", "wait for its first log step")
+        raise RunnerError(f"{run} has no metrics yet", f"{path} has no step yet", "wait for its first log step")
     for metric, found in points.items():
         if not found.rows:
             raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "name one of them")
@@ -109,7 +109,7 @@ class Progress:
 
     step: int
     total_steps: int | None = None
-    """None where the job does not tell"""
+    """None where the job does not say"""
     loss: float | None = None
     tokens_per_second: float | None = None
     end: float | None = None
@@ -117,11 +117,11 @@ class Progress:
 
     @property
     def steps_text(self) -> str:
-        """`30/60`, or `30` where the job does not tell how many there will be."""
+        """`30/60`, or `30` where the job does not say how many there will be."""
         return f"{self.step}/{self.total_steps}" if self.total_steps else str(self.step)
 
     def record(self, *, running: bool) -> dict[str, object]:
-        """What --json prints; a loss that is no number stands as text, which JSON can hold."""
+        """What --json prints; a NaN or infinite loss is text, since JSON has no such number."""
         loss = self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss)
         end = datetime.fromtimestamp(self.end).astimezone().isoformat("T", "seconds") if running and self.end else None
         return dict(zip(NAMES, (self.step, self.total_steps, loss, self.tokens_per_second, end), strict=True))
@@ -148,7 +148,7 @@ def read_progress(metrics: Path) -> Progress | None:
 
 
 def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | None:
-    """When the last step will be done; a pace is taken within one attempt only, since waiting is no training."""
+    """When the last step will be done; a pace is taken within one attempt only, since waiting is not training."""
     last = entries[-1]
     mine = [entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")]
     begun, now = _entry_number(mine[0], "time"), _entry_number(last, "time")

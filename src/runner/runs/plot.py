@@ -1,4 +1,4 @@
-"""Curves as lines of text: braille dots, eight to a character, or letters where colours or braille cannot be had."""
+"""Curves as lines of text: braille dots, eight to a character, or letters without colours or braille."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Style:
     unicode: bool = True
 
     def letters(self, curves: int) -> bool:
-        """Whether curves are told apart by letters: without colour dots of several cannot be."""
+        """Whether letters distinguish the curves: without colour, dots of several curves look the same."""
         return not self.unicode or (curves > 1 and not self.colour)
 
 

@@ -29,7 +29,7 @@ PAYLOAD = (
 )
 """of jobs/: laid into the container, whatever it sees of the project"""
 ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
-"""engines that are options of srun: where one is used, no container can be had without an allocation"""
+"""engines that are options of srun: where one is used, no container starts without an allocation"""
 PYTHON = 'p=$(command -v python || command -v python3) || { echo "no Python here" >&2; exit 127; }; exec "$p" "$@"'
 
 

@@ -25,7 +25,7 @@ class Program:
     main: Path | None
     """the folder that is snapshotted; None: there is no code of the user's"""
     outside: Path | None = None
-    """a script that lies outside of `main` and is laid at the snapshot's top"""
+    """a script that lies outside of `main` and is copied to the snapshot's top"""
     shipped: Path | None = None
     """runner's own folder, where the script or the package `training` comes from there"""
     notes: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def program_of_script(path: Path, project: Project) -> Program:
     if tree is not None and not is_shared_place(tree):
         return Program(_posix(path, tree), (), tree)
     if is_shared_place(path.parent):
-        note = f"only {path.name} is copied: {path.parent} is no folder of code"
+        note = f"only {path.name} is copied: {path.parent} is a shared folder, not a code folder"
         return Program(path.name, (), None, outside=path, notes=(note,))
     return Program(path.name, (), path.parent)
 
@@ -103,7 +103,7 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         named = [word for word in command if not word.startswith("/") and _is_file(project.start, word)]
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
-            notes = (f"{named[0]} is not copied: {project.start} is no folder of code",)
+            notes = (f"{named[0]} is not copied: {project.start} is a shared folder, not a code folder",)
     if main is not None and main != project.start:
         inside = project.start.relative_to(main).as_posix()
         notes = (f"the command starts in the snapshot's top, that is {main}, not in {inside}/",)

@@ -1,4 +1,4 @@
-"""`runner rerun`: the same launch again, from its lock. What was purged is made again; what cannot be had is said."""
+"""`runner rerun`: the same launch again, from its lock. Purged parts are made again, or reported as lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runner.machine import folders, process, sessions
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import diff, hub, lock, snapshot, submit
-from runner.runs.after import Waits
+from runner.runs.after import Dependencies
 from runner.runs.git import command
 from runner.runs.run import Run, find_run, save
 from runner.runs.secrets import write_record
@@ -73,8 +73,8 @@ def find(word: str, runs: Path) -> Locked:
         raise RunnerError(f"cannot read the lock {path}", str(error), "name a run, or a lock.toml") from error
     if "files" not in tables:
         raise RunnerError(
-            f"{path} does not tell enough to run it again",
-            "it has no table [files]: an earlier version of runner has written it",
+            f"{path} is not enough to run it again",
+            "it has no table [files]: an earlier version of runner wrote it",
             "runner history tells the command line of that launch",
         )
     return Locked(path, tables)
@@ -97,7 +97,7 @@ def losses(locked: Locked) -> tuple[str, ...]:
 
 
 def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
-    """Make the image again where it is gone. Raises RunnerError where it cannot be had as it was."""
+    """Make the image again where it is gone. Raises RunnerError where the same image is not available."""
     table = locked.tables.get("image", {})
     reference = str(table.get("reference", ""))
     if not reference.startswith("/") or Path(reference).exists():
@@ -124,7 +124,7 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
         mine = {**tables["run"], "name": run.name, "created": run.created, "again": locked.name}
         write_record(folder / LOCK, lock.lock_text({**tables, "run": mine}))
         with sessions.uninterrupted():
-            run = submit.start(run, Waits(), report)
+            run = submit.start(run, Dependencies(), report)
             submitted = True
             save(run)
             run = submit.with_chain(run, _links(tables))
@@ -161,7 +161,7 @@ def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
 
 
 def differences(locked: Locked, run: Run) -> tuple[str, ...]:
-    """What of a run that was made anew is not as in the lock."""
+    """The parts of a new run that differ from the lock."""
     now = lock.read((run.folder / LOCK).read_text())
     names = {**locked.tables["files"], **now["files"]}
     found = [name for name in names if locked.tables["files"].get(name) != now["files"].get(name)]
@@ -180,7 +180,7 @@ Table = Mapping[str, Any]
 
 
 def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> tuple[str, ...]:
-    """Lay the commit that a lock names into `target`, with the changes of a kept diff; returns what cannot be had.
+    """Lay the commit that a lock names into `target`, with the changes of a kept diff; returns what cannot be restored.
 
     Raises RunnerError where the commit is not in the repository of `root`.
     """
@@ -191,7 +191,7 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     read = process.run(command(root, "read-tree", tree), env=index, check=False) if commit else None
     if read is None or read.exit_code != 0:
         raise RunnerError(
-            "the code of that run cannot be had",
+            "the code of that run is not available",
             f"its snapshot is gone, and {root} has no commit {commit[:12]}" if commit else "it was under no git",
             "git fetch, or run it in a clone that has the commit",
         )
@@ -224,10 +224,10 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
     made = import_image(request, report).squashfs
     if made.path != path:
         raise RunnerError(
-            f"the image {path.name} cannot be had as it was",
+            f"cannot restore the image {path.name}",
             f"{source} gives {made.path.name} now"
             + (f"; its recipe was {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
-            "check that version of the recipe out, and try again; or launch anew with the image of today",
+            "check that version of the recipe out, and try again; or launch again with the image of today",
         )
 
 
@@ -238,5 +238,5 @@ def _pinned(source: str, table: Table) -> str:
 
 
 def project_at(project: Project, root: Path) -> Project:
-    """The project as it lies in a restored tree."""
+    """The project in a restored tree."""
     return replace(project, root=root, start=root)

@@ -127,7 +127,7 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
 
 
 def _name_of(program: str) -> str:
-    """The name of a job that nobody named: the script's or the program's."""
+    """The name of a job without one: the script's or the program's."""
     word = program.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")[:60] or "job"
 

@@ -29,7 +29,7 @@ PREPARING, SUBMITTED, CANCELLED = "preparing", "submitted", "cancelled"
 
 @dataclass(frozen=True)
 class Run:
-    """The record of a launch, as it stands in RUN/run.json."""
+    """The record of a launch, as in RUN/run.json."""
 
     name: str
     """`sft-0007`"""
@@ -59,7 +59,7 @@ class Run:
     nodes: int = 1
     processes_per_node: int = 1
     restarts: bool = False
-    """whether the batch script may start it anew by itself"""
+    """whether the batch script may restart it by itself"""
     gpu_hours: int = 0
     """the most that all attempts together may take; 0: no limit"""
     tags: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Run:
 
     @property
     def cancel_reason(self) -> str:
-        """Who cancelled it; empty where nobody did."""
+        """Who cancelled it; empty where it was not cancelled."""
         return self.text(STOP)
 
     def text(self, name: str) -> str:
@@ -128,7 +128,7 @@ _LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
 def save(run: Run) -> None:
     """Write RUN/run.json whole."""
     record = {key: value for key, value in asdict(run).items() if key in _WRITTEN}
-    # ASCII: words of a command line may be bytes that are no text, which only JSON's escapes can hold
+    # ASCII: words of a command line may be bytes that are not text, which only JSON's escapes can hold
     path, text = run.folder / RECORD, json.dumps(record, indent=2) + "\n"
     # the user's words (command line, tags) are written once; later records only change what Slurm said
     (files.write if path.exists() else write_record)(path, text)
@@ -276,7 +276,7 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
     if not runs:
         return RunnerError(
             f"there is no run {word!r}",
-            f"{runs_folder} holds no runs",
+            f"{runs_folder} has no runs",
             "start one with `runner launch`, or name the site (--site) or folder (RUNNER_RUNS) where it was started",
         )
     names = [run.name for run in runs]
@@ -285,7 +285,7 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         return RunnerError(
             f"no run has the job id {word!r}",
             f"newest job ids in {runs_folder}: {newest or 'none'}",
-            "its run folder may have been deleted, or lie in the folder of another site (--site, RUNNER_RUNS)",
+            "its run folder may have been deleted, or be in the folder of another site (--site, RUNNER_RUNS)",
         )
     error = unknown("run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too")
     if (runs_folder / word).is_dir():

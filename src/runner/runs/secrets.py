@@ -1,4 +1,4 @@
-"""Values that look like secrets never enter a record of ours."""
+"""Values that look like secrets never enter a record."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _SECRET = {".env", ".netrc", ".pypirc", ".git-credentials", "id_rsa", "id_ed2551
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one folder that go into the snapshot, laid under `below`."""
+    """Files of one folder that go into the snapshot."""
 
     root: Path
     files: tuple[str, ...]
@@ -79,8 +79,8 @@ def plan(main: Path | None, script: Path | None = None, shipped: Path | None = N
     """What to copy for a launch.
 
     main     the project, git work tree or folder whose code the job sees; None: there is none
-    script   a file that lies outside of `main` and is laid at the snapshot's top
-    shipped  runner's own folder, whose `jobs/` stands in for what the project lacks
+    script   a file outside of `main` that is copied to the snapshot's top
+    shipped  runner's own folder, whose `jobs/` supplies what the project lacks
     """
     return begin(main, script, shipped)()
 
@@ -221,12 +221,12 @@ def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], l
 
 
 def _single(script: Path, sources: Iterable[Source]) -> Source:
-    """One file of the user's from elsewhere, laid at the top under its own name."""
+    """One file from elsewhere, copied to the top under its own name."""
     for source in sources:
         if script.name in source.files:
             raise RunnerError(
                 f"{script} would hide {source.root / script.name} in the code snapshot",
-                "a script from outside the project is laid at the snapshot's top, where a file has that name",
+                "a script from outside the project is copied to the snapshot's top, which has a file of that name",
                 "rename the script, or copy it into the project",
             )
     return Source(script.parent, (script.name,), (script.stat().st_size,))

@@ -1,7 +1,7 @@
-"""What runs are doing: one question to the scheduler for all of them, and the run folder's own words.
+"""What runs are doing: one question to the scheduler for all of them, and what the run folders say.
 
 Works without sacct: an attempt writes its exit code into the run folder, and squeue answers for the rest as long as
-Slurm remembers the job. Works without any scheduler for what the run folder tells.
+Slurm remembers the job. Without a scheduler it relies on the run folder alone.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:
 def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus:
     code = run.newest.exit_code if run.newest else None
     if run.state == PREPARING or not run.job_id:
-        return RunStatus(run, "PREPARING", "its launch was broken off before it was submitted")
+        return RunStatus(run, "PREPARING", "its launch was interrupted before it was submitted")
     if run.scheduler == "local":
         return _local(run)
     live = _live(run, queue)
@@ -210,7 +210,7 @@ def _local(run: Run) -> RunStatus:
 def is_alive(run: Run) -> bool:
     """Whether a local run's script, or a process that it left behind, still runs on this machine.
 
-    The kernel gives a session's number to nobody while the session has a process.
+    The kernel does not reuse a session's number while the session has a process.
     """
     pid = local_pid(run)
     if by_hand(run):
@@ -240,12 +240,12 @@ def local_pid(run: Run) -> int:
 
 def _ended(run: Run, code: int, trouble: str = "") -> RunStatus:
     state = _end_state(run, code)
-    reason = "it asks to be continued" if code == CONTINUE else trouble
+    reason = "it asked to be continued" if code == CONTINUE else trouble
     return RunStatus(run, state, run.cancel_reason if state == "CANCELLED" else reason, code, run.host, _elapsed(run))
 
 
 def _end_state(run: Run, code: int) -> str:
-    # a cancelled run that saved in good order ends with 0 too
+    # a cancelled run that saved ends with 0 too
     return "CANCELLED" if is_cancelled(run) else "FAILED" if code else "COMPLETED"
 
 

@@ -1,4 +1,4 @@
-"""Whether there is room for a run where it writes: on the file system, and in this user's quota."""
+"""Submission: room on the file system, the run folder and its lock, sbatch or a local process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, process, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, checks, lock, snapshot
-from runner.runs.after import Waits
+from runner.runs.after import Dependencies
 from runner.runs.checks import LaunchImage
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import LATER_JOBS, SUBMITTED, WAITS, Run, save
@@ -32,7 +32,7 @@ def check_room(folder: Path) -> tuple[str, ...]:
     """Warnings of a quota that is nearly used up. Raises RunnerError where the file system of the runs is full."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     _check_file_system(folder, there)
-    with suppress(RunnerError):  # nobody can say
+    with suppress(RunnerError):  # no quota is known
         found = storage.quota_of_folder(there)
         if found and found.nearly_used_up:
             return (f"your quota is nearly used up, and the job may fail to save: {found.text} (runner gc)",)
@@ -105,7 +105,7 @@ _SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
     plan = checked(plan, runs, report)
-    waits = after.open_ones(plan.waits)
+    waits = after.still_pending(plan.waits)
     run = made(plan, runs, command_line, report, tags)
     submitted = False
     try:
@@ -203,7 +203,7 @@ def write(plan: RunPlan, run: Run, report: Report) -> None:
     write_record(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
 
 
-def start(run: Run, waits: Waits, report: Report) -> Run:
+def start(run: Run, waits: Dependencies, report: Report) -> Run:
     """The run with its job, which is submitted, or started on this machine."""
     if run.scheduler == "local":
         return start_local(run, waits)
@@ -219,7 +219,7 @@ def with_chain(run: Run, links: int) -> Run:
     return run
 
 
-def sbatch(folder: Path, waits: Waits, report: Report, script: str = SCRIPT) -> str:
+def sbatch(folder: Path, waits: Dependencies, report: Report, script: str = SCRIPT) -> str:
     """The job id of a script in a folder, submitted."""
     _tell_start(folder, script, report)
     excluded = exclude_flags(folder.parent, os.environ, report)
@@ -242,10 +242,10 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
 
 
 def submitted(folder: Path, argv: Sequence[str]) -> str:
-    """The job id that sbatch gave."""
+    """The job id that sbatch printed."""
     done = process.run(argv, cwd=folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
     if done.exit_code != 0:
-        raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, and no word")
+        raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message")
     return slurm.parse_submit(done.stdout)
 
 
@@ -264,12 +264,12 @@ def refused(words: str) -> RunnerError:
         ("qos", "--sbatch=--qos=NAME"),
     )
     fix = next(
-        (hint for word, hint in hints if word in words.lower()), "mend what it names; --dry-run shows the script"
+        (hint for word, hint in hints if word in words.lower()), "fix what sbatch names; --dry-run shows the script"
     )
     return RunnerError("sbatch refuses the job", words, fix)
 
 
-def start_local(run: Run, waits: Waits) -> Run:
+def start_local(run: Run, waits: Dependencies) -> Run:
     """The run with the process that runs its script on this machine, in a session of its own."""
     argv: tuple[str, ...] = template.SUBMIT
     if waits.runs:

@@ -18,7 +18,7 @@ from runner.machine import files, folders, sessions
 from runner.machine.report import Report
 from runner.runs import after
 from runner.runs import submit as submission
-from runner.runs.after import Waits
+from runner.runs.after import Dependencies
 from runner.runs.job import Job
 from runner.runs.launch import SCHEDULERS, SCRIPT, RunPlan
 from runner.runs.run import SUBMITTED, Run, save
@@ -26,7 +26,7 @@ from runner.runs.secrets import write_record
 
 ARRAY = "array.sbatch"
 MOST = 1000
-"""runs of one sweep; Slurm's own limit, MaxArraySize, is 1001 where nobody has set another"""
+"""runs of one sweep; Slurm's own limit, MaxArraySize, is 1001 by default"""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
@@ -45,7 +45,7 @@ class Sweep:
 
 
 def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
-    """The sweep in the words of --sweep; None without one. Raises RunnerError for what is none."""
+    """The sweep in the words of --sweep; None without one. Raises RunnerError for anything else."""
     axes: dict[str, tuple[str, ...]] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -74,7 +74,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
     if sweep and len(sweep.combinations) > MOST:
         raise RunnerError(
             f"the sweep has {len(sweep.combinations)} combinations",
-            f"an array job may have {MOST} tasks where nobody has set another limit",
+            f"an array job may have {MOST} tasks by default",
             "sweep over less at a time",
         )
     return sweep
@@ -127,7 +127,7 @@ def submit_sweep(
 ) -> tuple[str, tuple[Run, ...]]:
     """Make the runs and start them; returns the sweep's name and its runs. On any failure all is removed."""
     plan = submission.checked(plan, runs, report)
-    waits = after.open_ones(plan.waits)
+    waits = after.still_pending(plan.waits)
     folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-sweep")
     made: list[Run] = []
     submitted = False
@@ -154,16 +154,16 @@ def submit_sweep(
         raise
 
 
-def _sbatch(folder: Path, made: Sequence[Run], waits: Waits, report: Report) -> tuple[Run, ...]:
+def _sbatch(folder: Path, made: Sequence[Run], waits: Dependencies, report: Report) -> tuple[Run, ...]:
     job_id = submission.sbatch(folder, waits, report, ARRAY)
     report.detail(f"array job {job_id}")
     return tuple(replace(run, job_ids=(f"{job_id}_{n}",), state=SUBMITTED) for n, run in enumerate(made))
 
 
-def _start_local(made: Sequence[Run], waits: Waits, at_once: int) -> tuple[Run, ...]:
+def _start_local(made: Sequence[Run], waits: Dependencies, at_once: int) -> tuple[Run, ...]:
     """Without a scheduler each waits for the one that came `at_once` places before it, however that ends."""
     started: list[Run] = []
     for number, run in enumerate(made):
         before = (started[number - at_once],) if number >= at_once else ()
-        started.append(submission.start_local(run, replace(waits, anyhow=(*waits.anyhow, *before))))
+        started.append(submission.start_local(run, replace(waits, ended=(*waits.ended, *before))))
     return tuple(started)

@@ -61,7 +61,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "signal": ("the script traps the signal that it asks for", "save_seconds in the job file"),
         "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
         "clusters": _ONE_CLUSTER,
-        "wrap": ("it stands in the place of a script", "runner launch -- COMMAND"),
+        "wrap": ("it replaces the script", "runner launch -- COMMAND"),
         "parsable": ("it is given already", "leave it out"),
         "wait": ("sbatch would not return", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
@@ -79,7 +79,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
 
 
 def option(word: str, program: str) -> tuple[str, str | None]:
-    """Long name and value of a flag of sbatch or srun (`program`). Raises RunnerError for what is no single flag."""
+    """Long name and value of a flag of sbatch or srun (`program`). Raises RunnerError unless it is one flag."""
     if found := _LONG.fullmatch(word):
         return found[1].replace("_", "-"), found[2]
     found = _SHORT.fullmatch(word)
@@ -102,7 +102,7 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
             raise RunnerError(f"cannot pass {word!r} on to {program}", why, fix)
         choice = name.removeprefix("no-")
         if program == "sbatch" and choice.startswith("container-"):
-            why = "the batch script itself would start in a container, where it finds no srun"
+            why = "the batch script itself would start in a container, which has no srun"
             raise RunnerError(f"cannot pass {word!r} on to sbatch", why, f"--srun={word}, or the EDF")
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
             raise RunnerError(f"cannot pass {word!r} on to srun", "the environment decides it", _CHOICES[choice])
@@ -125,7 +125,7 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
 
 
 def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) -> None:
-    """Raise RunnerError for a flag that the site's Slurm takes from nobody."""
+    """Raise RunnerError for a flag that the site's Slurm refuses."""
     for word in words:
         if word in refused:
             raise RunnerError(f"the site {site!r} refuses {word}", refused[word], "change the job file, or the flag")

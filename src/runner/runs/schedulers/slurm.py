@@ -24,7 +24,7 @@ _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What Slurm says of a job."""
+    """A job's status in Slurm."""
 
     state: str
     """PENDING, RUNNING, COMPLETED, ..."""
@@ -149,7 +149,7 @@ def parse_test_only(stderr: str) -> str:
 def submit_after(run_folder: Path, job_id: str) -> tuple[str, ...]:
     """The sbatch command of a chain's next job: it begins when the one before has ended, however that was.
 
-    The word `again` tells the batch script that nobody stands behind this start (payload/restart.sh).
+    The word `again` tells the batch script that no person started this job (payload/restart.sh).
     """
     return (*submit(run_folder, (f"--dependency=afterany:{job_id}",)), "again")
 

@@ -19,7 +19,7 @@ COMMAND_BYTES = 1_000_000
 def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]) -> str:
     """The batch script. `step`: the quoted words that start the tasks, up to the engine's prefix.
 
-    Raises RunnerError for what cannot stand in a script.
+    Raises RunnerError for a value that a script cannot hold.
     """
     import jinja2  # slow to import
 
