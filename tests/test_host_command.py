@@ -159,7 +159,7 @@ def test_site_show_says_where_each_value_comes_from_and_what_is_not_known(tmp_pa
     done = runner(tmp_path, "site", "show", "alps-clariden")
     line = next(line for line in done.stdout.splitlines() if line.startswith("memory"))
     assert "450G" in line and "<https://docs.cscs.ch/running/slurm/>, 2026-08-20" in line
-    assert "not known: account" in done.stderr
+    assert "not set: account" in done.stderr
 
 
 @pytest.mark.uses("podman", "bubblewrap", "squashfuse")

@@ -1,6 +1,6 @@
 """argv -> command: the only parser, the only place where a RunnerError becomes an exit code.
 
-Exit codes: 0 done, 1 the user can mend it, 2 usage, 3 our bug (log kept), 130 Ctrl-C;
+Exit codes: 0 done, 1 the user can fix it, 2 usage, 3 our bug (log kept), 130 Ctrl-C;
 `shell` and `launch --wait` pass the child's code on.
 """
 
@@ -13,7 +13,7 @@ from runner import __version__
 from runner.commands.console import Console
 from runner.errors import RunnerError
 
-TYPE_CHECKING = False  # what type checkers take as true; `typing` itself is slow to import
+TYPE_CHECKING = False  # type checkers read it as true; `typing` itself is slow to import
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -34,26 +34,26 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "env": ("env", "show | emit | check | adopt an environment (an EDF)"),
     },
     "runs": {
-        "launch": ("launch", "start a script or a command in an environment; prints RUN"),
-        "shell": ("shell", "a prompt, or a command, in an environment or a run"),
-        "status": ("status", "what the runs are doing"),
-        "watch": ("watch", "the status again and again, until all have ended"),
-        "logs": ("logs", "what a run has printed; -f follows it"),
-        "cancel": ("cancel", "end runs"),
-        "history": ("history", "the launches that there were, by job, environment, script"),
-        "rerun": ("rerun", "the same launch again, from its lock"),
-        "diff": ("diff", "what differs between two launches"),
-        "plot": ("plot", "the curves of runs: loss, tokens/s, any metric"),
+        "launch": ("launch", "start a script or command in an environment; prints RUN"),
+        "shell": ("shell", "open a prompt or run a command in an environment or a run"),
+        "status": ("status", "list runs: state, progress, time left"),
+        "watch": ("watch", "show the status until all runs have ended"),
+        "logs": ("logs", "print the output of a run; -f follows it"),
+        "cancel": ("cancel", "cancel runs"),
+        "history": ("history", "list past launches by job, environment, script, state"),
+        "rerun": ("rerun", "launch again exactly, from a run's lock"),
+        "diff": ("diff", "compare two launches"),
+        "plot": ("plot", "plot metrics of runs: loss, tokens/s, any other"),
         "why": ("why", "why a run failed, waits or is slow: cause, evidence, fix"),
     },
     "models": {
-        "prefetch": ("prefetch", "bring models and data that a job names into the site's cache"),
-        "memory": ("memory", "memory per GPU of a training by ZeRO stage and micro batch, on paper"),
+        "prefetch": ("prefetch", "download the models and datasets that a job names"),
+        "memory": ("memory", "estimate memory per GPU by ZeRO stage and micro batch"),
     },
     "machine": {
-        "init": ("init", "copy recipes, environments and jobs here, to edit them"),
-        "site": ("site", "list | show the sites (clusters) and where each value comes from"),
-        "doctor": ("doctor", "what this machine can do, and how to mend what it cannot"),
+        "init": ("init", "start a project here, or write a site file"),
+        "site": ("site", "list | show sites (clusters), and where each value comes from"),
+        "doctor": ("doctor", "check what this machine can do, and how to fix the rest"),
         "completion": ("completion", "print the completion script of a shell"),
     },
 }
@@ -103,10 +103,10 @@ def overview() -> str:
         "",
         "options:",
         "  --site NAME  the cluster (default: RUNNER_SITE, then detection)",
-        "  -v           say more on stderr",
+        "  -v           print more on stderr",
         "  --version    print the version",
         "",
-        "`runner VERB --help` tells the rest. The short way:",
+        "`runner VERB --help` shows the options of a verb. In short:",
         "  runner build && runner import && runner launch --env ngc-ds --script sft",
     ]
     return "\n".join(lines)
@@ -140,7 +140,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
 
         close = difflib.get_close_matches(words[0], ("--help", "--version", "--site", "--verbose"), n=1, cutoff=0.75)
         fix = f"did you mean runner {close[0]}?" if close else "runner --help"
-        raise RunnerError(f"no verb in {' '.join(words)!r}", "every call names a verb", fix, exit_code=2)
+        raise RunnerError(f"no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2)
     verb = words[at]
     if verb not in VERBS:
         import difflib
@@ -148,7 +148,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         close = difflib.get_close_matches(verb, VERBS, n=1)
         fix = f"did you mean `runner {close[0]}`?" if close else "runner --help"
         raise RunnerError(f"there is no verb {verb!r}", f"known: {', '.join(VERBS)}", fix, exit_code=2)
-    # options of every verb may also stand before it; at the end they reach the innermost parser (`env show`)
+    # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
     args.rest, args.has_rest, args.full_parser = rest, has_rest, full_parser
     args.make_parser, args.verbs = make_parser, tuple(VERBS)
@@ -173,13 +173,13 @@ def run(argv: Sequence[str]) -> int:
         console.error_line("runner: stopped by Ctrl-C")
         return 130
     except BrokenPipeError:
-        # the reader of our stdout (head, grep -q) has gone: nothing more to say, and no noise at exit
+        # the reader of our stdout (head, grep -q) has ended: end silently
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except SystemExit as leave:
         return leave.code if isinstance(leave.code, int) else 0
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that comes while a class is made
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that arrives while a class is created
             console.error_line("runner: stopped by Ctrl-C")
             return 130
         return console.bug(error, argv)

@@ -35,7 +35,7 @@ def test_what_a_live_job_uses_stays_and_the_rest_goes(
     shown = cluster("gc", "--runs", "--older", "1d", "--dry-run")
     assert shown.stdout.split() == [str(over)] and over.is_dir()
     for name in (running.name, by_hand.name, before.name, tagged.name):
-        assert f"stays: {name}: " in shown.stderr
+        assert f"kept: {name}: " in shown.stderr
     assert cluster("gc", "--code", "--older", "1d").stdout.split() == [str(over / "code")]
     assert over.is_dir() and not list((over / "code").iterdir())
     assert cluster("gc", "--runs", "--older", "1d", "--tagged").stdout.split() == [str(over), str(tagged)]

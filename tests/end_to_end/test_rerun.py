@@ -73,7 +73,7 @@ def test_with_the_diff_beside_it_a_purged_snapshot_comes_back_as_it_was(local: R
         (launched / "lock.toml").read_text().replace('untracked = ["jobs/new.txt"]', "")
     )
     shown = local("rerun", launched.name, "--dry-run")
-    assert "not whole" in shown.stderr and len(local.made()) == 1
+    assert "incomplete" in shown.stderr and len(local.made()) == 1
     done = local("rerun", launched.name)
     assert "not available" not in done.stderr
     assert "two\n" in finished(local, done.stdout.strip())

@@ -43,7 +43,7 @@ def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(p
         "job.sh:3: error: --mem=0: Clariden's Slurm does not allow it; --mem=450G is most of a node [sbatch-refused]",
         "edf/risky.toml:3: warning: NCCL_PROTO overrides what the network hook sets for its libraries [stale-tuning]",
     ]
-    assert "this machine is not of alps-clariden" in done.stderr
+    assert "this machine is not part of site alps-clariden" in done.stderr
     assert "4 environments and scripts on alps-clariden with ce: 2 errors, 1 warning" in done.stderr
 
 
@@ -128,7 +128,7 @@ com.hooks.aws_ofi_nccl.enabled = "true"
 com.hooks.aws_ofi_nccl.variant = "cuda12"
 """
     )
-    assert "edf/all.toml: mended" in done.stderr
+    assert "edf/all.toml: fixed" in done.stderr
 
 
 def test_fix_leaves_a_file_alone_that_is_not_toml(project):

@@ -474,7 +474,7 @@ def test_the_command_writes_both_files_that_launch_takes(tmp_path):
     assert launched.returncode == 0, launched.stderr
     assert "#SBATCH --nodes=4" in launched.stdout and "train.py" in launched.stdout
     again = runner(tmp_path, "job.sbatch", "-o", "edf/t.toml")
-    assert again.returncode == 1 and "edf/t.toml is there already" in again.stderr
+    assert again.returncode == 1 and "edf/t.toml exists already" in again.stderr
 
 
 def test_into_an_edf_adds_and_keeps_its_comments(tmp_path):
@@ -494,5 +494,5 @@ def test_into_an_edf_adds_and_keeps_its_comments(tmp_path):
 
 def test_a_command_without_a_container_makes_no_edf(tmp_path):
     done = runner(tmp_path, "--", "srun", "-n1", "true")
-    assert done.returncode == 1 and "says nothing about a container" in done.stderr and done.stdout == ""
+    assert done.returncode == 1 and "does not use a container" in done.stderr and done.stdout == ""
     assert runner(tmp_path).returncode == 2

@@ -173,10 +173,10 @@ def test_shape_flags_stand_for_a_config_or_change_it(tmp_path: Path, capsys: pyt
     ("words", "expected"),
     [
         (["--length", "9000"], "longer than the model"),
-        (["--micro_batch", "1,x"], "is no list of numbers"),
+        (["--micro_batch", "1,x"], "is not a list of numbers"),
         (["--deepspeed", "zero9"], "zero9"),
         (["--gpus", "0"], "--gpus 0"),
-        (["--gpu", "Voodoo"], "how much memory has a 'Voodoo'"),
+        (["--gpu", "Voodoo"], "the memory of a 'Voodoo' is not known"),
     ],
 )
 def test_bad_words_are_one_clear_error(

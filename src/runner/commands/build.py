@@ -31,15 +31,21 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     build = subparsers.add_parser("build", parents=[common], help="Containerfile -> OCI image; prints NAME:TAG")
     build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
     build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
-    build.add_argument("--tag", metavar="NAME[:TAG]", help="another name for the image")
-    build.add_argument("--base-tag", metavar="TAG", help="a variant of the recipe: a newer tag of its base")
+    build.add_argument("--tag", metavar="NAME[:TAG]", help="name of the image (default: the recipe's)")
+    build.add_argument("--base-tag", metavar="TAG", help="build on another tag of the base image")
     build.add_argument("--platform", metavar="OS/ARCH", help="linux/amd64 or linux/arm64 (default: this machine's)")
-    build.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="an ARG's value")
-    build.add_argument("--no-cache", action="store_true", help="build every step anew, on a base asked for anew")
-    build.add_argument("--import", action="store_true", dest="then_import", help="then make the squashfs; prints PATH")
-    build.add_argument("--sbatch", action="append", default=[], metavar="FLAG", help="for sites that build in a job")
+    build.add_argument(
+        "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="set an ARG of the Containerfile"
+    )
+    build.add_argument("--no-cache", action="store_true", help="run every step again, on a freshly resolved base")
+    build.add_argument(
+        "--import", action="store_true", dest="then_import", help="import the image afterwards; prints PATH"
+    )
+    build.add_argument(
+        "--sbatch", action="append", default=[], metavar="FLAG", help="an sbatch flag, on sites that build in a job"
+    )
     build.add_argument("--json", action="store_true", help="print JSON")
-    build.add_argument("--dry-run", action="store_true", help="print a bash script that does the same")
+    build.add_argument("--dry-run", action="store_true", help="print an equivalent bash script, build nothing")
     build.set_defaults(run=build_image)
 
 
@@ -76,7 +82,7 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
 
 
 def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
-    """`runner build --import` for a site whose nodes keep podman's images in their memory: one job does both."""
+    """`runner build --import` on a site whose nodes keep podman's images in memory: one job does both."""
     from pathlib import Path
 
     from runner.images.build import job as build_job
@@ -120,8 +126,8 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
     for word in args.build_arg:
         if "=" not in word or word.startswith("="):
             raise RunnerError(
-                f"--build-arg {word!r} is no NAME=VALUE",
-                "an ARG of the Containerfile and its value",
+                f"--build-arg {word!r} is not NAME=VALUE",
+                "it sets an ARG of the Containerfile",
                 "NAME=VALUE",
                 exit_code=2,
             )
@@ -142,7 +148,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         if image.stable.parent != folder:
             raise RunnerError(
                 f"--build cannot make {image.stable}",
-                f"only files in the image folder {folder} come from a recipe of their name",
+                f"only files in the image folder {folder} are made from the recipe of the same name",
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")
@@ -158,7 +164,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
 
 
 class BuildConsole:
-    """The console, with a line below the current step that each next line of output replaces (on a terminal)."""
+    """The console, with the newest line of output below the current step (on a terminal)."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -175,7 +181,7 @@ class BuildConsole:
         self.console.detail(line)
 
     def warn(self, line: str) -> None:
-        """One line about something that will hurt later."""
+        """One line about something that causes trouble later."""
         self._wipe()
         self.console.warn(line)
 

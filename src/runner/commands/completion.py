@@ -35,7 +35,8 @@ _runner() {
   found=("${(@f)$(command runner completion words -- "${(@)words[2,CURRENT]}" 2> /dev/null)}")
   if [[ -n $found ]]; then compadd -a found; else _files; fi
 }
-compdef _runner runner
+# the first call of an autoloaded file completes too
+if [[ $funcstack[1] == _runner ]]; then _runner "$@"; else compdef _runner runner; fi
 """,
     "fish": """\
 function __runner_words

@@ -1,4 +1,4 @@
-"""What commands print: the answer on stdout, everything else on stderr, bars where stderr is a terminal."""
+"""Output of commands: the answer on stdout, the rest on stderr, progress bars if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLOURS = {"RUNNING": "36", "COMPLETED": "32", "ok": "32", "PENDING": "33", "CO
 
 
 def visible(text: str) -> str:
-    """The text with its control characters shown as escapes: a log or a registry must not drive the terminal."""
+    """The text with control characters escaped, so that a log or a registry cannot control the terminal."""
     return text if text.isprintable() else text.translate(_CONTROLS)
 
 
@@ -69,9 +69,9 @@ class Console:
         self.colour = self.terminal and not os.environ.get("NO_COLOR")
 
     def answer(self, text: str, *, exact: bool = False) -> None:
-        """Print the answer: the only thing that ever stands on stdout.
+        """Print the answer, the only output on stdout.
 
-        A program gets it byte by byte; on a terminal control characters are shown as escapes, unless `exact`.
+        It is printed unchanged, but on a terminal control characters are shown as escapes, unless `exact`.
         """
         if not exact and sys.stdout.isatty():
             text = visible(text)
@@ -118,7 +118,7 @@ class Console:
             self.error_line(line)
 
     def warn(self, line: str) -> None:
-        """One line about something that will hurt later."""
+        """One line about something that causes trouble later."""
         self._write(f"{self._paint('warning:', '33')} {visible(line)}")
 
     def error(self, error: RunnerError) -> None:
@@ -127,13 +127,13 @@ class Console:
         self._write(text.replace("runner:", self._paint("runner:", "31"), 1))
 
     def error_line(self, line: str) -> None:
-        """A line on stderr; a closed stderr is no reason to fail."""
+        """A line on stderr; a closed stderr is not an error."""
         self._write(visible(line))
 
     def _write(self, line: str) -> None:
         try:
             print(line, file=sys.stderr, flush=True)
-        except UnicodeEncodeError:  # a word of the user's that is no text
+        except UnicodeEncodeError:  # an argument that is not valid UTF-8
             print(line.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)
         except (OSError, ValueError):
             pass
@@ -149,9 +149,9 @@ class Console:
         if self.verbose:
             traceback.print_exception(error)
         self.error_line(
-            f"runner: this is a fault in runner itself: {type(error).__name__}: {error}\n"
-            f"  because: it was not foreseen; the traceback is kept in {log}\n"
-            "  try:     report it with that file; -v shows the traceback"
+            f"runner: internal error: {type(error).__name__}: {error}\n"
+            f"  because: this is a bug in runner; the traceback is in {log}\n"
+            "  try:     report it with that file; -v prints the traceback"
         )
         return 3
 
@@ -171,7 +171,7 @@ class Console:
 
 
 def say_end(status: RunStatus, console: Console) -> None:
-    """How a run has ended."""
+    """Print how a run has ended."""
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     console.say(f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}")
 

@@ -1,4 +1,4 @@
-"""diff: what differs between two launches."""
+"""diff: compare two launches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    diff = subparsers.add_parser("diff", parents=[common], help="what differs between two launches")
+    diff = subparsers.add_parser("diff", parents=[common], help="compare two launches")
     diff.add_argument("left", metavar="RUN", help="name, job id, `last` or path")
     diff.add_argument(
-        "right", metavar="RUN|.", nargs="?", default=".", help="`.` (default): the same launch, here, now"
+        "right",
+        metavar="RUN|.",
+        nargs="?",
+        default=".",
+        help="default: `.`, the same launch as it would be here and now",
     )
     diff.add_argument("--json", action="store_true", help="print JSON")
     add_wide(diff)
@@ -70,7 +74,7 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     words = list(run.command_line)
     if "launch" not in words:
         raise RunnerError(
-            f"{run.name} does not say how it was launched", "its record holds no command line", "name a second run"
+            f"how {run.name} was launched is not known", "its record has no command line", "name a second run"
         )
     at = words.index("--") if "--" in words else len(words)
     named = words[:at].index("launch")

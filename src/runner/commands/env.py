@@ -23,15 +23,19 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
     parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
-    show = actions.add_parser("show", parents=[common], help="the merged environment, and where each value came from")
-    emit = actions.add_parser("emit", parents=[common], help="what plain srun, or the engine, takes without runner")
+    show = actions.add_parser(
+        "show", parents=[common], help="print the merged environment, and where each value comes from"
+    )
+    emit = actions.add_parser(
+        "emit", parents=[common], help="print what plain srun or the engine takes, to work without runner"
+    )
     env_check.add(actions, common)
     for action in (show, emit):
         action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")
     show.add_argument("--json", action="store_true", help="print JSON")
     engines = "ce sarus pyxis enroot podman docker apptainer host"
     emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's)")
-    emit.add_argument("-o", "--output", metavar="FILE", help="write the file, and print its path")
+    emit.add_argument("-o", "--output", metavar="FILE", help="write FILE, and print its path")
     add_wide(show)
     show.set_defaults(run=show_environment)
     emit.set_defaults(run=emit_environment)
@@ -39,7 +43,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:
-    """The environment, the site and the engine that the options mean; says which, and why."""
+    """The environment, site and engine that the options select; prints which, and why."""
     import os
 
     from runner.detection import find_site
@@ -119,7 +123,7 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
 
 
 def emit_environment(args: argparse.Namespace, console: Console) -> int:
-    """`runner env emit`: an EDF, or a bash script of the engine's own words; with -o the file's path."""
+    """`runner env emit`: an EDF, or a bash script for the engine; with -o the file's path."""
     import os
 
     from runner.environments.emit import emitted

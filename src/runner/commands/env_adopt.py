@@ -1,4 +1,4 @@
-"""env adopt: an EDF, and a job file, from the words that someone has already."""
+"""env adopt: an EDF and a job file from an existing batch script or command line."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
         parents=[common],
         help="an EDF from a batch script, or from -- srun …, docker run …, podman run …, --container-image=…",
     )
-    adopt.add_argument("script", nargs="?", metavar="SCRIPT", help="a batch script; else the words behind --")
+    adopt.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="a batch script; without it, the command line after --"
+    )
     adopt.add_argument("-o", "--output", metavar="FILE", help="write the EDF, and print its path")
-    adopt.add_argument("--into", metavar="FILE", help="add to this EDF; its comments and order stay")
+    adopt.add_argument("--into", metavar="FILE", help="add to this EDF; comments and order are kept")
     adopt.add_argument("--job", metavar="FILE", help="write a job file too, and print its path")
     adopt.add_argument("--dry-run", action="store_true", help="print what would be written, and write nothing")
     adopt.set_defaults(run=adopt_environment)
 
 
 def adopt_environment(args: argparse.Namespace, console: Console) -> int:
-    """`runner env adopt`: prints the EDF, or the paths of what it wrote; what was not taken over goes to stderr."""
+    """`runner env adopt`: prints the EDF, or the paths of the files written; notes go to stderr."""
     from pathlib import Path
 
     from runner.runs.adopt.adopted import Adopted
@@ -56,7 +58,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
         job = Path(args.job)
         written.append((job, _job_text(draft, program, edf, name, job)))
     elif program.script or program.command:
-        console.say("a job file can be made of it too: -o edf/NAME.toml --job jobs/NAME.toml")
+        console.say("to make a job file too: -o edf/NAME.toml --job jobs/NAME.toml")
     _answer(args, console, written, text)
     return 0
 
@@ -74,7 +76,7 @@ def _check_words(args: argparse.Namespace) -> None:
             exit_code=2,
         )
     if args.output and args.into:
-        raise RunnerError("both -o and --into are given", "the EDF is written once", "leave out one", exit_code=2)
+        raise RunnerError("both -o and --into are given", "only one EDF is written", "leave out one", exit_code=2)
     if args.job and not (args.output or args.into):
         raise RunnerError(
             "--job without a file for the EDF", "the job file names its environment", "-o edf/NAME.toml", exit_code=2
@@ -82,7 +84,9 @@ def _check_words(args: argparse.Namespace) -> None:
     for path in (args.output, args.job):
         if path and Path(path).exists() and not args.dry_run:
             raise RunnerError(
-                f"{path} is there already", "nothing is written over", f"another name, or --into {path} for an EDF"
+                f"{path} exists already",
+                "existing files are not overwritten",
+                f"another name, or --into {path} for an EDF",
             )
 
 
@@ -100,12 +104,12 @@ def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RunnerError(f"cannot read {path}", why, "check the path; a command line stands behind --") from error
+        raise RunnerError(f"cannot read {path}", why, "check the path; a command line goes after --") from error
     return path.name, read_script(text, adopted, draft, Path.cwd(), args.script)
 
 
 def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:
-    """The text of the EDF. Raises RunnerError where nothing was said about a container, or nobody could read it."""
+    """The text of the EDF. Raises RunnerError where the input has no container, or the EDF would be invalid."""
     from pathlib import Path
 
     from runner.environments.edf import layer_of
@@ -118,9 +122,9 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     changes = adopted.changes(document.data)
     if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
         raise RunnerError(
-            f"{name} says nothing about a container",
-            "there is no --container-…, no --environment, no docker run and no podman run in it",
-            "runner launch --env NAME -- COMMAND runs it in an environment that is there",
+            f"{name} does not use a container",
+            "it has no --container-…, --environment, docker run or podman run",
+            "runner launch --env NAME -- COMMAND runs it in an existing environment",
         )
     for change in changes:
         if isinstance(change, Set) and change.keys[-1] != APPEND:
@@ -141,7 +145,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
 
     if not program.script and not program.command:
         raise RunnerError(f"{name} starts no program", "a job file names one", "leave out --job")
-    assert edf is not None  # _check_words has seen to that
+    assert edf is not None  # checked by _check_words
     environment = edf.stem if edf.parent.name == "edf" else str(edf.absolute())
     changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")
     text = rewrite("", changes, job)

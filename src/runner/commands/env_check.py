@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_ROUNDS = 8  # of --fix: two findings of one key are mended one after the other
+_ROUNDS = 8  # of --fix: two findings of one key are fixed one after the other
 
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     """Register `env check`."""
-    check = actions.add_parser("check", parents=[common], help="find mistakes before a job waits for them")
+    check = actions.add_parser("check", parents=[common], help="find mistakes before a job is submitted")
     check.add_argument(
         "environments", nargs="*", metavar="ENV", help="a name, the path of an EDF, or of a batch script"
     )
-    check.add_argument("--engine", metavar="NAME", help="for this engine, not the site's")
+    check.add_argument("--engine", metavar="NAME", help="check for this engine instead of the site's")
     check.add_argument(
-        "--enroot", metavar="VERSION", help="the version of enroot there (default: asked of enroot here)"
+        "--enroot", metavar="VERSION", help="the enroot version of the site (default: that of this machine)"
     )
-    check.add_argument("--fix", action="store_true", help="mend what has one way to be mended, in the files themselves")
+    check.add_argument("--fix", action="store_true", help="fix what can be fixed safely, in the files")
     output = check.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0, for code hosts and editors")
@@ -64,7 +64,7 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
 
 
 def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
-    """What is found after all has been mended that says how. Some faults show only when others are gone."""
+    """The findings after fixing what can be fixed. Some findings appear only after others are fixed."""
     from runner.environments.lint.finding import by_file, mended
     from runner.machine import files
 
@@ -75,7 +75,7 @@ def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: 
             new, done = mended(text, path, findings)
             if new != text:
                 files.write(path.resolve(), new, keep_mode=True)
-                console.say(f"{path}: mended {', '.join(dict.fromkeys(finding.code for finding in done))}")
+                console.say(f"{path}: fixed {', '.join(dict.fromkeys(finding.code for finding in done))}")
                 changed = True
         if not changed:
             break
@@ -98,18 +98,18 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
     console.detail(f"engine {engine} ({chosen})")
     here = _is_here(site, environ)
     if not here:
-        console.say(f"this machine is not of {site.name}: its files, variables and logins are not looked at")
+        console.say(f"this machine is not part of site {site.name}: files, variables and logins are not checked")
     text = args.enroot or site.versions.get("enroot", "")
     if not text and here and engine in {"ce", "pyxis", "enroot"}:
         text = _enroot_version()
     match = re.search(r"\d+(?:\.\d+)*", text)
     if args.enroot and not match:
-        raise RunnerError(f"{args.enroot!r} is no version", "versions are numbers and dots", "--enroot 4.1.2")
+        raise RunnerError(f"{args.enroot!r} is not a version", "a version is numbers and dots", "--enroot 4.1.2")
     return Setting(site, engine, environ, here, tuple(map(int, match[0].split("."))) if match else None)
 
 
 def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
-    """Whether this machine looks like one of the site: what is on it then tells something."""
+    """Whether this machine looks like part of the site, so that its files can be checked."""
     from runner.detection import cluster_name, find_site
     from runner.site_files import signs
 

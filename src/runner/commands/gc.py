@@ -1,4 +1,4 @@
-"""gc: what may go from the image folder; runs and their code too."""
+"""gc: remove unused squashfs files, old runs and their code."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
     gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses, and old runs")
-    gc.add_argument("files", nargs="*", metavar="FILE", help="these, and the symlinks to them (default: all unused)")
-    gc.add_argument("--ended", action="store_true", help="also those that only runs use which are over")
+    gc.add_argument(
+        "files", nargs="*", metavar="FILE", help="remove these and the symlinks to them (default: all unused files)"
+    )
+    gc.add_argument("--ended", action="store_true", help="also files used only by runs that have ended")
     what = gc.add_mutually_exclusive_group()
-    what.add_argument("--runs", action="store_true", help="instead: runs that are over, their checkpoints too")
-    what.add_argument("--code", action="store_true", help="instead: the code snapshots of runs that are over")
-    gc.add_argument("--older", metavar="AGE", help="with --runs, --code: launched before: 30d, 12w, or a date")
-    gc.add_argument("--tagged", action="store_true", help="with --runs, --code: those with a tag too")
-    gc.add_argument("--dry-run", action="store_true", help="say what would be removed")
+    what.add_argument("--runs", action="store_true", help="remove runs that have ended instead, with their checkpoints")
+    what.add_argument("--code", action="store_true", help="remove the code snapshots of runs that have ended instead")
+    gc.add_argument(
+        "--older", metavar="AGE", help="with --runs or --code: launched longer ago than 30d, 12w, or before a date"
+    )
+    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: also runs that have a tag")
+    gc.add_argument("--dry-run", action="store_true", help="print what would be removed, remove nothing")
     gc.add_argument("--json", action="store_true", help="print JSON")
     gc.set_defaults(run=collect_garbage)
 
@@ -71,7 +75,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
 
     if not args.older or args.files or args.ended:
         raise RunnerError(
-            "which runs may go?", "--runs and --code take an age, and neither files nor --ended",
+            "which runs to remove?", "--runs and --code need --older, and take neither files nor --ended",
             "runner gc --runs --older 30d --dry-run", exit_code=2,
         )  # fmt: skip
     folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
@@ -79,7 +83,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     now = datetime.now().astimezone()
     found = collecting.sort(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
     for each in found.kept:
-        console.say(f"stays: {each.run.name}: {each.why}")
+        console.say(f"kept: {each.run.name}: {each.why}")
     paths = [run.code if args.code else run.folder for run in found.going]
     paths = [path for path in paths if path.is_dir() and any(path.iterdir())]
     freed = sum(collecting.size_bytes(path) for path in paths)
@@ -87,7 +91,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
         for path in paths:
             collecting.remove(path)
             if args.code:
-                folders.make(path)  # what is mounted there must be there
+                folders.make(path)  # containers mount this folder, so it must exist
         for path in (*collecting.empty_sweeps(folder), *snapshot.unused_stores(folder)):
             collecting.remove(path)
     if args.json:

@@ -22,20 +22,18 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
     from runner.runs.history import STATES
 
-    history = subparsers.add_parser("history", parents=[common], help="the launches that there were")
+    history = subparsers.add_parser("history", parents=[common], help="list past launches")
+    history.add_argument("job", nargs="?", default="", metavar="JOB", help="only this job or sweep; a pattern: 'sft*'")
+    history.add_argument("--env", default="", metavar="ENV", help="only this environment; a pattern")
+    history.add_argument("--script", default="", metavar="SCRIPT", help="only this script (path or name); a pattern")
     history.add_argument(
-        "job", nargs="?", default="", metavar="JOB", help="of this job, or sweep, alone; a pattern: 'sft*'"
+        "--tag", action="append", default=[], help="only runs with this tag; a pattern; may be repeated"
     )
-    history.add_argument("--env", default="", metavar="ENV", help="those in this environment; a pattern")
-    history.add_argument(
-        "--script", default="", metavar="SCRIPT", help="those of this script (path or name); a pattern"
-    )
-    history.add_argument("--tag", action="append", default=[], help="those with this tag; a pattern; may be repeated")
     history.add_argument(
         "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE",
-        help="as `runner status` shows it: running, failed, …; may be repeated",
+        help="a state as in `runner status`: running, failed, …; may be repeated",
     )  # fmt: skip
-    history.add_argument("--since", metavar="WHEN", help="30m, 12h, 7d, 2w, or a date")
+    history.add_argument("--since", metavar="WHEN", help="launched since: 30m, 12h, 7d, 2w, or a date")
     history.add_argument("--json", action="store_true", help="print JSON")
     add_wide(history)
     history.set_defaults(run=show_history)
@@ -98,7 +96,7 @@ def _columns(found: Sequence[Past]) -> list[tuple[str, list[str]]]:
 
 
 def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """What the runs of a single sweep have come to; of ten thousand runs nobody reads the metrics."""
+    """Steps and losses of the runs of a single sweep; reading the metrics of ten thousand runs would be slow."""
     from runner.runs import metrics
 
     if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:

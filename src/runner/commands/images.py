@@ -1,4 +1,4 @@
-"""images: what is in the image folder, and who uses it."""
+"""images: the squashfs files of the image folder, and the runs that use them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
         return 0
     console.say(f"folder: {folder}")
     if not uses:
-        console.say("no squashfs file of ours there; `runner build && runner import` makes one")
+        console.say("no squashfs files by runner here yet; next: runner build && runner import")
         return 0
     rows = [
         (
@@ -57,7 +57,7 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
 
 
 def image_uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[ImageUse, ...]]:
-    """The image folder of the site, and who uses what lies in it."""
+    """The image folder of the site, and which runs use each of its files."""
     from runner.images.squashfs_file import list_squashfs
     from runner.project import find_project
     from runner.runs.gc import uses_of

@@ -30,25 +30,27 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
             "oci-archive:FILE, docker-archive:FILE"
         ),
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write this file, and no symlink")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write this file, without a symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
     parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not make it")
-    parser.add_argument("--no-cache", action="store_true", help="make the file anew")
+    parser.add_argument("--no-cache", action="store_true", help="make the file again")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be read, reused and written")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
     parser.set_defaults(run=import_squashfs)
 
 
 def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compression", default="lz4", metavar="NAME[:LEVEL]", help="lz4 (default), zstd:1, …")
-    parser.add_argument("--owners", default="root", metavar="root|keep", help="whose the files are (default: root)")
+    parser.add_argument("--owners", default="root", metavar="root|keep", help="owner of the files (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads that compress (default: all processors)")
-    parser.add_argument("--verify", default="all", metavar="all|digest", help="what is checked (default: all)")
-    parser.add_argument("--connections", type=int, default=8, metavar="N", help="to a registry at a time (default: 8)")
+    parser.add_argument("--threads", type=int, metavar="N", help="compression threads (default: one per core)")
+    parser.add_argument("--verify", default="all", metavar="all|digest", help="checks to make (default: all)")
     parser.add_argument(
-        "--allow-http", action="count", default=0, help="read from a registry without TLS; twice: send it a login too"
+        "--connections", type=int, default=8, metavar="N", help="parallel connections to a registry (default: 8)"
+    )
+    parser.add_argument(
+        "--allow-http", action="count", default=0, help="allow a registry without TLS; twice: send it a login too"
     )
 
 

@@ -34,23 +34,29 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     launch = subparsers.add_parser(
         "launch",
         parents=[common],
-        help="start a script or a command in an environment",
+        help="start a script or command in an environment",
         usage="runner launch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
     )
     add_job(launch)
     add_settings(launch)
-    launch.add_argument("--yes", action="store_true", help="do not ask, however many GPU hours it may take")
+    launch.add_argument("--yes", action="store_true", help="do not ask for confirmation, whatever the cost")
     launch.add_argument("--tag", action="append", default=[], help="a word to find the run by; may be repeated")
     launch.add_argument(
         "--sweep", action="append", default=[], metavar="NAME=V,V", help="a run for each combination of values"
     )
-    launch.add_argument("--at-once", type=int, metavar="N", help="how many runs of a sweep may run at the same time")
-    launch.add_argument("--after", action="append", default=[], metavar="RUN", help="start when RUN has ended with 0")
+    launch.add_argument("--at-once", type=int, metavar="N", help="the most runs of a sweep to run at the same time")
     launch.add_argument(
-        "--after-any", action="append", default=[], metavar="RUN", help="start when RUN has ended, however"
+        "--after", action="append", default=[], metavar="RUN", help="start when RUN has ended with exit code 0"
     )
-    launch.add_argument("--build", action="store_true", help="build and import the image first where it is missing")
-    launch.add_argument("--wait", action="store_true", help="show the output, and pass the job's exit code on")
+    launch.add_argument(
+        "--after-any",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="start when RUN has ended, whatever its exit code",
+    )
+    launch.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
+    launch.add_argument("--wait", action="store_true", help="show the output, and return the job's exit code")
     launch.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
     launch.add_argument("--json", action="store_true", help="print JSON")
     launch.add_argument("--dry-run", action="store_true", help="print the batch script, submit nothing")
@@ -100,7 +106,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     run = submit(plan, runs, sys.argv[1:], console, args.tag)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     if not args.wait:
-        console.say(f"follow it with: runner logs -f {run.name}")
+        console.say(f"next: runner logs -f {run.name}")
     if args.json:
         from runner.runs.status import ask
 
@@ -112,7 +118,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
-    """Whether the launch may cost what it may cost. Raises RunnerError where nobody can be asked."""
+    """Whether the user accepts the cost. Raises RunnerError where there is no terminal to ask on."""
     from runner.errors import RunnerError
     from runner.runs.job import estimate
 
@@ -126,7 +132,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RunnerError(
             f"this launch may take {most:,.0f} GPU hours",
-            f"the site {plan.site.name} asks above {limit:,}, and there is no terminal to ask on",
+            f"site {plan.site.name} asks for confirmation above {limit:,}, and there is no terminal",
             "--yes, fewer nodes, less time, or gpu_hours in the job file's [restart]",
         )
     console.say(f"that is more than {limit:,}: submit it? [y/N]")
@@ -153,7 +159,7 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
 
 
 def _wait(run: Run, console: Console) -> int:
-    """Show the output on stderr until the run has ended; its exit code. Ctrl-C leaves the job alone."""
+    """Show the output on stderr until the run has ended; its exit code. Ctrl-C does not cancel the job."""
     from runner.commands.console import LogFilter
     from runner.runs.follow import One, follow, result_code
 
@@ -182,7 +188,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
     except RunnerError:  # a variable that is defined on the site, and not here
         runs = str(plan.site.run_folder)
     yield f"would run: {_command_line(plan, runs)}"
-    yield f"image: {plan.image.reference or 'none: the programs of this machine'}"
+    yield f"image: {plan.image.reference or 'none (no container)'}"
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text}"
     yield "settings, and where each comes from:"
@@ -277,19 +283,19 @@ def _sweep_of(args: argparse.Namespace) -> Sweep | None:
     sweep = parse(args.sweep, args.at_once)
     if sweep is not None and args.wait:
         raise RunnerError(
-            "--wait shows one run, and a sweep has many", "their output would mingle",
+            "--wait does not work with --sweep", "the output of many runs would be mixed",
             "runner watch $(runner launch --sweep …)", exit_code=2,
         )  # fmt: skip
     if sweep is not None and args.chain:
         raise RunnerError(
-            "--sweep and --chain do not go together", "a chain is of one run, and a sweep is one array job",
-            "[restart] in the job file: each run of the sweep then continues by itself", exit_code=2,
+            "--chain does not work with --sweep", "a chain belongs to one run, and a sweep is one array job",
+            "use [restart] in the job file: each run of the sweep then restarts by itself", exit_code=2,
         )  # fmt: skip
     return sweep
 
 
 def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
-    """Say what the runs of a sweep would be; returns the plan of the first."""
+    """Print what the runs of a sweep would be; returns the plan of the first."""
     from runner.runs.sweep import ARRAY, array_script, with_values
 
     for number, values in enumerate(sweep.combinations):
@@ -297,7 +303,7 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     first = with_values(plan, sweep.combinations[0])
     if plan.site.scheduler == "slurm":
         console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
-    console.say("on stdout the script of task 0:")
+    console.say("the script of task 0, on stdout:")
     return first
 
 
@@ -309,7 +315,7 @@ def _launch_sweep(plan: RunPlan, sweep: Sweep, runs: Path, args: argparse.Namesp
     console.say(
         f"{name}: {len(made)} runs, {made[0].name} to {made[-1].name}, jobs {made[0].job_id} to {made[-1].job_id}"
     )
-    console.say(f"its table: runner status {name}")
+    console.say(f"next: runner status {name}")
     if args.json:
         console.answer_json({"sweep": name, "runs": [
             {"run": run.name, "job_id": run.job_id, "parameters": run.parameters} for run in made]})  # fmt: skip

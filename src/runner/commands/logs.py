@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    logs = subparsers.add_parser("logs", parents=[common], help="what a run has printed")
-    logs.add_argument("run_word", metavar="RUN", nargs="?", default="last")
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
-    logs.add_argument("--rank", metavar="N", help="these ranks alone: 3, or 0,3, or 0-7")
-    logs.add_argument("--attempt", type=int, metavar="N", help="this attempt alone")
+    logs = subparsers.add_parser("logs", parents=[common], help="print the output of a run")
+    logs.add_argument(
+        "run_word", metavar="RUN", nargs="?", default="last", help="a name, a job id or a path (default: last)"
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the output until the run has ended")
+    logs.add_argument("--rank", metavar="N", help="only these ranks: 3, or 0,3, or 0-7")
+    logs.add_argument("--attempt", type=int, metavar="N", help="only this attempt")
     logs.add_argument("-n", "--tail", type=int, metavar="N", help="the last N lines")
     logs.set_defaults(run=show_logs)
 
@@ -61,21 +63,21 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
     if not shown:
         console.say(f"{run.name} has printed nothing yet ({run.log})")
     elif args.tail is None and args.attempt is None and not ranks and (unknown := without_times(run)):
-        console.say(f"attempt {', '.join(map(str, unknown))}: no times were kept, each rank's lines stand together")
+        console.say(f"attempt {', '.join(map(str, unknown))}: no times were recorded, so the output is grouped by rank")
     return 0
 
 
 def _check_part(args: argparse.Namespace, run: Run) -> None:
-    """Raise RunnerError for a part of the output that there is not."""
+    """Raise RunnerError for options that exclude each other, or an attempt that does not exist."""
     from runner.errors import RunnerError
 
     if args.follow and (args.attempt is not None or args.tail is not None):
         raise RunnerError(
-            "--follow shows the whole output as it comes", "--tail and --attempt choose a part of it",
+            "--follow does not work with --tail or --attempt", "it shows the whole output as it is written",
             f"runner logs {run.name} -n {args.tail or 20}, then runner logs -f {run.name}", exit_code=2,
         )  # fmt: skip
     if args.tail is not None and args.tail < 1:
-        raise RunnerError(f"--tail {args.tail} must be 1 or more", "it is a number of lines", "--tail 20", exit_code=2)
+        raise RunnerError(f"--tail {args.tail} must be 1 or more", "it counts lines", "--tail 20", exit_code=2)
     known = [each.number for each in run.attempts]
     if args.attempt is not None and args.attempt not in known:
         shown = ", ".join(map(str, known)) or "none has started"

@@ -1,4 +1,4 @@
-"""memory: what a training takes of each GPU, on paper."""
+"""memory: estimate what a training needs on each GPU."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    verb = subparsers.add_parser("memory", parents=[common], help="memory per GPU of a training, on paper")
+    verb = subparsers.add_parser("memory", parents=[common], help="estimate the memory per GPU of a training")
     verb.add_argument(
         "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
     )
     verb.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of the whole job (default: 1)")
-    verb.add_argument("--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and pass")
     verb.add_argument(
-        "--length", type=int, metavar="TOKENS", help="of a sequence (default: 2048, or the model's own if less)"
+        "--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and forward pass"
+    )
+    verb.add_argument(
+        "--length", type=int, metavar="TOKENS", help="sequence length (default: 2048, or the model's maximum if less)"
     )
     verb.add_argument(
         "--deepspeed",
@@ -47,14 +49,14 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "--dtype", choices=tuple(WIDTHS), default="bf16", help="of weights and activations (default: bf16)"
     )
     verb.add_argument("--attention", choices=("sdpa", "flash_attention_2", "eager"), default="sdpa")
-    verb.add_argument("--activation_checkpointing", action="store_true", help="keep each layer's input only")
+    verb.add_argument("--activation_checkpointing", action="store_true", help="keep only the input of each layer")
     verb.add_argument(
-        "--lora_r", type=int, default=0, metavar="RANK", help="LoRA on all linear layers; the rest frozen"
+        "--lora_r", type=int, default=0, metavar="RANK", help="LoRA on all linear layers, the rest frozen"
     )
     verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's)")
     verb.add_argument("--gpu_memory", metavar="SIZE", help="of one GPU, e.g. 80GiB")
     verb.add_argument("--json", action="store_true", help="print JSON, every part in bytes")
-    shape = verb.add_argument_group("shape, in the place of MODEL or over its config")
+    shape = verb.add_argument_group("shape, instead of MODEL or overriding its config")
     shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
     for name in SHAPE_FLAGS:
         shape.add_argument(f"--{name}", type=int, metavar="N")
@@ -80,7 +82,7 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
         )
     for name in ("gpus", "accumulation"):
         if getattr(args, name) < 1:
-            raise RunnerError(f"--{name} {getattr(args, name)}", "it counts things, so it is at least 1", f"--{name} 1")
+            raise RunnerError(f"--{name} {getattr(args, name)}", "it must be 1 or more", f"--{name} 1")
     attention = "eager" if args.attention == "eager" else "sdpa"
     plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], attention,
                 args.activation_checkpointing, args.lora_r)  # fmt: skip
@@ -116,7 +118,7 @@ def _shape(args: argparse.Namespace) -> Shape:
         if not given:
             raise RunnerError(
                 "no model is named",
-                "the shape hangs on it",
+                "the estimate needs its shape",
                 "runner memory MODEL, or --hidden_size and others",
                 exit_code=2,
             )
@@ -150,7 +152,7 @@ def _micro_batches(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise RunnerError(
-            f"--micro_batch {text!r} is no list of numbers", "each is a count of 1 or more", "--micro_batch 1,2,4"
+            f"--micro_batch {text!r} is not a list of numbers", "each must be 1 or more", "--micro_batch 1,2,4"
         )
     return [int(word) for word in words]
 
@@ -165,7 +167,7 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
         found = memory_bytes(args.gpu)
         if found is None:
             raise RunnerError(
-                f"how much memory has a {args.gpu!r}?", f"known are {', '.join(USABLE_GIB)}", "--gpu_memory 80GiB"
+                f"the memory of a {args.gpu!r} is not known", f"known: {', '.join(USABLE_GIB)}", "--gpu_memory 80GiB"
             )
         return found
     site, _ = find_site(args.site, os.environ)
@@ -204,7 +206,7 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
 
     host = max(each.host for each in found)
     if host:
-        console.say(f"offload takes up to {_gib(host)} GiB of the node's memory per GPU")
+        console.say(f"offload needs up to {_gib(host)} GiB of the node's memory per GPU")
     if gpu is None:
         console.say("to see which fit: --gpu NAME or --gpu_memory SIZE")
         return 0

@@ -1,4 +1,4 @@
-"""The parser's manners, and the options that every verb takes."""
+"""The parser: its errors and help, and options that several verbs share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 DEFAULT_RECIPE = "ngc-deepspeed"
 
-# argparse looks for translations of its words; there is none of ours, and looking took time from each short command
+# argparse looks up translations of its messages; runner has none, and the lookup slows each short command
 argparse._ = str  # type: ignore[attr-defined]
 
 
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         """Raise the usage error; exit code 2."""
         raise RunnerError(
             ": ".join(part for part in (self._verb, message) if part),
-            "the command line does not fit the usage",
+            "the command line does not match the usage",
             f"{self.format_usage().strip()}\n{self.prog} --help",
             exit_code=2,
         )
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return self.prog.removeprefix("runner").strip()
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-        """As argparse does; but a verb refuses what it does not know itself, since its usage is the one to show."""
+        """As argparse does; but each verb reports unknown words itself, to show its own usage."""
         words = list(args or ())
         found, extras = super().parse_known_args(words, namespace)
         if extras and self._subparsers is None:
@@ -120,19 +120,19 @@ def settings(args: argparse.Namespace) -> Layer:
 
 def add_wide(verb: argparse.ArgumentParser) -> None:
     """The option of verbs that print a table; the console looks for it itself."""
-    verb.add_argument("--wide", action="store_true", help="do not cut columns to the width of the terminal")
+    verb.add_argument("--wide", action="store_true", help="do not cut columns to the terminal's width")
 
 
 def common_options() -> argparse.ArgumentParser:
     """The options that every verb takes."""
     common = argparse.ArgumentParser(add_help=False, allow_abbrev=False, formatter_class=Formatter)
     common.add_argument("--site", metavar="NAME", help="the cluster (default: RUNNER_SITE, then detection)")
-    common.add_argument("-v", "--verbose", action="store_true", help="say more on stderr")
+    common.add_argument("-v", "--verbose", action="store_true", help="print more on stderr")
     return common
 
 
 def chosen_site(args: argparse.Namespace, console: Console) -> Site:
-    """The site that the command line means; says which, and why."""
+    """The site that the command line selects; prints which, and why."""
     from runner.detection import find_site
 
     site, why = find_site(args.site, os.environ)

@@ -35,7 +35,7 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
     curves = _curves(args, console)
     for curve in curves:
         if curve.left_out:
-            console.warn(f"{curve.run}: {curve.left_out} values of {curve.metric} are no finite numbers: left out")
+            console.warn(f"{curve.run}: {curve.left_out} values of {curve.metric} are not finite numbers: left out")
     if args.json:
         console.answer_json([_record(curve, args.axis) for curve in curves])
     elif args.png:
@@ -56,7 +56,7 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
 
 
 def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
-    """The curves of all runs; one that lacks a metric is passed over with a word, unless it is the only one."""
+    """The curves of all runs; one that lacks the metric is skipped with a warning, unless it is the only one."""
     from runner.errors import RunnerError
     from runner.runs.metrics import read_curves
 

@@ -40,8 +40,8 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         console.warn(f"not as it was: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
-    console.say(f"{locked.name}: " + ("its folder has every byte of the launch" if whole else
-                "its folder is not whole: the launch is made anew, from git and its command line"))  # fmt: skip
+    console.say(f"{locked.name}: " + ("its folder is complete" if whole else
+                "its folder is incomplete: launching again from git and its command line"))  # fmt: skip
     if args.dry_run:
         for name in () if whole else locked.changed_files:
             console.say(f"gone or changed: {name}")
@@ -68,7 +68,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     words = [str(word) for word in locked.tables["run"]["command_line"]]
     if "launch" not in words or any(HIDDEN in word for word in words):
         raise RunnerError(
-            f"{locked.name} cannot be launched anew",
+            f"{locked.name} cannot be launched again",
             "its command line is not in the lock" if "launch" not in words else "its arguments held a secret, which no "
             "lock keeps",
             "launch it by hand",
@@ -82,7 +82,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             source = next((path for path in (project.root, Path(code.get("root", ""))) if path and path.is_dir()), None)
             diff = locked.folder / "code.diff"
             for line in code_from_git(code, source or project.start, root, diff):
-                console.warn(f"cannot be had: {line}")
+                console.warn(f"not available: {line}")
             here = project_at(project, root)
         at = words.index("--") if "--" in words else len(words)
         named = words[:at].index("launch")

@@ -18,9 +18,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
     site = subparsers.add_parser("site", parents=[common], help="list | show the sites (clusters)")
     actions = site.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", parents=[common], help="the known sites")
-    show = actions.add_parser("show", parents=[common], help="a site's values, and where each comes from")
-    show.add_argument("name", nargs="?", metavar="NAME", help="default: the one that is used here")
+    listing = actions.add_parser("list", parents=[common], help="list the known sites")
+    show = actions.add_parser("show", parents=[common], help="print a site's values, and where each comes from")
+    show.add_argument("name", nargs="?", metavar="NAME", help="default: the site used here")
     for action, function in ((listing, list_sites), (show, show_site)):
         action.add_argument("--json", action="store_true", help="print JSON")
         add_wide(action)
@@ -44,7 +44,7 @@ def list_sites(args: argparse.Namespace, console: Console) -> int:
         ("*" if site.name == used.name else "", site.name, site.scheduler, site.engine, site.summary) for site in sites
     ]
     console.table(("", "SITE", "SCHEDULER", "ENGINE", "WHAT"), rows)
-    console.say(f"* is used here ({why})")
+    console.say(f"* is the site used here ({why})")
     return 0
 
 
@@ -53,35 +53,36 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     import os
 
     from runner.detection import find_site
+    from runner.project import shipped_folder
     from runner.site import VALUES
 
     site, why = find_site(args.name or args.site, os.environ)
-    console.say(f"site {site.name} ({'as asked' if args.name else why}): {site.summary}")
+    console.say(f"site {site.name} ({'as requested' if args.name else why}): {site.summary}")
     if args.json:
         values = {key: {"value": getattr(site, key), "from": str(site.origins[key])}
                   | _items(site, key) for key in VALUES if key in site.origins}  # fmt: skip
         console.answer_json({"name": site.name, "summary": site.summary, "why": why, "values": values})
         return 0
-    rows = [row for key in VALUES if key in site.origins for row in _rows(site, key)]
-    console.table(("KEY", "VALUE", "FROM"), rows)
+    shipped = f"{shipped_folder()}/"
+    rows = [(name, value, source.replace(shipped, "shipped:"))
+            for key in VALUES if key in site.origins for name, value, source in _rows(site, key)]  # fmt: skip
+    console.table(("KEY", "VALUE", "FROM"), rows, wrap=True)
     unknown = [key for key in ("account", "partition", "gpus_per_node", "cpus_per_node", "memory", "architecture")
                if getattr(site, key) is None and not (key == "memory" and site.memory_per_gpu)]  # fmt: skip
     if unknown and site.scheduler == "slurm":
-        console.say(
-            f"not known: {', '.join(unknown)}. Say it in a job file, in flags, or once: runner init --site {site.name}"
-        )
+        console.say(f"not set: {', '.join(unknown)}. Use a job file, options, or once: runner init --site {site.name}")
     return 0
 
 
 def _items(site: Site, key: str) -> dict[str, object]:
-    """Where each item of a table or list came from, under its name or number."""
+    """Where each item of a table or list comes from, by name or number."""
     items = {name.removeprefix(f"{key}."): str(origin) for name, origin in site.origins.items()
              if name.startswith(f"{key}.")}  # fmt: skip
     return {"items": items} if items else {}
 
 
 def _rows(site: Site, key: str) -> list[tuple[str, str, str]]:
-    """One line for a value, one for each item of a table or list; where it came from once for all that are alike."""
+    """One row for a value, or for each item of a table or list; equal sources are shown once."""
     value = getattr(site, key)
     if not isinstance(value, dict | tuple):
         return [(key, str(value), str(site.origins[key]))]

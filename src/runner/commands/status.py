@@ -1,4 +1,4 @@
-"""status: what the runs are doing."""
+"""status: a table of runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEWEST = 20
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    status = subparsers.add_parser("status", parents=[common], help="what the runs are doing")
+    status = subparsers.add_parser("status", parents=[common], help="list runs: state, progress, time left")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=show_status)
     add_runs(status)
@@ -33,11 +33,11 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
     )
     add_wide(parser)
-    parser.add_argument("--all", action="store_true", help=f"all runs, not only the {_NEWEST} newest")
+    parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {_NEWEST}")
 
 
 def chosen_runs(args: argparse.Namespace, console: Console) -> list[Run]:
-    """The runs that were named, else the newest; says so where there are none."""
+    """The runs that were named, else the newest; prints a hint if there are none."""
     from runner.runs.run import find_runs, list_runs
 
     folder = runs_folder(args.site)
@@ -67,7 +67,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
 
 
 def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows; columns of training that no run fills are left out."""
+    """Header and rows; empty columns about training are left out."""
     columns = [
         ("RUN", [each.run.name for each in found]),
         ("JOB ID", [each.job_id or each.run.job_id for each in found]),
