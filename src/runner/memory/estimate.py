@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError
 from runner.memory.shape import count_weights, linear_layers
 
-TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
@@ -104,11 +104,18 @@ class _Always:
 
 def _add(always: _Always, zero: Zero, plan: Plan, moment: _Moment) -> Estimate:
     return Estimate(
-        zero=zero.name, stage=zero.stage, micro_batch=plan.micro_batch, moment=moment.name,
-        weights=always.weights + moment.gathered, gradients=always.gradients + moment.gradients,
-        optimizer=always.optimizer + moment.optimizer, activations=moment.activations, loss=moment.loss,
-        buffers=always.buffers + moment.buffers, host=always.host,
-    )  # fmt: skip
+        zero=zero.name,
+        stage=zero.stage,
+        micro_batch=plan.micro_batch,
+        moment=moment.name,
+        weights=always.weights + moment.gathered,
+        gradients=always.gradients + moment.gradients,
+        optimizer=always.optimizer + moment.optimizer,
+        activations=moment.activations,
+        loss=moment.loss,
+        buffers=always.buffers + moment.buffers,
+        host=always.host,
+    )
 
 
 def _trained(weights: Weights, plan: Plan) -> int:
@@ -274,7 +281,7 @@ def activations_per_token(
         outside=_norm(shape, width) + hidden * width + masks,
         loss_forward=vocabulary * (width + 4 + (4 if width < 4 else 0)),
         loss_backward=vocabulary * 12,
-    )  # fmt: skip
+    )
 
 
 def _norm(shape: Shape, width: int) -> int:

@@ -6,10 +6,10 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from runner.errors import RunnerError
 
-TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
@@ -160,8 +160,10 @@ def find_config(model: str, environment: Mapping[str, str]) -> Path:
             f"the folder {model!r} has no config.json", "it says what the model's shape is", "name another"
         )
     hub = hub_cache(environment)
-    found = sorted((hub / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"),
-                   key=lambda each: each.stat().st_mtime)  # fmt: skip
+    found = sorted(
+        (hub / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"),
+        key=lambda each: each.stat().st_mtime,
+    )
     if found:
         return found[-1]
     raise RunnerError(
@@ -267,9 +269,14 @@ def count_weights(shape: Shape, *, threshold: int = 0, lora_r: int = 0) -> Weigh
         each for each in outside if each < threshold
     )
     return Weights(
-        layer=sum(layer), outside=sum(outside), embedding=shape.vocabulary * shape.hidden, small=small,
-        lora_layer=adapters, total=shape.layers * sum(layer) + sum(outside), lora=shape.layers * adapters,
-    )  # fmt: skip
+        layer=sum(layer),
+        outside=sum(outside),
+        embedding=shape.vocabulary * shape.hidden,
+        small=small,
+        lora_layer=adapters,
+        total=shape.layers * sum(layer) + sum(outside),
+        lora=shape.layers * adapters,
+    )
 
 
 def linear_layers(shape: Shape) -> Iterator[tuple[int, int]]:

@@ -204,9 +204,7 @@ def tree_of_run(run: Run, count: int) -> Tree | None:
 
 def tree_of_snapshot(snapshot: Snapshot) -> Tree:
     """The tree that a snapshot would become; of two sources with the same file the first one's counts."""
-    return Tree(
-        ".", {name: source.root / name for source in reversed(snapshot.sources) for name in source.files}
-    )  # fmt: skip
+    return Tree(".", {name: source.root / name for source in reversed(snapshot.sources) for name in source.files})
 
 
 def compare_trees(left: Tree, right: Tree) -> tuple[list[tuple[str, str | None, str | None]], list[tuple[str, int]]]:

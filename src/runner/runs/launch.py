@@ -116,13 +116,34 @@ def prepare(
     attachment = attach(environment, site, engine)
     script = SCHEDULERS[site.scheduler](job, attachment, site)
     taken = asked()
-    edf = {EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see")}
     return RunPlan(
-        site, environment, image, engine, attachment, replace(job, environment=environment), program, taken, script,
-        {**edf, **attachment.files, **payload.files(), **waits.files, NOTIFY: " ".join(job.notify) + "\n",
-         SCRIPT: script},
-        (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)), waits,
-    )  # fmt: skip
+        site,
+        environment,
+        image,
+        engine,
+        attachment,
+        replace(job, environment=environment),
+        program,
+        taken,
+        script,
+        _files(job, environment, attachment, waits, script),
+        (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
+        waits,
+    )
+
+
+def _files(
+    job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, script: str
+) -> dict[str, str]:
+    """The files of the run folder."""
+    return {
+        EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
+        **attachment.files,
+        **payload.files(),
+        **waits.files,
+        NOTIFY: " ".join(job.notify) + "\n",
+        SCRIPT: script,
+    }
 
 
 ACCOUNT = "ACCOUNT"

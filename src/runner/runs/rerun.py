@@ -139,8 +139,12 @@ def _links(tables: Mapping[str, Table]) -> int:
     """The number of jobs of a chain; 0 for a job that stands alone. Older locks have it in the command line only."""
     words = [str(word) for word in tables["run"].get("command_line", ())]
     words = words[: words.index("--")] if "--" in words else words
-    given = [after or following for word, following in zip(words, [*words[1:], ""], strict=True)
-             for name, _, after in (word.partition("="),) if name == "--chain"]  # fmt: skip
+    given = [
+        after or following
+        for word, following in zip(words, [*words[1:], ""], strict=True)
+        for name, _, after in (word.partition("="),)
+        if name == "--chain"
+    ]
     number = tables["job"].get("chain", given[-1] if given else 0)
     return int(number) if str(number).isdigit() else 0
 
@@ -149,15 +153,24 @@ def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
     tables = locked.tables
     resources = tables["job.resources"]
     return Run(
-        name=folder.name, folder=folder, job=tables["job"]["name"],
-        site=tables["run"]["site"], scheduler=tables["site.values"]["scheduler"],
-        created=datetime.now().astimezone().isoformat(), environment=tables["environment"]["name"],
-        engine=tables["environment"]["engine"], image=tables["image"]["reference"],
-        command_line=tuple(tables["run"]["command_line"]), project=tables["run"]["project"],
+        name=folder.name,
+        folder=folder,
+        job=tables["job"]["name"],
+        site=tables["run"]["site"],
+        scheduler=tables["site.values"]["scheduler"],
+        created=datetime.now().astimezone().isoformat(),
+        environment=tables["environment"]["name"],
+        engine=tables["environment"]["engine"],
+        image=tables["image"]["reference"],
+        command_line=tuple(tables["run"]["command_line"]),
+        project=tables["run"]["project"],
         slurm=submit.slurm_version() if tables["site.values"]["scheduler"] == "slurm" else {},
-        nodes=resources["nodes"], processes_per_node=resources["tasks_per_node"], tags=tuple(tags),
-        restarts=bool(tables.get("job.restart")), gpu_hours=tables.get("job.restart", {}).get("gpu_hours", 0),
-    )  # fmt: skip
+        nodes=resources["nodes"],
+        processes_per_node=resources["tasks_per_node"],
+        tags=tuple(tags),
+        restarts=bool(tables.get("job.restart")),
+        gpu_hours=tables.get("job.restart", {}).get("gpu_hours", 0),
+    )
 
 
 def differences(locked: Locked, run: Run) -> tuple[str, ...]:

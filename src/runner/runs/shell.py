@@ -90,9 +90,14 @@ class _Place:
 
 @contextmanager
 def prepared(
-    request: ShellRequest, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool = False,
+    request: ShellRequest,
+    project: Project,
+    environ: Mapping[str, str],
+    report: Report,
+    *,
+    dry_run: bool = False,
     make_image: MakeImage | None = None,
-) -> Iterator[Call]:  # fmt: skip
+) -> Iterator[Call]:
     """The call that opens the shell; the files it needs exist while the block runs."""
     site, why = find_site(request.site, environ)
     if request.without_scheduler:

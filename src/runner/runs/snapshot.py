@@ -304,8 +304,9 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
     if not changed:
         return snapshot
     if found := [name for name in changed if name not in untracked]:
-        raise RunnerError(f"{found[0]} was changed while the code was copied", "its sum is another one now",
-                          "launch again")  # fmt: skip
+        raise RunnerError(
+            f"{found[0]} was changed while the code was copied", "its sum is another one now", "launch again"
+        )
     for name in changed:
         folders.discard(code / name)
     kept = {name: line for name, line in snapshot.sums.items() if name not in changed}

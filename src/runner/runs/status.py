@@ -158,9 +158,16 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
         reason = run.cancel_reason if state == "CANCELLED" else known.reason
         ended = known.exit_code if known.exit_code is not None else code
         return RunStatus(
-            run, state, reason, ended, known.nodes, known.elapsed, known.time_left if state in ACTIVE else "",
-            job_id=job_id, live=live,
-        )  # fmt: skip
+            run,
+            state,
+            reason,
+            ended,
+            known.nodes,
+            known.elapsed,
+            known.time_left if state in ACTIVE else "",
+            job_id=job_id,
+            live=live,
+        )
     if code is not None:
         return _ended(run, code, trouble)
     if is_cancelled(run):

@@ -138,9 +138,15 @@ def _tell_left_out(before: Snapshot, taken: Snapshot, report: Report) -> None:
 
 
 def made(
-    plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = (), *,
-    sweep: str = "", parameters: Mapping[str, str] | None = None,
-) -> Run:  # fmt: skip
+    plan: RunPlan,
+    runs: Path,
+    command_line: Sequence[str],
+    report: Report,
+    tags: Sequence[str] = (),
+    *,
+    sweep: str = "",
+    parameters: Mapping[str, str] | None = None,
+) -> Run:
     """A run that is ready to start, its folder written whole. On any failure the folder is removed."""
     folder = folders.take_numbered(runs, plan.job.name)
     try:

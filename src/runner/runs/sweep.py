@@ -67,9 +67,11 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
         axes[name] = values
     if at_once is not None and (at_once < 1 or not axes):
         raise RunnerError(
-            f"--at-once {at_once} has no meaning here", "it says how many runs of a --sweep may run at the same time",
-            "--sweep NAME=VALUE,VALUE --at-once 2", exit_code=2,
-        )  # fmt: skip
+            f"--at-once {at_once} has no meaning here",
+            "it says how many runs of a --sweep may run at the same time",
+            "--sweep NAME=VALUE,VALUE --at-once 2",
+            exit_code=2,
+        )
     sweep = Sweep(axes, at_once) if axes else None
     if sweep and len(sweep.combinations) > MOST:
         raise RunnerError(
@@ -139,9 +141,11 @@ def submit_sweep(
             files.link(folder / str(number), f"../{run.name}")
         write_record(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
         with sessions.uninterrupted():
-            started = _start_local(made, waits, sweep.at_once or 1) if plan.site.scheduler == "local" else _sbatch(
-                folder, made, waits, report
-            )  # fmt: skip
+            started = (
+                _start_local(made, waits, sweep.at_once or 1)
+                if plan.site.scheduler == "local"
+                else _sbatch(folder, made, waits, report)
+            )
             submitted = True
             for run in started:
                 save(run)
