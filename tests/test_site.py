@@ -84,14 +84,14 @@ def test_a_shipped_value_without_a_source_would_be_refused(tmp_path, monkeypatch
         shutil.copy(path, tmp_path)
     monkeypatch.setattr("runner.site_files.SHIPPED", tmp_path)
     (tmp_path / "bad.toml").write_text('name = "bad"\nsummary = "x"\n[values]\nengine = "ce"\n')
-    with pytest.raises(RunnerError, match=r"bad.toml:4: engine names no source"):
+    with pytest.raises(RunnerError, match=r"bad.toml:4: engine has no source"):
         load_site("bad", environ)
     (tmp_path / "bad.toml").write_text('[sources.x]\ntitle = "x"\n[values]\nengine = { value = "ce", source = "x" }\n')
     with pytest.raises(RunnerError, match=r"bad.toml:4: the source 'x' of engine has no title and date"):
         load_site("bad", environ)
     good = '[sources.x]\ntitle = "x"\ndate = "2026-01-01"\n[values.quirks]\na = { value = "a", source = "x" }\n'
     (tmp_path / "bad.toml").write_text(good + 'b = "b"\n')
-    with pytest.raises(RunnerError, match=r"bad.toml:6: b names no source"):
+    with pytest.raises(RunnerError, match=r"bad.toml:6: b has no source"):
         load_site("bad", environ)
 
 
@@ -126,12 +126,15 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ('[values]\nscheduler = "pbs"\n', (":2: values.scheduler must be 'slurm' or 'local'",)),
         ('[values]\nsbatch = "--x"\n', (":2: values.sbatch must be an array",)),
         ("[value]\n", (":1: unknown key 'value'", "did you mean 'values'?")),
-        ('summary = "x"\n', ("does not say: scheduler, engine, image_folder", 'base = "generic-slurm"')),
+        ('summary = "x"\n', ("does not set: scheduler, engine, image_folder", 'base = "generic-slurm"')),
         ("[values.quirks]\na = 1\n", (":2: values.quirks.a must be text",)),
         ("[values.env]\nA = { value = 1 }\n", (":2: values.env.A.value must be text",)),
-        ('[values]\ninside = ["NCCL*"]\n', (":2: inside has 'NCCL*'", "the beginning of a name")),
+        ('[values]\ninside = ["NCCL*"]\n', (":2: inside has 'NCCL*'", "the beginning of a variable name")),
+        ('[values]\ncontainer_storage = "/x/$(id)"\n', ("container_storage cannot contain '$('", "/dev/shm/${USER}")),
+        ("[values]\ncontainer_storage = '/x/`id`'\n", ("container_storage cannot contain '`'",)),
+        ("[values]\ncontainer_storage = '/x/\"y'\n", ("cannot contain",)),
         ('base = "nope"\n', ("there is no site 'nope'", "known: alps, alps-bristen")),
-        ('base = "bad"\n', ("circle",)),
+        ('base = "bad"\n', ("circular",)),
         ("[values\n", ("is not TOML",)),
     ],
 )

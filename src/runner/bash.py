@@ -1,7 +1,7 @@
 """A bash script split into commands, words and here-documents. It is read, never run.
 
-A word is kept as EDF text: `${NAME}` for a variable, everything else literal. What only a shell can work out (`$(…)`,
-`${X%.*}`, a pattern of files) makes a word `computed`; its text is then the script's own.
+A word is kept as EDF text: `${NAME}` for a variable, everything else literal. What only a shell can evaluate (`$(…)`,
+`${X%.*}`, a file pattern) makes a word `computed`; its text is then the script's.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ class Word:
     """One word of a command."""
 
     text: str
-    """as in an EDF: `${NAME}` is alive; the script's own text where `computed`"""
+    """as in an EDF: `${NAME}` is a variable; the script's text if `computed`"""
     raw: str
-    """as the script has it"""
+    """as in the script"""
     computed: bool = False
     splits: bool = False
-    """it is one variable without quotes, whose value may be several words"""
+    """one variable without quotes: its value may be several words"""
     array: str = ""
-    """it stands for all elements of this array"""
+    """all elements of this array"""
 
 
 @dataclass(frozen=True)
 class Command:
-    """The words between two ends of commands."""
+    """One simple command."""
 
     words: tuple[Word, ...]
     line: int
     raw: str
     nested: bool = False
-    """it stands in a function, a loop or a condition, so it may run never, or more than once"""
+    """it is in a function, a loop or a condition: it may run never, or several times"""
     array: str = ""
-    """the words are the elements that this array is given"""
+    """the words are the elements assigned to this array"""
     redirections: tuple[str, ...] = ()
     pipe: bool = False
-    """its output goes to another command"""
+    """its output is piped to another command"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class HereDocument:
 
     mark: str
     quoted: bool
-    """bash expands nothing in the body"""
+    """bash does not expand the body"""
     line: int
     """of the first line of the body"""
     body: str
@@ -93,7 +93,7 @@ class _Reader:
             command = self._command()
             if command is not None:
                 yield command
-        self._end_line()  # a here-document may be opened by the last words
+        self._end_line()  # the last line may open a here-document
 
     def _skip_blanks(self) -> None:
         while match := re.compile(r"[ \t]+|\\\n").match(self.text, self.position):
@@ -204,7 +204,7 @@ class _Reader:
                 marks |= {"computed"} if character in "*?" else set()
                 pieces.append(character)
                 self.position += 1
-        self.position += self.position == start  # what begins no word must not stop the reading
+        self.position += self.position == start  # always advance, also past a character that cannot begin a word
         raw = self.text[start : self.position]
         array = _ARRAY.fullmatch(raw.strip('"'))
         text = written(pieces)
@@ -234,7 +234,7 @@ class _Reader:
         self.position += 1
 
     def _expansion(self, pieces: list[str | Variable], marks: set[str]) -> None:
-        """What begins with a dollar sign or a backtick."""
+        """An expansion, which begins with a dollar sign or a backtick."""
         if found := _BRACED.match(self.text, self.position):
             pieces.append(Variable(found[1], found[2]))
             self.position = found.end()
@@ -249,7 +249,7 @@ class _Reader:
             self.position = found.end()
         elif self.text.startswith("$'", self.position):
             self.position += 1
-            inner = self._until("'")  # an escaped quote inside is rare, and makes what follows unreadable at worst
+            inner = self._until("'")  # an escaped quote inside is rare; at worst the rest is misread
             pieces.append(inner.encode("latin-1", "backslashreplace").decode("unicode_escape"))
         elif self.text.startswith(("$(", "${"), self.position):
             marks.add("computed")
@@ -265,7 +265,7 @@ class _Reader:
             self.position += 1
 
     def _nested(self, opening: str) -> None:
-        """Pass over `$(…)` or `${…}`, whatever is inside."""
+        """Skip `$(…)` or `${…}`, whatever is inside."""
         closing = {"(": ")", "{": "}"}[opening]
         self.position += 1
         depth = 0
@@ -281,7 +281,7 @@ class _Reader:
 
 
 def written(pieces: list[str | Variable]) -> str | None:
-    """The EDF text of these pieces; None where it has none: a dollar sign directly in front of a variable."""
+    """The EDF text of these pieces; None if it has none: a dollar sign directly before a variable."""
     merged: list[str | Variable] = []
     for piece in pieces:
         if isinstance(piece, str) and merged and isinstance(merged[-1], str):

@@ -26,7 +26,7 @@ class Place:
     line: int | None = None
 
     def __str__(self) -> str:
-        """`edf/x.toml:12`, relative to the current folder where the file lies below it."""
+        """`edf/x.toml:12`, relative to the current folder if the file is below it."""
         here = Path.cwd()
         path = self.path.relative_to(here) if self.path.is_relative_to(here) else self.path
         return str(path) if self.line is None else f"{path}:{self.line}"
@@ -41,7 +41,7 @@ class Document:
     lines: Mapping[Keys, int] = field(default_factory=dict)
 
     def place(self, *keys: str) -> Place:
-        """Where a key stands; the nearest table around it where it does not stand in the file itself."""
+        """The line of a key; of the nearest table around it if the key itself is not in the file."""
         for length in range(len(keys), 0, -1):
             if keys[:length] in self.lines:
                 return Place(self.path, self.lines[keys[:length]])
@@ -95,8 +95,8 @@ def _syntax_advice(message: str) -> str:
     if re.search(r"twice|overwrite|namespace|mutate", message):
         return "a table may be opened only once: put all its keys under one [table] heading"
     if "Invalid value" in message:
-        return 'text stands in quotes: key = "value"'
-    return "mend that line"
+        return 'put text in quotes: key = "value"'
+    return "fix that line"
 
 
 def refuse_unknown_keys(document: Document, table: Keys, known: Iterable[str], kind: str) -> None:
@@ -148,7 +148,7 @@ def typed(document: Document, keys: Keys, kind: type[T], default: T | None = Non
         return default
     if kind is float and type(value) is int:
         return cast("T", float(value))
-    if type(value) is not kind:  # not isinstance: true is no number
+    if type(value) is not kind:  # not isinstance: true is not a number
         raise wrong_type(document, keys, _NAMES.get(kind, kind.__name__))
     return value
 

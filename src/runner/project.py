@@ -13,12 +13,12 @@ KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job"}
 
 @dataclass(frozen=True)
 class Project:
-    """A project's root (None outside of one) and the shipped folder that stands in for what it lacks."""
+    """A project's root (None outside a project) and the shipped folder for what the project lacks."""
 
     root: Path | None
     shipped: Path
     start: Path
-    """the folder that the user stands in; relative paths are read from here"""
+    """the current folder; relative paths start here"""
 
     @property
     def roots(self) -> tuple[Path, ...]:
@@ -67,7 +67,7 @@ def shipped_folder() -> Path:
 
 
 def find_project(start: Path | None = None) -> Project:
-    """The project that `start` (default: the current folder) lies in.
+    """The project that contains `start` (default: the current folder).
 
     Its root is the nearest folder upwards with a `runner.toml`, else the git root where that has one of the three
     folders `containers/`, `edf/`, `jobs/` or a `Containerfile.*`, else `start` itself where it has.

@@ -19,7 +19,7 @@ _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def literal(word: str, what: str = "a word of the command") -> str:
-    """The word as bash reads it back unchanged, always on one line. Raises RunnerError for what no word can hold."""
+    """The word as bash reads it back unchanged, always on one line. Raises RunnerError for what cannot be one."""
     encoded = _checked(word, what)
     if _PLAIN.fullmatch(word):
         return word
@@ -42,7 +42,7 @@ def live(word: str, what: str = "a flag of the container engine") -> str:
         else:
             raise RunnerError(
                 f"{what} has a variable with a default: {word!r}",
-                "only ${NAME} can stand there",
+                "only ${NAME} is possible there",
                 f"export {piece.name} before, and write ${{{piece.name}}}",
             )
     return f'"{quoted}"'
@@ -57,7 +57,7 @@ def directive(word: str, what: str) -> str:
     _checked(word, what)
     if not word.isprintable():
         raise RunnerError(
-            f"{what} cannot stand in a batch script: {word!r}",
+            f"{what} cannot be in a batch script: {word!r}",
             "an #SBATCH line holds one line of printable text",
             "leave out line breaks and control characters",
         )
@@ -101,7 +101,7 @@ def _checked(word: str, what: str) -> bytes:
 
 
 def _ansi_c(character: str) -> str:
-    r"""A character inside `$'…'`; bytes that are no text as three octal digits, which never run into what follows."""
+    r"""A character inside `$'…'`; bytes that are not text as three octal digits, which never run into what follows."""
     if character in _ESCAPES:
         return _ESCAPES[character]
     if character.isprintable():

@@ -13,7 +13,7 @@ from runner.project import Project
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: the name of its source, the day of which that source is, and the line here."""
+    """Where a value came from: its source, the date of that source, and the line of the file."""
 
     source: str
     date: str = ""
@@ -26,7 +26,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Site:
-    """One cluster, or this machine. None means: not known, so it is asked for where it is needed."""
+    """One cluster, or this machine. None: not known; an error asks for it where it is needed."""
 
     name: str
     summary: str
@@ -35,74 +35,75 @@ class Site:
     engine: str
     """a name of environments.engines.ENGINES, or `auto`: chosen by what the machine has"""
     image_folder: str
-    """where squashfs files lie; `${VAR}` is expanded when it is asked for"""
+    """the folder of squashfs files; `${VAR}` is expanded when it is used"""
     image_striping: str | None = None
-    """the words of `lfs setstripe` that make such a folder fast to read from many nodes; None: not on Lustre"""
+    """arguments of `lfs setstripe` that make the folder fast to read from many nodes; None: not on Lustre"""
     run_folder: str | None = None
-    """where run folders are made; None: PROJECT/runs"""
+    """the folder of run folders; None: PROJECT/runs"""
     container_storage: str | None = None
-    """where podman must keep its images on a compute node; None: its default is good"""
+    """where podman must keep its images on a compute node; None: its default is good. The build script has it between
+    double quotes on purpose: the node expands `${USER}`. site_files refuses quotes, backticks and `$(`."""
     architecture: str | None = None
     """of the compute nodes, in OCI's words: amd64, arm64"""
     gpu: str | None = None
     """the GPU's kind, in the vendor's words"""
     gpus_per_node: int | None = None
     cpus_per_node: int | None = None
-    """the most that a job may ask for"""
+    """the most that a job may request"""
     cpus_per_gpu: int | None = None
-    """where the site ties one to the other; None: a job may have all of a node"""
+    """the limit per GPU; None: a job may use all CPUs of a node"""
     memory: str | None = None
-    """to ask for per node, as sbatch writes it: 450G"""
+    """requested per node, in sbatch's format: 450G"""
     memory_per_gpu: str | None = None
-    """where the site ties one to the other, as sbatch writes it"""
+    """the limit per GPU, in sbatch's format"""
     gpu_request: str = "gpus-per-node"
-    """`gpus-per-node`, `gres` or `none`: the flag by which GPUs are asked for"""
+    """`gpus-per-node`, `gres` or `none`: the flag that requests GPUs"""
     partition: str | None = None
-    """the one that jobs go to by default"""
+    """the default partition"""
     partitions: Mapping[str, str] = field(default_factory=dict)
     """name -> what it is for, and its limits"""
     account: str | None = None
     account_required: bool = False
     time_minutes: int | None = None
-    """limit of a job that names none"""
+    """time limit of a job that does not set one"""
     launcher: str = "torchrun"
     restart_by: str = "requeue"
-    """how a job that may is started anew: `requeue`, `submit` (a new job of the same file, where requeue is forbidden),
+    """how a job is restarted: `requeue`, `submit` (a new job of the same file, where requeue is forbidden),
     `chain` (jobs that were submitted before, where nodes may not submit either)"""
     nccl_network: str | None = None
-    """what NCCL must say that it uses between nodes (`Using network …`); anything else is a fall-back to TCP"""
+    """the network that NCCL must report between nodes (`Using network …`); anything else means TCP"""
     allreduce_within: int | None = None
-    """GB/s on the bus that an all-reduce of a node's GPUs reaches at least"""
+    """the least bus bandwidth, in GB/s, of an all-reduce over a node's GPUs"""
     allreduce_across: int | None = None
     """the same across nodes"""
     confirm_gpu_hours: int | None = None
-    """a launch that may take more is asked about; None: never"""
+    """`launch` asks before a run that may use more; None: never"""
     sbatch: tuple[str, ...] = ()
     """flags that every sbatch gets"""
     srun: tuple[str, ...] = ()
     """flags that every srun gets"""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """flag that the site's Slurm refuses -> why, and what to say instead"""
+    """flag that the site's Slurm refuses -> why, and what to use instead"""
     env: Mapping[str, str] = field(default_factory=dict)
-    """in every container, under the environment's own: what the fabric needs"""
+    """in every container, unless the environment sets them: what the fabric needs"""
     mounts: tuple[str, ...] = ()
-    """in every container, under the environment's own"""
+    """in every container, unless the environment mounts something there"""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """of every environment, under its own; for the Container Engine's hooks"""
+    """of every environment, unless it sets them; for the Container Engine's hooks"""
     modules: tuple[str, ...] = ()
     """loaded on the host, before the step"""
     host_setup: tuple[str, ...] = ()
     """lines of bash on the host, after the modules and before the step"""
     inside: tuple[str, ...] = ()
-    """beginnings of names: variables that host_setup exports, and that win over the image's own in every task"""
+    """prefixes of the variables of host_setup that win over the image's in every task"""
     task_setup: tuple[str, ...] = ()
     """lines of sh that every task reads inside the container, before the job's task_prolog"""
     prolog: str | None = None
     """what the site itself does on a node before and after a job"""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """program -> version that the site has, with the day on which it came"""
+    """program -> version on the site, with its date"""
     quirks: Mapping[str, str] = field(default_factory=dict)
-    """key word -> a sentence on what is different here"""
+    """keyword -> a sentence about what is different on this site"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """`key`, and `key.NAME` or `key.INDEX` for each item of a table or list"""
 

@@ -62,7 +62,7 @@ def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
         wanted = bases[0] if bases else None
         if len(found) > 20:
-            raise RunnerError(f"the bases of site {name!r} go round in a circle", str(documents[0].path), "cut it")
+            raise RunnerError(f"the bases of site {name!r} are circular", str(documents[0].path), "remove one of them")
     return tuple(reversed(found))
 
 
@@ -104,8 +104,8 @@ def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
     missing = [key for key in missing if key not in {"name", "summary", *values}]
     if missing:
         raise RunnerError(
-            f"the site {name!r} does not say: {', '.join(missing)}",
-            f"{documents[-1].path} has no such keys under [values], and no base",
+            f"the site {name!r} does not set: {', '.join(missing)}",
+            f"{documents[-1].path} has neither these keys under [values] nor a base",
             'add them, or build on another site: base = "generic-slurm"',
         )
     return Site(name=name, summary=summary, **values, origins=origins)
@@ -130,16 +130,22 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     value = typed(document, keys, kind)
     if key in _WORDS and value not in _WORDS[key]:
         raise wrong_type(document, keys, " or ".join(repr(word) for word in _WORDS[key]))
+    if key == "container_storage" and (bad := re.search(r'["`\\\n]|\$\(', str(value))):
+        raise RunnerError(
+            f"{document.place(*keys)}: container_storage cannot contain {bad[0]!r}",
+            "the build script writes it between double quotes, so that the node expands ${USER}",
+            'container_storage = "/dev/shm/${USER}"',
+        )
     return value, {key: origin}
 
 
 def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
-    """Raise RunnerError for what no variable's name can begin with: bash is to list the names that do."""
+    """Raise RunnerError for a word that cannot begin a variable's name: bash lists the names that begin so."""
     bad = [item for item in items if not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)] if key == "inside" else []
     if bad:
         raise RunnerError(
             f"{document.place('values', key)}: {key} has {bad[0]!r}",
-            "each of its words is the beginning of a name of a variable",
+            "each word must be the beginning of a variable name",
             'inside = ["NCCL_"]',
         )
 
@@ -170,14 +176,14 @@ def _origin(document: Document, keys: Keys) -> Origin:
     source = typed(document, (*keys, "source"), str) if _is_sourced(document, keys) else None
     if source is None:
         if document.path.parent == SHIPPED:
-            raise RunnerError(f"{place}: {key} names no source", "each shipped value has one", 'source = "…"')
+            raise RunnerError(f"{place}: {key} has no source", "every shipped value needs one", 'source = "…"')
         return Origin("your site file", "", place)
     title = typed(document, ("sources", source, "title"), str)
     date = typed(document, ("sources", source, "date"), str)
     if title is None or date is None:
         raise RunnerError(
             f"{place}: the source {source!r} of {key} has no title and date",
-            f"[sources.{source}] must say what was read, and of which day it is",
+            f"[sources.{source}] must name the document and its date",
             f'[sources.{source}]\ntitle = "…"\nurl = "…"\ndate = "2026-01-31"',
         )
     url = typed(document, ("sources", source, "url"), str)
@@ -185,7 +191,7 @@ def _origin(document: Document, keys: Keys) -> Origin:
 
 
 def _measured() -> dict[str, Any]:
-    """What this machine is, where it is itself the compute node."""
+    """Values measured on this machine, which is the compute node itself."""
     gpus = Path("/proc/driver/nvidia/gpus")
     return {
         "architecture": probe.architecture(),

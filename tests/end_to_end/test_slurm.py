@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import need
 from tests.end_to_end.conftest import Runner, environment, until, write
+from tests.lab.images import busybox_root, enroot_files
 from tests.lab.slurm import SlurmLab
 
 SEEN = """\
@@ -30,6 +32,31 @@ def boxed(project: Path, busybox_sqsh: Path) -> str:
     write(project, {"edf/box.toml": environment(busybox_sqsh, [f"{project}/data:/mnt"], variables)})
     write(project, {"jobs/seen.sh": SEEN, "jobs/seen.toml": JOB_FILE})
     return "box"
+
+
+def test_the_shipped_cpu_environment_keeps_the_images_path(
+    cluster: Runner, slurm: SlurmLab, project: Path, tmp_path: Path
+) -> None:
+    """`launch --env cpu --script hello`: a login shell reads Debian's /etc/profile; edf/cpu.toml sets PATH after it."""
+    if not slurm.plugins:
+        pytest.skip("this Slurm has no container plug-in")
+    need("mksquashfs", "busybox")
+    root, images = tmp_path / "root", tmp_path / "images"
+    busybox_root(root)
+    variables = {"PATH": "/opt/venv/bin:/usr/bin:/bin"}
+    for name, text in enroot_files(variables, workdir="/srv").items():
+        (root / name).write_text(text)
+    (root / "etc/profile").write_text('PATH="/usr/local/bin:/usr/bin:/bin"\nexport PATH\n')
+    python = root / "opt/venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "the image\'s python, PATH $PATH"\n')
+    python.chmod(0o755)
+    images.mkdir()
+    subprocess.run(("mksquashfs", root, images / "cpu.sqsh", "-quiet", "-no-progress"), check=True, capture_output=True)
+    runner = Runner(project, {**cluster.environ, "RUNNER_IMAGES": str(images)}, cluster.site)
+    words = ("--env", "cpu", "--script", "hello", "--engine", "ce", "--time", "5")
+    _, log = runner.finished(*words)
+    assert "the image's python, PATH /opt/venv/bin:" in log
 
 
 JOB_FILE = """\

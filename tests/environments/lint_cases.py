@@ -1,4 +1,4 @@
-"""For each code of the linter: a file that breaks its rule alone, and the same file mended."""
+"""For each code of the linter: a file that breaks its rule alone, and the same file fixed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Case:
 
     code: str
     broken: str
-    mended: str
+    fixed: str
     engine: str = "ce"
     severity: str = "error"
     line: int | None = 2
     site: Mapping[str, Any] = field(default_factory=dict)
     setting: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
-    """set for the broken and the mended file"""
-    mended_environ: Mapping[str, str] = field(default_factory=dict)
-    """set for the mended file alone"""
+    """set for the broken and the fixed file"""
+    fixed_environ: Mapping[str, str] = field(default_factory=dict)
+    """set for the fixed file alone"""
 
     @property
     def name(self) -> str:
@@ -202,7 +202,7 @@ IMAGE = [
         engine="pyxis",
         line=1,
         environ={"ENROOT_CONFIG_PATH": "half"},
-        mended_environ={"ENROOT_CONFIG_PATH": "home/.config/enroot"},
+        fixed_environ={"ENROOT_CONFIG_PATH": "home/.config/enroot"},
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""For each code about batch scripts: lines that break its rule alone, and the same mended."""
+"""For each code about batch scripts: lines that break its rule alone, and the same fixed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tests.environments.lint_cases import NGC, Case, warning
 REMAP = "remap.toml"  # an environment with com.pyxis.pytorch_remap_vars = "true"
 
 
-def error(code: str, broken: str, mended: str, **more: Any) -> Case:
-    return Case(code, broken, mended, **{"line": 3, **more})
+def error(code: str, broken: str, fixed: str, **more: Any) -> Case:
+    return Case(code, broken, fixed, **{"line": 3, **more})
 
 
-def advice(code: str, broken: str, mended: str, **more: Any) -> Case:
-    return warning(code, broken, mended, **{"line": 3, **more})
+def advice(code: str, broken: str, fixed: str, **more: Any) -> Case:
+    return warning(code, broken, fixed, **{"line": 3, **more})
 
 
 TORCHRUN = "torchrun --nnodes=2 --nproc-per-node=4"

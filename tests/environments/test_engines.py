@@ -121,7 +121,7 @@ def test_the_host_engine_sets_variables_and_says_that_there_is_no_container(tmp_
     text = 'image = "/a.sqsh"\nworkdir = "/w"\nmounts = ["/a"]\n[env]\nA = "${B}/1"\nC = ""\n'
     attachment = attach(environment_of(tmp_path, text), SITE, "host")
     assert attachment.prefix == ("env", "--chdir=/w", "-u", "C", "A=${B}/1")
-    assert attachment.notes == ("no container is entered: the image '/a.sqsh' is not used",)
+    assert attachment.notes == ("running without a container: the image '/a.sqsh' is not used",)
 
 
 IMAGE = 'image = "/a.sqsh"\n'
@@ -131,15 +131,15 @@ REFUSED = [
     ("ce", IMAGE + 'devices = ["x"]\n', "devices", "Sarus Suite only"),
     ("ce", 'image = "a.sqsh"\n', "image", "registry"),
     ("ce", IMAGE + 'mounts = ["${A:-/x}:/y", "/a\\n:/b"]\n', "mounts.1", "newline"),
-    ("ce", IMAGE + "[env]\nA = 'x $${ y'\n", "env.A", "never closed"),
-    ("sarus", IMAGE, "image", "no squashfs files"),
-    ("sarus", 'image = "a/b"\nmounts = ["/a:/b:sqsh"]\n', "mounts.0", "no squashfs files"),
+    ("ce", IMAGE + "[env]\nA = 'x $${ y'\n", "env.A", "without a closing brace"),
+    ("sarus", IMAGE, "image", "squashfs files"),
+    ("sarus", 'image = "a/b"\nmounts = ["/a:/b:sqsh"]\n', "mounts.0", "squashfs files"),
     ("sarus", 'image = "a/b"\n[env]\nA = "$(id)"\n', "env.A", "$("),
     ("sarus", 'image = "a/b"\nworkdir = "/a;b"\n', "workdir", ";"),
     ("pyxis", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "a comma"),
     ("pyxis", IMAGE + 'mounts = ["/a:/b c"]\n', "mounts.0", "a blank"),
     ("pyxis", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "only the Container Engine"),
-    ("pyxis", "workdir = '/w'\n", "image", "nothing to enter"),
+    ("pyxis", "workdir = '/w'\n", "image", "is empty"),
     ("pyxis", 'image = "foo.sqsh"\n', "image", "registry"),
     ("enroot", 'image = "ubuntu"\n', "image", "squashfs files"),
     ("enroot", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "only the Container Engine"),
@@ -149,11 +149,11 @@ REFUSED = [
     ("podman", "writable = true\n", "image", "neither"),
     ("podman", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "comma"),
     ("pyxis", IMAGE + 'mounts = ["/a`b:/c"]\n', "mounts.0", "`"),
-    ("sandbox", IMAGE + '[env]\nPWD = "/x"\n', "env.PWD", "by itself"),
+    ("sandbox", IMAGE + '[env]\nPWD = "/x"\n', "env.PWD", "sets it itself"),
     ("podman", IMAGE + '[env]\n"a.b" = "x"\n', "env.a.b", "shells drop"),
     ("podman", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "squashfs"),
     ("podman", IMAGE + 'mounts = ["/a:/b:private"]\n', "mounts.0", "private"),
-    ("docker", IMAGE, "image", "storage only"),
+    ("docker", IMAGE, "image", "only images from its storage"),
     ("sandbox", 'image = "ubuntu:24.04"\n', "image", "registry"),
     ("sandbox", IMAGE + 'devices = ["nvidia.com/gpu=all"]\n', "devices.0", "device classes"),
     ("sandbox", IMAGE + 'mounts = ["/a:/b:rslave"]\n', "mounts.0", "rslave"),
@@ -183,7 +183,7 @@ def test_an_image_has_the_registry_with_a_slash_and_no_user_where_enroots_form_i
     with pytest.raises(RunnerError) as caught:
         user = environment_of(tmp_path, 'image = "me@nvcr.io#nvidia/pytorch:24.06-py3"\nentrypoint = false\n')
         attach(user, SITE, engine)
-    assert "names the user of a login" in caught.value.why
+    assert "contains the user of a login" in caught.value.why
     assert caught.value.fix.endswith("nvcr.io/nvidia/pytorch:24.06-py3")
 
 
@@ -260,5 +260,5 @@ def test_the_sites_variables_and_mounts_lie_under_the_environments_own():
 
 
 def test_the_site_names_the_engine_where_it_is_known():
-    assert choose(load_site("alps-clariden"), {}) == ("ce", "the site alps-clariden has it")
+    assert choose(load_site("alps-clariden"), {}) == ("ce", "set by site alps-clariden")
     assert choose(load_site("local"), {})[0] in {"sandbox", "podman", "apptainer", "host"}

@@ -160,7 +160,8 @@ def test_check_is_silent_and_0_when_all_is_well_and_1_on_errors(project):
     done = runner(project, "env", "check", "it", "--site", "local", "--engine", "sandbox")
     assert done.returncode == 1
     assert (
-        done.stdout.splitlines()[0] == "edf/it.toml:6: error: env.HF_TOKEN holds a secret as plain text [secret-value]"
+        done.stdout.splitlines()[0]
+        == "edf/it.toml:6: error: env.HF_TOKEN contains a secret in plain text [secret-value]"
     )
     found = json.loads(runner(project, "env", "check", "it", "--site", "local", "--json").stdout)
     assert found["errors"] == 1

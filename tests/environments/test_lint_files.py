@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.environments.lint.check import Linter
-from runner.environments.lint.finding import mended
+from runner.environments.lint.finding import fixed
 from runner.environments.lint.subject import Setting
 from runner.project import Project
 from runner.site_files import load_site
@@ -189,8 +189,8 @@ def test_mounts_without_a_target_share_one_note_and_one_fix(tmp_path):
     linter = Linter(Project(tmp_path, tmp_path, tmp_path), Setting(load_site("local", {}), "ce", {}, here=False))
     [[one]] = [checked.findings for checked in linter.check(str(path))]
     assert one.code == "mount-without-target" and "'/a', '/c'" in one.reason
-    fixed, done = mended(path.read_text(), path, [one])
-    assert fixed.splitlines()[1] == 'mounts = ["/a:/a", "/b:/b", "/c:/c"]' and done == (one,)
+    text, done = fixed(path.read_text(), path, [one])
+    assert text.splitlines()[1] == 'mounts = ["/a:/a", "/b:/b", "/c:/c"]' and done == (one,)
 
 
 ENGINES = st.sampled_from(["ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host"])

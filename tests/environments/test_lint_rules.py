@@ -1,4 +1,4 @@
-"""Each rule finds the file that breaks it alone, at its line; the mended twin has no findings."""
+"""Each rule finds the file that breaks it alone, at its line; the fixed twin has no findings."""
 
 import subprocess
 from dataclasses import replace
@@ -87,8 +87,8 @@ def test_a_rule_finds_its_mutant_and_leaves_the_mended_twin(place, linter, case)
     found = seen(linter(environ, case.engine, case.site, case.setting), written(place, case.broken))
     assert {(code, severity) for code, severity, _ in found} == {(case.code, case.severity)}
     assert found[0][2] == case.line
-    environ |= case.mended_environ
-    assert seen(linter(environ, case.engine, case.site, case.setting), written(place, case.mended)) == []
+    environ |= case.fixed_environ
+    assert seen(linter(environ, case.engine, case.site, case.setting), written(place, case.fixed)) == []
 
 
 @pytest.mark.parametrize("case", SCRIPTS, ids=lambda case: case.name)
@@ -96,7 +96,7 @@ def test_a_rule_about_scripts_finds_its_mutant_and_leaves_the_mended_twin(place,
     head = "#!/bin/bash\n#SBATCH --nodes=2\n"
     check = linter({}, case.engine, case.site, case.setting)
     assert seen(check, written(place, head + case.broken, "job.sh")) == [(case.code, case.severity, case.line)]
-    assert seen(check, written(place, head + case.mended, "job.sh")) == []
+    assert seen(check, written(place, head + case.fixed, "job.sh")) == []
 
 
 def test_every_code_has_its_mutant_in_each_of_its_severities():

@@ -102,22 +102,22 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("-v", "vol:/a", "i"), "-v vol:/a: not taken over: 'vol' is a volume"),
         (("-v", "/a", "i"), "anonymous volume"),
         (("-v", "/a:/b:O", "i"), "-v /a:/b:O (O): not taken over"),
-        (("--mount", "type=tmpfs,dst=/a", "i"), "no tmpfs"),
-        (("--tmpfs", "/a", "i"), "mounts no tmpfs"),
+        (("--mount", "type=tmpfs,dst=/a", "i"), "not tmpfs"),
+        (("--tmpfs", "/a", "i"), "cannot mount tmpfs"),
         (("--network=none", "i"), "--network=none: not taken over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
         (("--network=host", "i"), "--network=host: not needed"),
         (("--privileged", "i"), "--privileged: not taken over"),
-        (("--memory", "4g", "i"), "[resources] memory"),
-        (("-e", "A", "i"), "-e A: not needed: the host's variables enter"),
+        (("--memory", "4g", "i"), "memory in [resources]"),
+        (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
         (("-e", "HF_TOKEN=hf_x", "i"), "HF_TOKEN=…: not taken over: it is a secret"),
-        (("-e", "A=", "i"), "-e A=: not taken over: an empty value unsets"),
+        (("-e", "A=", "i"), "-e A=: not taken over: in an EDF an empty value unsets"),
         (("--env-file", "nope", "i"), "--env-file nope: not taken over: cannot read it: No such file"),
-        (("--entrypoint", "/e", "i"), "--entrypoint /e: stands in front of the command"),
+        (("--entrypoint", "/e", "i"), "--entrypoint /e: becomes the beginning of the command"),
         (("--rootfs", "/a"), "--rootfs /a: not taken over"),
         (("--some-new-option=1", "i"), "--some-new-option=1: not taken over"),
-        (("localhost/x",), "localhost/x: not taken over: the image lies in the engine's storage only"),
-        ((), "it names no image"),
+        (("localhost/x",), "localhost/x: not taken over: the image is only in the engine's storage"),
+        ((), "it has no image"),
     ],
 )
 def test_what_is_not_taken_over_is_said(words, note):
@@ -130,7 +130,9 @@ def test_files_of_variables_are_read(tmp_path):
     (tmp_path / "v.env").write_text("# c\nA=1 2\nB=$C ${D}\nE\n\n")
     edf, _, notes = from_words(*DOCKER, "--env-file", "v.env", "i", folder=tmp_path)
     assert edf["env"] == {"A": "1 2", "B": "$C $${D}"}
-    assert "--env-file v.env (E): not needed: the host's variables enter, except where the image has its own" in notes
+    assert (
+        "--env-file v.env (E): not needed: the container gets the host's variables, unless the image sets them" in notes
+    )
 
 
 def test_flags_of_pyxis():
@@ -211,14 +213,14 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
     }
     text = "\n".join(notes)
     for word in (
-        "--job-name=train: a run is named after its job file: call that train.toml",
+        "--job-name=train: a run is named after its job file: name it train.toml",
         "--array=1-3: not taken over: the tasks of an array would share one run folder",
         "line 6: set -euo pipefail: not taken over",
         "line 7: MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1): not needed",
         "HF_TOKEN=…: not taken over: it is a secret",
         "line 11: WHEN=$(date +%s): the EDF needs ${WHEN}",
         "line 18: cat > hosts <<EOF: not taken over",
-        "line 21: srun hostname: not taken over: a job starts one program",
+        "line 21: srun hostname: not taken over: a job runs one program",
         "line 22: #SBATCH --nodes=9: not taken over",
         "> log.txt: not taken over: a run has one log",
         "--nnodes=$SLURM_NNODES: not needed",
@@ -310,9 +312,9 @@ def test_idioms_of_batch_scripts_in_the_wild():
     assert job["slurm"] == {"srun": ["--label"]}
     text = "\n".join(notes)
     for word in (
-        "$PWD: taken as /here, as if the script were submitted from there",
-        "line 9: MORE=(…): it stands in a condition",
-        "line 15: $AUTO: not taken over: what it holds is not known here",
+        "$PWD: read as /here, as if the script were submitted from there",
+        "line 9: MORE=(…): it is in a condition",
+        "line 15: $AUTO: not taken over: its value is unknown",
     ):
         assert word in text, (word, text)
 
@@ -321,13 +323,13 @@ def test_variables_that_only_the_script_knows_are_said():
     _, job, notes = from_script('A=$(date)\nB=1\nC=(x)\nsrun --container-image=i run "$A" "$(id) $B ${C[0]}" "$HOME"\n')
     assert job["command"][2] == 'exec run "${A}" "$(id) $B ${C[0]}" "${HOME}"'
     text = "\n".join(notes)
-    for word in ("line 2: A=$(date): the step's words have $A", "$B: the step's words", "$C: the step's words"):
+    for word in ("line 2: A=$(date): the step uses $A", "$B: the step uses it", "$C: the step uses it"):
         assert word in text, (word, text)
     assert "HOME" not in text
 
 
 def test_a_script_of_another_language_is_refused():
-    with pytest.raises(RunnerError, match="it is no shell script") as caught:
+    with pytest.raises(RunnerError, match="it is not a shell script") as caught:
         read_script("#!/usr/bin/env python3\n", Adopted(), draft(), Path("/here"), "x.py")
     assert "-- srun" in caught.value.fix
 
@@ -459,6 +461,18 @@ def test_the_command_prints_an_edf_and_says_the_rest(tmp_path):
         'writable = true\nmounts = ["/a:/b"]\n'
     )
     assert "--rm: not needed" in done.stderr
+
+
+def test_the_command_says_that_it_adds_writable_to_a_line_of_pyxis(tmp_path):
+    """Real pyxis makes the root read-only there; --container-writable and --container-readonly decide it."""
+    image = ("--", "srun", "--container-image=ubuntu:24.04")
+    for words, added in (
+        (image, True),
+        ((*image, "--container-writable"), False),
+        ((*image, "--container-readonly"), False),
+    ):
+        done = runner(tmp_path, *words, "true")
+        assert ("writable = true: added; without --container-writable, pyxis makes" in done.stderr) == added
 
 
 def test_the_command_writes_both_files_that_launch_takes(tmp_path):

@@ -65,14 +65,14 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
 
 def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:
     """The findings after fixing what can be fixed. Some findings appear only after others are fixed."""
-    from runner.environments.lint.finding import by_file, mended
+    from runner.environments.lint.finding import by_file, fixed
     from runner.machine import files
 
     for _ in range(_ROUNDS):
         changed = False
         for path, findings in by_file([finding for one in checked for finding in one.findings]).items():
             text = path.read_bytes().decode()
-            new, done = mended(text, path, findings)
+            new, done = fixed(text, path, findings)
             if new != text:
                 files.write(path.resolve(), new, keep_mode=True)
                 console.say(f"{path}: fixed {', '.join(dict.fromkeys(finding.code for finding in done))}")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Attachment:
-    """A step is `srun *flags *prefix COMMAND`, with `exports` set before it and `files` lying in the run folder.
+    """A step is `srun *flags *prefix COMMAND`, with `exports` set before it and `files` in the run folder.
 
     In flags, prefix and exports `${NAME}` is live: the shell of the batch script puts the value there when it runs.
-    `$${NAME}` is the literal text `${NAME}`; every other character is literal. Defaults (`${NAME:-x}`) never occur.
+    `$${NAME}` is the literal text `${NAME}`; every other character is literal. There are no defaults (`${NAME:-x}`).
     """
 
     files: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One EDF file: where it is looked up, and what stands in it, before any base environment is merged."""
+"""One EDF file: where it is looked up and what it contains, before any base environment is merged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SYSTEM_FOLDER = Path("/etc/edf")
 
 @dataclass(frozen=True)
 class Layer:
-    """What one EDF file says. None and empty: it says nothing about that."""
+    """The content of one EDF file. None or empty: the file does not set that key."""
 
     document: Document
     bases: tuple[str, ...]
@@ -45,16 +45,16 @@ class Layer:
     annotations: Mapping[str, str]
     """by dotted name"""
     annotation_keys: Mapping[str, Keys]
-    """the keys under which each annotation stands in the file, whichever way they are dotted, nested and quoted"""
+    """the keys of each annotation in the file, however they are dotted, nested and quoted"""
     devices: tuple[str, ...]
 
     def origin(self, *keys: str) -> Origin:
-        """Where a value of this file stands."""
+        """The line of a value in this file."""
         return Origin("", "", self.document.place(*keys))
 
 
 def search_folders(project: Project, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The folders in which a NAME is looked up: the project's edf/, EDF_PATH (else ~/.edf), ours, the system's.
+    """The folders in which a NAME is looked up: the project's edf/, EDF_PATH (else ~/.edf), shipped, the system's.
 
     Source: CSCS documentation, software/container-engine/run.md: EDF_PATH replaces ~/.edf (2026-08-20).
     """
@@ -93,17 +93,17 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
 
 
 def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Every environment that can be named here."""
+    """The names of all environments that are found here."""
     return tuple(sorted({path.stem for folder in search_folders(project, environ) for path in folder.glob("*.toml")}))
 
 
 def read_layer(path: Path) -> Layer:
-    """What one EDF file says. Raises RunnerError that names the line of the first fault."""
+    """The content of one EDF file. Raises RunnerError that names the line of the first fault."""
     return layer_of(read_toml(path))
 
 
 def layer_of(document: Document) -> Layer:
-    """What the text of an EDF says. Raises RunnerError that names the line of the first fault."""
+    """The content of an EDF's text. Raises RunnerError that names the line of the first fault."""
     refuse_unknown_keys(document, (), KEYS, "EDF")
     base = document.get("base_environment")
     bases = (typed(document, ("base_environment",), str, ""),) if not isinstance(base, list) else ()
@@ -129,14 +129,14 @@ def layer_of(document: Document) -> Layer:
 
 
 def _annotations(document: Document) -> dict[str, Keys]:
-    """The keys of each annotation by its dotted name, whether the file nests tables or writes dotted keys."""
+    """The keys of each annotation, by its dotted name."""
     found: dict[str, Keys] = {}
     for keys in _leaves(document, ("annotations",)):
         name = ".".join(keys[1:])
         if name in found:
             raise RunnerError(
-                f"{document.place(*keys)}: the annotation {name} is given twice",
-                f"it stands in {document.place(*found[name])} too, in other words",
+                f"{document.place(*keys)}: the annotation {name} is set twice",
+                f"{document.place(*found[name])} sets it too, written differently",
                 "keep one of them",
             )
         found[name] = keys
@@ -163,19 +163,19 @@ def _check_texts(layer: Layer) -> None:
         _checked(layer.document, value, "env", name)
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
             raise RunnerError(
-                f"{layer.document.place('env', name)}: {name!r} cannot be the name of a variable",
+                f"{layer.document.place('env', name)}: {name!r} is not a variable name",
                 "a name has letters, digits, `_`, `.` and `-`, and does not begin with a digit",
                 'write NAME = "value"',
             )
 
 
 def _checked(document: Document, text: str, *keys: str) -> str:
-    """The text. Raises RunnerError for a broken variable reference and for the byte that ends every C string."""
+    """The text. Raises RunnerError for a broken variable reference and for the NUL byte."""
     place = document.place(*keys)
     if "\0" in text:
         raise RunnerError(
-            f"{place}: {'.'.join(keys)} holds a NUL byte",
-            "no program can be handed one in an argument or a variable",
+            f"{place}: {'.'.join(keys)} contains a NUL byte",
+            "arguments and variables of a program cannot contain one",
             "remove it; binary data belongs in a file that is mounted",
         )
     parts(text, f"{'.'.join(keys)} ({place})")

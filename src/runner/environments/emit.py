@@ -1,4 +1,4 @@
-"""What plain srun, or a container engine, takes without runner: the text of `runner env emit`."""
+"""The text of `runner env emit`: for plain srun or a container engine, without runner."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def emitted(
     if engine == "sandbox":
         raise RunnerError(
             "the sandbox has no command line of its own",
-            "it is a script that lies in the run folder",
+            "it is a script in the run folder",
             "runner shell, or runner launch --dry-run; --as podman gives a command line",
         )
     located = replace(environment, image=_with_folder(environment.image, site, environ))
@@ -80,7 +80,7 @@ def _with_folder(image: str, site: Site, environ: Mapping[str, str]) -> str:
 
 
 def _container_script(environment: Environment, site: Site, engine: str, origin: str) -> str:
-    """One `podman run` or `docker run`; what their options cannot say is said by words in front of the command."""
+    """One `podman run` or `docker run`; words before the command do what their options cannot."""
     squashfs, workdir = environment.is_squashfs, environment.workdir
     native = workdir if workdir and not squashfs and not has_variables(workdir) else None
     options: list[tuple[str, ...]]
@@ -126,8 +126,8 @@ def _script(
     before: str = "",
     raw: tuple[str, ...] = (),
 ) -> str:
-    """The script: variables, the lines `before`, and the command, whose words behind it are `raw` bash. It stays where
-    it has set a trap, to tidy up behind the command."""
+    """The script: variables, the lines `before`, and the command, followed by `raw` bash words. It does not exec
+    the command if it has set a trap, so that it can clean up afterwards."""
     lines = ["#!/usr/bin/env bash", f"# {origin}", f"# Use: {use}"]
     lines += ["# shellcheck disable=SC2016  # what looks like a variable there is text", "set -eu"]
     lines += [f"export {name}={live(value)}" for name, value in exports.items()]

@@ -24,7 +24,7 @@ DEFAULT = Origin("default")
 
 @dataclass(frozen=True)
 class Environment:
-    """A merged EDF. `${VAR}` stays literal in every field: only an engine, or `expand`, puts values in."""
+    """A merged EDF. Every field keeps `${VAR}`: only an engine, or `expand`, replaces it."""
 
     name: str
     path: Path | None
@@ -32,11 +32,11 @@ class Environment:
     image: str
     """a squashfs path, `[USER@][REGISTRY#]IMAGE[:TAG]`, or empty: no container is entered"""
     workdir: str | None = None
-    """None: the image's own"""
+    """None: the image's own working directory"""
     entrypoint: bool = False
-    """whether the image's entrypoint runs in front of the command"""
+    """whether the image's entrypoint runs before the command"""
     writable: bool = True
-    """whether the root file system takes writes, which are lost at the end"""
+    """whether the root file system is writable; writes are lost at the end"""
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     """wins over the image's variables, which win over the host's; an empty value unsets"""
@@ -47,11 +47,11 @@ class Environment:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """where each value came from: "image", "mounts.0", "env.NAME", "annotations.com.hooks.x" """
     replaced: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict, compare=False)
-    """where the values stood that a later file took the place of"""
+    """where values were set that a later file replaces"""
 
     @property
     def is_squashfs(self) -> bool:
-        """Whether the image is a path; anything else is a name in a registry or in an engine's storage."""
+        """Whether the image is a path; otherwise it is a name in a registry or in an engine's storage."""
         return self.image.startswith(("/", ".")) or re.match(r"\$\{[^{}]*\}/", self.image) is not None
 
 
@@ -67,7 +67,7 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
         name=path.stem,
         path=path,
         image=values.get("image", ""),
-        workdir=values.get("workdir") or None,  # "" takes a base's workdir back
+        workdir=values.get("workdir") or None,  # "" resets a base's workdir
         entrypoint=values.get("entrypoint", False),
         writable=values.get("writable", True),
         env=merged.tables["env"],
@@ -80,7 +80,7 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
 
 
 class _Merged:
-    """What the layers say together: of a value the last one counts, of a list each entry, once."""
+    """The layers merged: the last value wins; lists keep every entry, once."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class _Merged:
         self.replaced: dict[str, list[Origin]] = {}
 
     def add(self, layer: Layer) -> None:
-        """Lay one file over those before it."""
+        """Merge one file over those before it."""
         for key, value in as_data(layer).items():
             self.values[key] = value
             self._from(key, layer.origin(key))
@@ -114,10 +114,10 @@ class _Merged:
 
 
 def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tuple[Path, ...]) -> Iterator[Layer]:
-    """The files that make an environment, the one that counts most last."""
+    """The files of an environment, in order of increasing precedence."""
     if path.resolve() in above:
         circle = " -> ".join(str(step) for step in (*above, path.resolve()))
-        raise RunnerError(f"the base_environment of {above[0]} goes round in a circle", circle, "cut it at one of them")
+        raise RunnerError(f"the base_environment of {above[0]} is circular", circle, "remove it from one of them")
     if len(above) > MAXIMUM_LEVELS:
         raise RunnerError(
             f"the base_environment of {above[0]} is nested deeper than {MAXIMUM_LEVELS} levels",
@@ -138,11 +138,11 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
 def emit_edf(
     environment: Environment, comment: str = "", *, flag_separator: str = "+", sources: str | None = None
 ) -> str:
-    """The environment as EDF text that stands alone.
+    """The environment as EDF text without base environments.
 
-    `entrypoint` and `writable` are always written, since the engines disagree on their defaults; so is the target of
-    every mount, since one engine asks for it. With `sources`, a comment behind each value says where it came from:
-    the file and line, the default, or, for what no file says, the words given (`site NAME`).
+    `entrypoint` and `writable` are always written, because engines disagree on their defaults; so is the target of
+    every mount, because one engine requires it. With `sources`, a comment after each value names its origin: the file
+    and line, the default, or `sources` itself (`site NAME`) for values that are in no file.
     Source: CSCS documentation, software/container-engine/edf.md, and sarus-suite/raster, src/lib.rs (2026-08-20).
     """
 
@@ -172,13 +172,13 @@ def emit_edf(
 
 
 def _one_line(text: str) -> str:
-    """Text that a TOML comment may hold: no line break, no control character."""
+    """Text for a TOML comment: without line breaks and control characters."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _annotation_lines(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in annotations.items():
-        # TOML has no key that is text and table at once: the longer of two such names is quoted whole
+        # a TOML key cannot be both text and a table: of two such names the longer is quoted whole
         clash = any(name.startswith(f"{other}.") for other in annotations)
         key = quoted(name) if clash else ".".join(_key(part) for part in name.split("."))
         yield name, f"{key} = {quoted(value)}"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from runner.errors import RunnerError
 from runner.expansion import parts
 
-# a colon inside of `${VAR:-x}` separates nothing
+# a colon inside `${VAR:-x}` is not a separator
 _FIELDS = re.compile(r"(?:\$\{(?:[^{}]|\$\{[^{}]*\})*\}|[^:])*")
 
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host (or, with the flag `sqsh`, what is in a squashfs file) at a path inside."""
+    """A file or folder of the host, or with `sqsh` the content of a squashfs file, at a path in the container."""
 
     source: str
     target: str
@@ -26,12 +26,12 @@ class Mount:
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing can be written through it."""
+        """Whether the mount is read-only."""
         return "ro" in self.flags or "sqsh" in self.flags
 
 
 def split_fields(text: str) -> tuple[str, ...]:
-    """The text cut at each colon that does not stand inside of a `${VAR:-default}`."""
+    """The text split at each colon outside `${VAR:-default}`."""
     fields, position = [], 0
     while True:
         match = _FIELDS.match(text, position)
@@ -43,14 +43,14 @@ def split_fields(text: str) -> tuple[str, ...]:
 
 
 def parse_mount(text: str, where: str = "") -> Mount:
-    """The mount that a text describes. Without a target, the source's path is used inside too; flags are joined with
+    """The mount that a text describes. Without a target, the source's path is the target; flags are joined with
     `+` (Container Engine, pyxis) or `,` (Sarus Suite). Raises RunnerError that begins with `where`."""
     fields = split_fields(text)
     what = f"{where}: " if where else ""
     if len(fields) > 3 or not all(fields):
         raise RunnerError(
             f"{what}cannot read the mount {text!r}",
-            "a mount is SOURCE[:TARGET[:FLAG+FLAG]], no field empty",
+            "a mount is SOURCE[:TARGET[:FLAG+FLAG]], without empty fields",
             "'${SCRATCH}/data:/data:ro'",
         )
     source, target = fields[0], fields[1] if len(fields) > 1 else fields[0]

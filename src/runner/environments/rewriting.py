@@ -85,8 +85,8 @@ def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> s
 
 def _refusal(change: Change) -> RunnerError:
     return RunnerError(
-        f"cannot change {'.'.join(change.keys)} in the file without writing the rest anew",
-        "what stands there now leaves no place for the change",
+        f"cannot change {'.'.join(change.keys)} in the file without rewriting the rest",
+        "the present value leaves no place for the change",
         "change it by hand",
     )
 
@@ -128,7 +128,7 @@ def _changed(data: dict[str, Any], change: Change) -> dict[str, Any]:
 
 
 def _step(value: Any, key: str) -> Any:
-    """What lies below a key or an index; None where nothing does."""
+    """The value under a key or an index; None if there is none."""
     if isinstance(value, dict):
         return value.get(key)
     if isinstance(value, list) and key.isdigit() and int(key) < len(value):

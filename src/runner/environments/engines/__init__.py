@@ -17,7 +17,7 @@ from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 """each a module here, of that name, with `attach(environment, site) -> Attachment` and MOUNTS"""
-# The fields in which `${VAR:-default}` has to be decided before, since nothing expands it where the container starts.
+# The fields in which runner decides `${VAR:-default}`, because the engine does not expand it there.
 _DECIDED: Mapping[str, tuple[str, ...]] = {
     **{name: ("mounts",) for name in ("ce", "sarus")},
     **{name: ("image", "mounts") for name in ("pyxis", "enroot", "apptainer")},
@@ -31,8 +31,8 @@ def attach(
 ) -> Attachment:
     """What `engine` (default: the site's) adds to a step, so that its command runs inside the environment.
 
-    The site's own variables and mounts come first, the environment's win over them. Raises RunnerError for a field
-    that the engine cannot express: nothing is ever dropped.
+    The environment's variables and mounts win over the site's. Raises RunnerError for a field that the engine cannot
+    express: nothing is ever dropped.
     """
     environ = os.environ if environ is None else environ
     name = engine or site.engine
@@ -60,20 +60,20 @@ def _module(engine: str) -> ModuleType:
 def decided(
     environment: Environment, site: Site, engine: str, environ: Mapping[str, str]
 ) -> tuple[Environment, tuple[str, ...]]:
-    """The environment with the site's part, and `${VAR:-default}` decided where this engine expands none; and notes."""
+    """(environment with the site's part, and with `${VAR:-default}` decided where the engine does not; notes)."""
     full = with_site(environment, site)
     return without_defaults(full, environ, only=_DECIDED[engine]) if _DECIDED[engine] else (full, ())
 
 
 def with_site(environment: Environment, site: Site) -> Environment:
-    """The environment with the site's variables, mounts and annotations under its own."""
+    """The environment with the site's variables, mounts and annotations; its own win."""
     mounts = tuple(parse_mount(text, f"site {site.name}") for text in site.mounts)
     targets = {mount.target for mount in environment.mounts}
     return replace(
         environment,
         env={**site.env, **environment.env},
         annotations={**site.annotations, **environment.annotations},
-        # behind the environment's own, whose numbers stand in the messages
+        # after the environment's own, whose indexes appear in messages
         mounts=(*environment.mounts, *(mount for mount in mounts if mount.target not in targets)),
     )
 
@@ -81,8 +81,8 @@ def with_site(environment: Environment, site: Site) -> Environment:
 def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
     """The engine to use on a site, and why; `auto` is decided by what this machine has."""
     if site.engine != "auto":
-        return site.engine, f"the site {site.name} has it"
-    from runner.detection import slurm_plugins  # what looks at the machine is slow to import
+        return site.engine, f"set by site {site.name}"
+    from runner.detection import slurm_plugins  # slow to import
     from runner.machine import process
 
     if site.scheduler == "slurm":
@@ -94,8 +94,8 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
         return "sandbox", "bubblewrap and squashfuse, or unsquashfs, are installed"
     for engine in ("podman", "apptainer"):
         if process.which(engine):
-            return engine, f"{engine} is here, and {reason}"
-    return "host", f"no container engine is here: {reason}; no podman, no apptainer"
+            return engine, f"{engine} is installed, and {reason}"
+    return "host", f"there is no container engine: {reason}; podman and apptainer are not installed"
 
 
 def why_no_sandbox() -> str | None:
@@ -105,10 +105,10 @@ def why_no_sandbox() -> str | None:
     if process.which("bwrap") is None:
         return "bubblewrap is not installed"
     if process.which("unsquashfs") is None and not (probe.fuse_usable() and process.which("squashfuse")):
-        return "neither squashfuse with /dev/fuse nor unsquashfs is here"
+        return "neither squashfuse with /dev/fuse nor unsquashfs is installed"
     if process.which("unshare") is None:
         return "unshare (util-linux) is not installed"
     for words in (("unshare", "--mount", "true"), ("unshare", "--map-root-user", "--mount", "true")):
         if process.run(words, check=False, timeout_seconds=5).exit_code == 0:
             return None
-    return "this user may make no namespaces"
+    return "this user may not create namespaces"

@@ -1,4 +1,4 @@
-"""Apptainer: `apptainer exec IMAGE COMMAND`. It enters squashfs files and images of registries.
+"""Apptainer: `apptainer exec IMAGE COMMAND`. It runs squashfs files and images from registries.
 
 Source: Apptainer 1.3 user guide, "Environment and Metadata", "Bind Paths and Mounts" (2026-11-21).
 """
@@ -33,13 +33,13 @@ def mount_text(index: int, mount: Mount) -> str:
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The words in front of the command; variables go in as APPTAINERENV_NAME, which holds any text."""
+    """The words before the command; variables are passed as APPTAINERENV_NAME, which can hold any text."""
     check_edf(environment, "apptainer")
     refuse_annotations(environment, "apptainer")
     if environment.entrypoint:
-        why = "`apptainer exec` never runs the entrypoint, and `apptainer run` takes no command"
+        why = "`apptainer exec` never runs the entrypoint, and `apptainer run` does not accept a command"
         raise refuse(
-            environment, "entrypoint", "apptainer", why, "name the entrypoint's program in the command instead"
+            environment, "entrypoint", "apptainer", why, "start the entrypoint's program in the command instead"
         )
     check_mounts(environment, "apptainer", MOUNTS)
     exports, inside = split_env(environment)

@@ -1,4 +1,4 @@
-"""The Container Engine of CSCS: `srun --environment=FILE`. It takes the EDF as it is."""
+"""The Container Engine of CSCS: `srun --environment=FILE`. It reads the EDF itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
 FILE = "environment.toml"
-# set at the head of every emitted EDF, so that a reader knows what the file is
+# the first line of every emitted EDF
 COMMENT = "What the container of this run sees. Plain `srun --environment=./environment.toml` takes this file."
 
 # Source: CSCS documentation, container-engine/edf.md (2026-08-20)
@@ -33,7 +33,7 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
             environment,
             "image",
             engine,
-            f"{environment.image!r} would be taken for the name of an image in a registry",
+            f"{environment.image!r} would be read as the name of an image in a registry",
             f"write an absolute path, or ./{environment.image}",
         )
     if engine == "ce":
@@ -54,7 +54,7 @@ def _check_escapes(environment: Environment) -> None:
 
     def check(text: str, field: str) -> str:
         if re.search(r"\$\$\{[^}]*$", text):
-            why = f"it has the text ${{, never closed: {text!r}; how the engine reads that is not documented"
+            why = f"it has ${{ without a closing brace: {text!r}; how the engine reads that is not documented"
             raise refuse(environment, field, "ce", why, "set it in the job's setup instead")
         return text
 
@@ -62,7 +62,7 @@ def _check_escapes(environment: Environment) -> None:
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The emitted EDF and the flag that names it by path, so that EDF_PATH does not matter."""
+    """The emitted EDF and the flag that names it by path, independent of EDF_PATH."""
     check_edf(environment)
     image = Path(environment.image)
     lost = "" if environment.env.get("PATH") or not image.is_absolute() else lost_path(image)
@@ -72,21 +72,21 @@ def attach(environment: Environment, site: Site) -> Attachment:
 
 
 def lost_path(image: Path) -> str:
-    """The image's PATH where the engine's login shell would drop some of its folders; empty where it keeps them all.
+    """The image's PATH where the engine's login shell would drop some of its folders; empty if it keeps them all.
 
-    Debian's /etc/profile sets PATH anew, Ubuntu's does not.
+    Debian's /etc/profile resets PATH; Ubuntu's does not.
     """
     profile, variables = _content(image, "etc/profile"), _content(image, "etc/environment")
-    set_anew = re.findall(r"^\s*PATH=[\"']?([^\"'\s$]*)[\"']?\s*$", profile, re.MULTILINE)
+    reset = re.findall(r"^\s*PATH=[\"']?([^\"'\s$]*)[\"']?\s*$", profile, re.MULTILINE)
     own = re.findall(r"^PATH=[\"']?([^\"'\s]*)", variables, re.MULTILINE)
-    if not set_anew or not own:
+    if not reset or not own:
         return ""
-    kept = {folder for path in set_anew for folder in path.split(":")}
+    kept = {folder for path in reset for folder in path.split(":")}
     return str(own[-1]) if set(own[-1].split(":")) - kept else ""
 
 
 def _content(image: Path, name: str) -> str:
-    """A file of a squashfs image; empty where it cannot be read here."""
+    """A file of a squashfs image; empty if it cannot be read here."""
     from runner.machine import process  # slow to import
 
     if not image.is_file() or process.which("unsquashfs") is None:

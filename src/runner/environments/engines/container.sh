@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
-# Runs a command in a container of podman or docker. Usage: bash container.sh COMMAND…; what to enter stands in
+# Runs a command in a container of podman or docker. Usage: bash container.sh COMMAND…; the container is described in
 # container.conf beside it: a squashfs file (podman only, as --rootfs) or an image of the engine's storage or a registry.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -12,7 +12,7 @@ flags=(run --rm --interactive --network host --uts host) within=()
 # DeepSpeed and NCCL want the node's /dev/shm; rootless podman refuses `--ipc host` where there is no /dev/mqueue
 if [[ -d /dev/mqueue ]]; then flags+=(--ipc host); else flags+=(--volume /dev/shm:/dev/shm); fi
 
-command -v "$engine" > /dev/null || fail "$engine is missing on $node" "the environment is to be entered with it" \
+command -v "$engine" > /dev/null || fail "$engine is missing on $node" "the site uses this engine" \
   "install it, or choose another engine"
 
 if [[ $engine == podman ]]; then
@@ -39,7 +39,7 @@ describe() {
     [[ +${mounts[index + 2]}+ == *+ro+* ]] && options=ro
     [[ $source$target != *[:,]* ]] || fail "$engine cannot mount $source at $target" \
       "its option --volume separates fields by colons and commas, and these paths have one" "rename the folder"
-    [[ -e $source ]] || fail "the mount source $source is not there on $node" \
+    [[ -e $source ]] || fail "the mount source $source does not exist on $node" \
       "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
     flags+=(--volume "$source:$target:$options")
     [[ $target != /tmp ]] || own_tmp=1
@@ -113,9 +113,9 @@ enter_squashfs() {
   expand host "$image" image
   absolute "$REPLY"
   image=$REPLY
-  [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user may not see it" \
+  [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user cannot read its folder" \
     "runner import; the image folder must be one that every node sees"
-  command -v squashfuse > /dev/null || fail "squashfuse is missing on $node" "podman enters squashfs files through it" \
+  command -v squashfuse > /dev/null || fail "squashfuse is missing on $node" "podman needs it to mount squashfs files" \
     "apt-get install squashfuse"
   mount -t tmpfs -o mode=0755 tmpfs "$root"
   mkdir "$root/lower"
@@ -154,7 +154,7 @@ enter_squashfs() {
 }
 
 # Enters podman's user namespace and comes back with the code of what ran there. `podman unshare` itself ends with 0 as soon
-# as it is told TERM (4.3.1), however long the job inside takes to save and whatever it ends with.
+# as it gets TERM (4.3.1), however long the job inside takes to save and whatever it ends with.
 enter_as_user() {
   local root=$1 said code=0 pid='' inner=''
   shift
@@ -174,7 +174,7 @@ case ${1-} in
 esac
 case $image in
   /* | .* | '${'*'}/'*)
-    [[ $engine == podman ]] || fail "$engine cannot enter the squashfs file $image" "it knows images of its storage only" \
+    [[ $engine == podman ]] || fail "$engine cannot enter the squashfs file $image" "it runs only images from its storage or a registry" \
       "use podman or the sandbox, or name an image in the EDF"
     root=${TMPDIR:-/tmp}/runner-container-$(id -u)
     own_folder "$root" # never removed: another task may have mounted there

@@ -1,4 +1,4 @@
-"""docker: the same script as podman's; it enters images of its storage or of a registry, never squashfs files."""
+"""docker: the same script as podman's; it runs images from its storage or a registry, never squashfs files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MOUNTS = podman.MOUNTS
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The script, what it is to enter, and the words that start it."""
+    """The script, its configuration, and the words that start it."""
     if environment.is_squashfs:
         raise refuse(
             environment,
             "image",
             "docker",
-            f"it knows images of its storage only, and {environment.image!r} is a squashfs file",
-            "use podman or the sandbox, or name an image",
+            f"it runs only images from its storage or a registry; {environment.image!r} is a squashfs file",
+            "use podman or the sandbox, or write the name of an image",
         )
     return podman.attach(environment, site, "docker")

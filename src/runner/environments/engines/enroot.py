@@ -1,4 +1,4 @@
-"""enroot by itself: `enroot start IMAGE.sqsh COMMAND`. Starting a squashfs file asks for squashfuse on the node.
+"""enroot by itself: `enroot start IMAGE.sqsh COMMAND`. Starting a squashfs file needs squashfuse on the node.
 
 Source: NVIDIA/enroot 4.1.2, doc/cmd/start.md and src/runtime.sh (2026-04-29).
 """
@@ -21,7 +21,7 @@ from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
-# what the user has set for other containers
+# overrides what the user may have set for other containers
 EXPORTS = {
     **NO_LOGIN_SHELL,
     **{f"ENROOT_{name}": "n" for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")},
@@ -37,7 +37,7 @@ def mount_text(index: int, mount: Mount) -> str:
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The words in front of the command. The host's variables enter by a configuration file, the EDF's by name."""
+    """The words before the command. The host's variables are passed by a configuration file, the EDF's by name."""
     check_edf(environment, "enroot")
     refuse_annotations(environment, "enroot")
     check_mounts(environment, "enroot", MOUNTS)
@@ -46,8 +46,8 @@ def attach(environment: Environment, site: Site) -> Attachment:
             environment,
             "image",
             "enroot",
-            f"`enroot start` enters squashfs files, not {environment.image!r}",
-            "runner import, and write the path of the squashfs file",
+            f"`enroot start` runs squashfs files, not {environment.image!r}",
+            "run `runner import` and write the path of the squashfs file",
         )
     start = (
         "enroot",
@@ -59,7 +59,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         image_text(environment, "enroot"),
     )
     files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf(environment)}
-    # its own --env goes through a file of lines, where quotes and line breaks are lost
+    # enroot's --env goes through a file of lines, which loses quotes and line breaks
     inside = inside_words(environment.env, environment.workdir)
     return Attachment(files=files, prefix=(*start, *inside), exports=EXPORTS)
 

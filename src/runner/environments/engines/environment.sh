@@ -56,7 +56,7 @@ expand() {
   REPLY=$out$rest
 }
 
-# count TEXT PART: prints how often PART stands in TEXT.
+# count TEXT PART: prints how often PART occurs in TEXT.
 count() {
   local without=${1//"$2"/}
   printf '%s' $(((${#1} - ${#without}) / ${#2}))

@@ -26,12 +26,12 @@ def attach(environment: Environment, site: Site) -> Attachment:
             )
     if environment.entrypoint:
         why = "without a container there is no entrypoint to run"
-        raise refuse(environment, "entrypoint", "host", why, "entrypoint = false, or an engine with containers")
+        raise refuse(environment, "entrypoint", "host", why, "set entrypoint = false, or use an engine with containers")
     unset = tuple(word for name, value in environment.env.items() if not value for word in ("-u", name))
     fixed = tuple(f"{name}={dialect(value, f'env.{name}')}" for name, value in environment.env.items() if value)
     folder = (f"--chdir={dialect(environment.workdir, 'workdir')}",) if environment.workdir else ()
     words = (*folder, *unset, *fixed)
-    notes = (f"no container is entered: the image {environment.image!r} is not used",) if environment.image else ()
+    notes = (f"running without a container: the image {environment.image!r} is not used",) if environment.image else ()
     return Attachment(
         files={FILE: emit_edf(environment, _COMMENT)}, prefix=("env", *words) if words else (), notes=notes
     )

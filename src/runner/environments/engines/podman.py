@@ -25,7 +25,7 @@ MOUNTS = MountSyntax(":,", frozenset({"ro", "rw", "rbind", "bind"}))
 
 
 def attach(environment: Environment, site: Site, engine: str = "podman") -> Attachment:
-    """The script, what it is to enter, and the words that start it."""
+    """The script, its configuration, and the words that start it."""
     if bare_squashfs(environment) or not environment.image:
         why = f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
         raise refuse(environment, "image", engine, why, "write an absolute path, or NAME:TAG")

@@ -19,8 +19,8 @@ from runner.environments.engines.shared import (
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
-# Else enroot starts a login shell, whose /etc/profile takes the image's PATH away in every Debian-based image; pyxis
-# hands the variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
+# Otherwise enroot starts a login shell, whose /etc/profile resets PATH in every Debian-based image; pyxis passes the
+# variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
 NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
 _COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
 
@@ -33,18 +33,18 @@ MOUNTS = MountSyntax(',: \t\n"$`\\')
 def image_text(environment: Environment, engine: str = "pyxis") -> str:
     """The image, as enroot's URI without a scheme, or as a path."""
     if not environment.image:
-        raise refuse(environment, "image", engine, "it is empty, so there is nothing to enter", 'image = "…"')
+        raise refuse(environment, "image", engine, "it is empty", 'image = "…"')
     return dialect(environment.image, "image")
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The flags of srun, one merged list of mounts among them; variables are handed in by name.
+    """The flags of srun, one merged list of mounts among them; variables are passed by name.
 
-    Its image's variables beat those of the job, except for those named in --container-env.
+    The image's variables beat those of the job, except for those named in --container-env.
     """
     check_edf(environment, "pyxis")
     refuse_annotations(environment, "pyxis")
-    check_mounts(environment, "pyxis", MOUNTS, flags=False)  # it hands flags on as they are
+    check_mounts(environment, "pyxis", MOUNTS, flags=False)  # pyxis passes flags on unchanged
     exports, inside = split_env(environment)
     workdir = fixed_workdir(environment)
     mounts = [dialect(mount.text(MOUNTS.join), f"mounts.{index}") for index, mount in enumerate(environment.mounts)]

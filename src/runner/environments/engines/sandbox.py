@@ -1,4 +1,4 @@
-"""The embedded engine: squashfuse (or unsquashfs) and bubblewrap, as root or as an ordinary user, no daemon."""
+"""The embedded engine: squashfuse (or unsquashfs) and bubblewrap, as root or as an ordinary user, without a daemon."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MOUNTS = MountSyntax("", frozenset({"ro", "rw", "rbind", "bind", "sqsh"}))
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The script, what it is to enter, and the words that start it."""
+    """The script, its configuration, and the words that start it."""
     if not environment.is_squashfs:
         raise refuse(
             environment,
             "image",
             "sandbox",
-            f"it enters squashfs files, and {environment.image!r} is the name of an image in a registry"
+            f"it runs squashfs files; {environment.image!r} is the name of an image in a registry"
             if environment.image
-            else "it is empty, so there is nothing to enter",
-            "runner import, and write the path of the squashfs file; or use podman",
+            else "it is empty",
+            "run `runner import` and write the path of the squashfs file, or use podman",
         )
     for index, device in enumerate(environment.devices):
         if not device.startswith("/dev/"):
-            why = f"all of /dev is there, but it knows no device classes such as {device!r}"
+            why = f"all of /dev is visible, but it does not support device classes such as {device!r}"
             raise refuse(environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus")
     refuse_annotations(environment, "sandbox")
     check_mounts(environment, "sandbox", MOUNTS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
 # Runs a command inside a squashfs image, with the programs that every distribution packages: squashfuse (or unsquashfs)
-# and bubblewrap. No daemon, no root. Usage: bash sandbox.sh COMMAND…; what to enter stands in sandbox.conf beside it.
+# and bubblewrap. No daemon, no root. Usage: bash sandbox.sh COMMAND…; the container is described in sandbox.conf beside it.
 #
 # Everything is mounted in a mount and a process namespace of this task alone. When the command ends, or when this
 # process is killed in any way, the kernel takes the namespaces away, and with them the mounts and squashfuse.
@@ -18,7 +18,7 @@ scratch=${TMPDIR:-/tmp}
 node=${SLURMD_NODENAME:-$(uname -n)}
 
 need() { # PROGRAM PACKAGE
-  command -v "$1" > /dev/null || fail "$1 is missing on $node" "the engine 'sandbox' enters images with it" \
+  command -v "$1" > /dev/null || fail "$1 is missing on $node" "the engine 'sandbox' needs it" \
     "apt-get install $2   (or another engine: podman)"
 }
 
@@ -27,7 +27,7 @@ check_image() {
   expand host "$image" image
   absolute "$REPLY"
   image=$REPLY
-  [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user may not see it" \
+  [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user cannot read its folder" \
     "runner import; the image folder must be one that every node sees"
   first=$(head -c 4 -- "$image")
   [[ $first == hsqs ]] || fail "$image is not a squashfs image" "it does not begin with squashfs' mark" "runner import --force"
@@ -35,7 +35,7 @@ check_image() {
 
 # ---- first stage: on the host ---------------------------------------------------------------------------------------
 
-# The folder of the unpacked image; its lock is held, shared, on descriptor 9 for as long as any process of ours lives.
+# The folder of the unpacked image; its lock is held, shared, on descriptor 9 for as long as a process of this job runs.
 unpack() {
   local store=$scratch/runner-unpacked-$me key old
   need unsquashfs squashfs-tools
@@ -50,14 +50,14 @@ unpack() {
   unpacked=$store/$key
 }
 
-# Locks FOLDER.lock, shared, and unpacks the image to FOLDER where nobody has; false where the last task that used it has
+# Locks FOLDER.lock, shared, and unpacks the image to FOLDER if no task has; false where the last task that used it has
 # removed both meanwhile, as it may before we have the lock, and while an exclusive lock becomes a shared one.
 take() {
   local folder=$1
   { exec 9> "$folder.lock" && flock 9; } || fail "cannot lock $folder.lock on $node" "see above" "set TMPDIR to a local folder"
   [[ /proc/self/fd/9 -ef $folder.lock ]] || return 1
   if [[ ! -e $folder/complete ]]; then
-    { rm -rf "${folder:?}" && mkdir "$folder"; } || fail "cannot make $folder on $node" "see above" "set TMPDIR to a folder of yours"
+    { rm -rf "${folder:?}" && mkdir "$folder"; } || fail "cannot make $folder on $node" "see above" "set TMPDIR to your own folder"
     unsquashfs -quiet -no-progress -no-xattrs -d "$folder/root" "$image" > /dev/null || {
       rm -rf "${folder:?}"
       fail "cannot unpack $image on $node" "unsquashfs failed; see above (is $scratch full?)" \
@@ -82,7 +82,7 @@ first_stage() {
   check_image
   ((me == 0)) && unshare --mount true 2> /dev/null || map=(--map-root-user)
   unshare "${map[@]}" --mount true 2> /dev/null ||
-    fail "this user may make no namespaces on $node" "unshare ${map[*]} --mount is refused" \
+    fail "this user may not create namespaces on $node" "unshare ${map[*]} --mount is refused" \
       "let the admin allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
   own_folder "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
   user=$(id -un 2> /dev/null) || user=u$me # it prints the number where there is no name, and fails
@@ -179,7 +179,7 @@ bind_mounts() {
     source=$REPLY flags=+${mounts[index + 2]}+
     expand host "${mounts[index + 1]}" "mounts.$((index / 3))"
     target=$REPLY
-    [[ -e $source ]] || fail "the mount source $source is not there on $node" \
+    [[ -e $source ]] || fail "the mount source $source does not exist on $node" \
       "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
     kind=--bind
     [[ $flags == *+ro+* ]] && kind=--ro-bind

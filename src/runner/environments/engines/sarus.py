@@ -1,6 +1,6 @@
-"""Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is a stricter one, and `$NAME` without braces is a variable in it.
+"""Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is stricter, and `$NAME` without braces is a variable.
 
-srun expands every text but the image; the node then reads the mounts once more, with no variables at all.
+srun expands every text but the image; the node then reads the mounts again, without variables.
 Source: sarus-suite/raster@20f75bd src/lib.rs, src/common.rs and schema; sarus-suite/skybox@e8bd547 src/edf.rs; Sarus
 Suite user guide (docs of CSCS, 2026-08-20).
 """
@@ -22,29 +22,31 @@ MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"z", "Z", "U", "O"}, ",")
 
 
 def check(environment: Environment) -> None:
-    """Raise RunnerError for what its EDF cannot say."""
+    """Raise RunnerError for what its EDF cannot express."""
     if environment.is_squashfs or environment.image.endswith((".sqsh", ".squashfs")):
         raise refuse(
             environment,
             "image",
             "sarus",
-            "it enters images of its own store, and no squashfs files",
+            "it runs images from its own store, not squashfs files",
             "push the image to a registry and write REGISTRY/IMAGE:TAG, or use the engine ce",
         )
     slashed(environment, "sarus")
     if names(environment.image):
-        why = f"it expands no variables in an image: {environment.image!r}"
-        raise refuse(environment, "image", "sarus", why, "write the name itself")
+        why = f"it does not expand variables in an image: {environment.image!r}"
+        raise refuse(environment, "image", "sarus", why, "write the full name")
     for index, mount in enumerate(environment.mounts):
         field = f"mounts.{index}"
         if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
-            why = f"it expands a mount twice, so that a dollar sign begins a variable: {mount.text()!r}"
+            why = f"it expands a mount twice, so a dollar sign starts a variable: {mount.text()!r}"
             raise refuse(environment, field, "sarus", why, "link the folder from a path without a dollar sign")
         if "sqsh" in mount.flags:
-            raise refuse(environment, field, "sarus", "it mounts no squashfs files", "unpack it, or use the engine ce")
+            raise refuse(
+                environment, field, "sarus", "it cannot mount squashfs files", "unpack it, or use the engine ce"
+            )
         if ":" in mount.source + mount.target:
-            why = "it splits a mount at every colon, before variables are expanded"
-            raise refuse(environment, field, "sarus", why, "take the colon and ${VAR:-default} out of the mount")
+            why = "it splits a mount at every colon before it expands variables"
+            raise refuse(environment, field, "sarus", why, "remove the colon and ${VAR:-default} from the mount")
     texts = {
         "workdir": environment.workdir or "",
         **{f"mounts.{index}": mount.text() for index, mount in enumerate(environment.mounts)},
@@ -54,7 +56,7 @@ def check(environment: Environment) -> None:
     for field, text in texts.items():
         for word in _FORBIDDEN:
             if word in text:
-                why = f"it refuses {word} in any value: {text!r}"
+                why = f"it does not accept {word} in a value: {text!r}"
                 raise refuse(environment, field, "sarus", why, "set it in the job's setup instead")
 
 

@@ -1,4 +1,4 @@
-"""What several engines need: refusals, the dialect of an Attachment, and variables that are set inside."""
+"""What several engines need: errors, mounts, the text of an Attachment, and variables that are set in the container."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Inexpressible(RunnerError):
 
 
 def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> Inexpressible:
-    """The error for a field that an engine cannot express; nothing is ever dropped."""
+    """The error for a field that an engine cannot express. Nothing is ever dropped."""
     origin = environment.origins.get(field)
     place = str(origin.place) if origin and origin.place else ""
     return Inexpressible(field, f"the engine {engine!r} cannot express {field}", why, fix, place)
@@ -50,17 +50,17 @@ class MountSyntax:
     """between two flags in an EDF for this engine"""
 
     def bad_character(self, text: str) -> str:
-        """The name of the first character that these mounts cannot hold; empty for none."""
+        """The name of the first character that these mounts cannot contain; empty if there is none."""
         bad = next((character for character in self.separators if character in text), "")
         return _CHARACTERS.get(bad, bad)
 
 
 def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, flags: bool = True) -> None:
-    """Raise RunnerError for a path that the engine's mounts cannot hold and, with `flags`, for an unknown flag."""
+    """Raise RunnerError for a path that the engine's mounts cannot contain and, with `flags`, for an unknown flag."""
     for index, mount in enumerate(environment.mounts):
         for path in (mount.source, mount.target):
             if bad := syntax.bad_character("".join(part for part in parts(path) if isinstance(part, str))):
-                why = f"{path!r} has {bad} in it, which its mounts cannot hold"
+                why = f"{path!r} contains {bad}, which its mounts cannot contain"
                 fix = "rename the folder, or link it from another path: ln -s"
                 raise refuse(environment, f"mounts.{index}", engine, why, fix)
         if "sqsh" in mount.flags and "sqsh" not in syntax.flags:
@@ -74,25 +74,25 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
 
 
 def dialect(text: str, what: str) -> str:
-    """EDF text as Attachment text: variables stay live, everything else is literal. Defaults are resolved before."""
+    """EDF text as Attachment text: variables stay live, everything else is literal. Defaults are already resolved."""
     return join(parts(text, what))
 
 
 def fixed_workdir(environment: Environment) -> str | None:
-    """The working directory for an option of the engine; None where `split_env` enters it, or there is none."""
+    """The working directory for an option of the engine; None if `split_env` changes to it, or if there is none."""
     text = environment.workdir
     return None if text is None or has_variables(text) else dialect(text, "workdir")
 
 
 def slashed(environment: Environment, engine: str) -> str:
-    """The image's name for engines that know REGISTRY/IMAGE only. Raises RunnerError for enroot's USER@, a login."""
+    """The image's name as REGISTRY/IMAGE. Raises RunnerError for USER@, the login that only enroot reads."""
     from runner.images.reference import parse_reference
 
     if environment.is_squashfs:
         return environment.image
     image = parse_reference(environment.image)
     if image.user:
-        why = f"{environment.image!r} names the user of a login, which only enroot reads there"
+        why = f"{environment.image!r} contains the user of a login, which only enroot reads"
         raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")
     return image.with_slash
 
@@ -121,10 +121,10 @@ def map_texts(environment: Environment, change: Callable[[str, str], str]) -> En
 def without_defaults(
     environment: Environment, variables: Mapping[str, str], *, only: tuple[str, ...] = ("",)
 ) -> tuple[Environment, tuple[str, ...]]:
-    """The environment with `${VAR:-default}` decided here and now, and one note for each decision.
+    """The environment with `${VAR:-default}` decided now, and one note for each decision.
 
-    A variable that is set stays live; where it is unset or empty its default is put in. `only` narrows it to fields
-    that begin so.
+    A variable that is set stays a variable; one that is unset or empty is replaced by its default. `only`: beginnings
+    of the fields to decide.
     """
     notes: dict[str, None] = {}
 
@@ -137,7 +137,7 @@ def without_defaults(
                 pieces.append(part)
             elif variables.get(part.name):
                 pieces.append(Variable(part.name))
-                notes[f"{field}: ${{{part.name}:-…}} is taken from {part.name}, which is set here"] = None
+                notes[f"{field}: ${{{part.name}:-…}} uses {part.name}, which is set here"] = None
             else:
                 try:
                     value = expand(part.default, variables, field)
@@ -150,8 +150,8 @@ def without_defaults(
     return map_texts(environment, decide), tuple(notes)
 
 
-# Variables that must not be set on the host for the container's sake: they steer bash, srun or the dynamic loader, or
-# the engine does not hand them in. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
+# Variables that are not exported on the host for the container: they control bash, srun or the dynamic loader, or the
+# engine does not pass them on. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
 _HOST_ONLY_PREFIXES = (
     *(
         "SLURM_",
@@ -178,39 +178,39 @@ _HOST_ONLY = {
     *("REPLY", "COLUMNS", "LINES", "_"),
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What every POSIX shell sets by itself, and a shell stands between an engine and the command: enroot's /etc/rc.
+# What every POSIX shell sets itself; a shell (enroot's /etc/rc) runs between an engine and the command.
 _OF_SHELLS = {"IFS", "PWD", "OLDPWD", "SHLVL", "_", "PPID", "OPTIND", "LINENO"}
 
 
 def check_names(environment: Environment, engine: str) -> None:
-    """Raise RunnerError for a variable that a shell in front of the command would lose or set anew."""
+    """Raise RunnerError for a variable that a shell before the command would drop or overwrite."""
     if environment.env.get("PATH") == "":
-        why = "without one, a shell in front of the command takes a PATH of its own"
+        why = "without a PATH, the shell that runs before the command uses its own default"
         raise refuse(environment, "env.PATH", engine, why, 'write the folders: PATH = "/usr/bin:/bin"')
     for name in environment.env:
         if name in _OF_SHELLS or not _NAME.fullmatch(name):
             why = (
-                "every shell sets it by itself, and one runs in front of the command"
+                "a shell runs before the command, and every shell sets it itself"
                 if name in _OF_SHELLS
-                else f"shells drop a variable with the name {name!r}, and one runs in front of the command"
+                else f"a shell runs before the command, and shells drop variables with names like {name!r}"
             )
             raise refuse(environment, f"env.{name}", engine, why, "set it in the command: env NAME=VALUE COMMAND")
 
 
 def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]]:
-    """(variables to export on the host and to hand in by name, words that set the others inside of the container).
+    """(variables to export on the host and to pass by name, words that set the others in the container).
 
-    What is exported is plain text. Inside are set: references (the image's variables count there, as with the
+    What is exported is plain text. Set in the container are: references (which see the image's variables, as with the
     Container Engine) and what they refer to, unset variables, values with line breaks, and names that would do harm on
-    the host. A working directory that refers to variables is entered there too.
+    the host. A working directory with variables is resolved there too.
     """
     exports: dict[str, str] = {}
     inside: dict[str, str] = {}
     texts = (*environment.env.values(), environment.workdir or "")
-    # what others refer to is set with them, so that no entry sees another one
+    # what others refer to is set with them, so that entries do not see each other
     referred = {name for text in texts for name in names(text)}
     for name, value in environment.env.items():
-        # a line break ends a line of the file that enroot reads, and what follows would be a variable of its own
+        # enroot reads a file of lines: text after a line break would become another variable
         plain_text = value and not has_variables(value) and "\n" not in value and name not in referred
         outside = plain_text and name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES)
         (exports if outside else inside)[name] = value
@@ -221,10 +221,10 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
 
 
 def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[str, ...]:
-    """Words in front of a command that go to `workdir` and set these variables where the command runs; an empty value
+    """Words before a command that change to `workdir` and set these variables where the command runs; an empty value
     unsets.
 
-    All texts are taken from the variables as they are before any is set, as the Container Engine does it.
+    All references are expanded before any variable is set, as the Container Engine does.
     """
     unset = tuple(word for name, value in env.items() if not value for word in ("-u", name))
     texts = {name: parts(value, f"env.{name}") for name, value in env.items() if value}
@@ -248,16 +248,16 @@ def _double_quoted(pieces: tuple[str | Variable, ...], where: str = "[env]") -> 
     return f'"{_inner(pieces, where)}"'
 
 
-def _inner(pieces: tuple[str | Variable, ...], where: str, signs: str = '\\"$`') -> str:
-    """The pieces as they stand between double quotes of a shell; inside a default the closing brace is a sign too."""
+def _inner(pieces: tuple[str | Variable, ...], where: str, special: str = '\\"$`') -> str:
+    """The pieces for use between double quotes of a shell; inside a default the closing brace is special too."""
     found = ""
     for piece in pieces:
         if isinstance(piece, str):
-            found += re.sub(f"([{re.escape(signs)}])", r"\\\1", piece)
+            found += re.sub(f"([{re.escape(special)}])", r"\\\1", piece)
         elif piece.default is None:
             found += f"${{{piece.name}?is not defined, and {where} needs it}}"
         else:
-            found += f"${{{piece.name}:-{_inner(parts(piece.default, where), where, signs=signs + '}')}}}"
+            found += f"${{{piece.name}:-{_inner(parts(piece.default, where), where, special=special + '}')}}}"
     return found
 
 
@@ -268,19 +268,19 @@ def single_quoted(text: str) -> str:
 
 @lru_cache(maxsize=8)
 def script(name: str) -> str:
-    """A shell script that lies beside the engines, as text."""
+    """The text of a shell script of this folder."""
     return (Path(__file__).resolve().parent / name).read_text(encoding="utf-8")
 
 
 def bare_squashfs(environment: Environment) -> bool:
-    """Whether the image is a file name that an engine would take for the name of an image in a registry."""
+    """Whether the image is a bare file name, which engines read as the name of an image in a registry."""
     return not environment.is_squashfs and environment.image.endswith((".sqsh", ".squashfs"))
 
 
 def refuse_annotations(environment: Environment, engine: str) -> None:
-    """Raise RunnerError where annotations ask for something: an engine without the hooks would drop it.
+    """Raise RunnerError if annotations turn something on: an engine without the hooks would drop it.
 
-    `com.hooks.cxi.enabled = "false"` asks for nothing.
+    `com.hooks.cxi.enabled = "false"` turns nothing on.
     """
     wanted = [name for name, value in environment.annotations.items() if value != "false"]
     if wanted:
@@ -289,6 +289,6 @@ def refuse_annotations(environment: Environment, engine: str) -> None:
             environment,
             first if first in environment.origins else "annotations",
             engine,
-            f"annotations ({', '.join(wanted)}) are read by the hooks of the Container Engine only",
+            f"only the hooks of the Container Engine read annotations ({', '.join(wanted)})",
             "use an EDF without [annotations] for this site",
         )

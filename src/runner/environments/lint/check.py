@@ -1,4 +1,4 @@
-"""The linter: every file of an environment as it stands there, then the merged environment on a site; scripts too."""
+"""The linter: each file of an environment, then the merged environment on a site; batch scripts too."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HARMLESS = Mount("/dev/null", "/dev/null")
 
 
 def engine_refuses(subject: Subject) -> Iterator[Finding]:
-    """Asked again and again, each time without the field that it named last: it names one at a time."""
+    """An engine names one field at a time: ask again without that field until it accepts the rest."""
     setting, environment = subject.setting, subject.environment
     for _ in range(_MOST_FAULTS):
         try:
@@ -47,7 +47,7 @@ def engine_refuses(subject: Subject) -> Iterator[Finding]:
 
 
 def _without(environment: Environment, field: str) -> Environment | None:
-    """The environment without a field that was refused; None where it takes no leaving out."""
+    """The environment without a field; None if the field cannot be removed."""
     key, _, name = field.partition(".")
     if key == "mounts" and name.isdigit():
         mounts = tuple(_HARMLESS if index == int(name) else mount for index, mount in enumerate(environment.mounts))
@@ -71,7 +71,7 @@ _SARUS_ACCEPTS = {"unknown-key": "warning", "annotation-not-text": "note"}
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found in one environment, or one script."""
+    """The findings in one environment or script."""
 
     name: str
     path: Path
@@ -80,16 +80,16 @@ class Checked:
 
 @dataclass
 class Linter:
-    """Checks one environment after the other; a file that many stand on is read once."""
+    """Checks several environments; a base environment that they share is read once."""
 
     project: Project
     setting: Setting
     files: dict[Path, tuple[Document | None, tuple[Finding, ...]]] = field(default_factory=dict)
 
     def check(self, name: str) -> tuple[Checked, ...]:
-        """What is found in an environment; in a script, and in the environments that it names.
+        """The findings in an environment; or in a script and the environments that it names.
 
-        Raises RunnerError for a name that is not found.
+        Raises RunnerError for an unknown name.
         """
         path = Path(name).expanduser()
         path = path if path.is_absolute() else self.project.start / path
@@ -98,7 +98,7 @@ class Linter:
         return (self.environment(find_edf(name, self.project, self.setting.environ))[0],)
 
     def environment(self, path: Path) -> tuple[Checked, Environment | None]:
-        """The findings in an EDF and all that it stands on; the environment, where it can be read."""
+        """The findings in an EDF and its base environments; the environment, or None if it cannot be read."""
         found = list(self._files(path, ()))
         environment: Environment | None = None
         try:
@@ -126,7 +126,7 @@ class Linter:
         return self.files[path]
 
     def _files(self, path: Path, above: tuple[Path, ...]) -> Iterator[Finding]:
-        """The findings in a file and in those that it stands on."""
+        """The findings in a file and in its base environments."""
         document, found = self._file(path)
         yield from found
         value = document.data.get("base_environment") if document is not None else None
@@ -145,7 +145,7 @@ class Linter:
             chain = (*above, path.resolve())
             if found_base.resolve() in chain:
                 circle = " -> ".join(step.stem for step in (*chain, found_base))
-                yield finding("base-circle", "base_environment", place, f"it goes round in a circle: {circle}")
+                yield finding("base-circle", "base_environment", place, f"it is circular: {circle}")
             elif len(chain) > MAXIMUM_LEVELS:
                 reason = f"it is nested deeper than {MAXIMUM_LEVELS} levels"
                 yield finding("base-too-deep", "base_environment", place, reason)
@@ -153,14 +153,14 @@ class Linter:
                 yield from self._files(found_base, chain)
 
     def _script(self, text: Script) -> Iterator[Checked]:
-        """The findings in a script first, then those in each environment that it names."""
+        """The findings in a script, then those in each environment that it names."""
         found: list[Finding] = []
         named: list[tuple[Line, Environment]] = []
         checked: dict[Path, tuple[Checked, Environment | None]] = {}
         for line in (*text.directives, *text.steps):
-            name = self._put_in(option(line.text, "--environment", "--edf") or "")
+            name = self._expanded(option(line.text, "--environment", "--edf") or "")
             if not name or "$" in name:
-                continue  # nothing is named, or only the job will know what
+                continue  # no environment, or one that only the job knows
             try:
                 path = find_edf(name, self.project, self.setting.environ)
             except RunnerError as error:
@@ -179,16 +179,16 @@ class Linter:
         yield Checked(text.path.name, text.path, in_order(found))
         yield from (one for one, _ in checked.values())
 
-    def _put_in(self, text: str) -> str:
-        """The text with the variables that this machine has; the folder of submission is this one."""
+    def _expanded(self, text: str) -> str:
+        """The text with this machine's variables replaced, as if the script were submitted from this folder."""
         here = str(self.project.start)
         known = {"PWD": here, "SLURM_SUBMIT_DIR": here, **self.setting.environ}
         return re.sub(r"\$\{?([A-Za-z_]\w*)\}?", lambda match: known.get(match[1], match[0]), text)
 
 
 def in_order(found: list[Finding]) -> tuple[Finding, ...]:
-    """The findings, errors first, then as they stand in the files. What an engine refuses is said once: by the rule
-    that knows why."""
+    """The findings, errors first, then in the order of the files. engine-refuses is dropped where another rule explains
+    the same field."""
     known = {one.field for one in found if one.severity == "error" and one.code != "engine-refuses"}
     kept = [one for one in found if one.code != "engine-refuses" or one.field not in known]
     return tuple(sorted(dict.fromkeys(kept), key=_order))

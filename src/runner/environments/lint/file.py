@@ -1,5 +1,4 @@
-"""Rules over one EDF file as it stands there: keys, types, texts. They find all faults, also of a file that no
-engine loads."""
+"""Rules for one EDF file: keys, types, texts. They find all faults, also in a file that no engine loads."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _TYPES: dict[str, tuple[type, str]] = {
     "env": (dict, "a table: [env]"),
     "annotations": (dict, "a table: [annotations]"),
 }
-_OTHER_NAMES = {  # what other tools call it
+_OTHER_NAMES = {  # names in other tools
     "mount": "mounts", "volumes": "mounts", "volume": "mounts", "binds": "mounts",
     "environment": "env", "variables": "env", "environ": "env",
     "container_image": "image", "container": "image", "sqsh": "image",
@@ -59,7 +58,7 @@ def check_file(document: Document) -> Iterator[Finding]:
 
 
 def _unknown_key(document: Document, key: str, value: Any) -> Finding:
-    """A misspelt key is set under its right name by `--fix`, where that is free and the value fits."""
+    """`--fix` renames a misspelt key if the right name is unused and the value fits."""
     near = near_name(key)
     place, known = document.place(key), f"the keys of an EDF: {', '.join(KEYS)}"
     if near is None:
@@ -84,7 +83,7 @@ def near_name(key: str) -> str | None:
 def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
     kind, expected = _TYPES[key]
     if type(value) is not kind:
-        reason = f"{key} must be {expected.partition(':')[0].partition(',')[0]}, and is {value!r}"
+        reason = f"{key} must be {expected.partition(':')[0].partition(',')[0]}, not {value!r}"
         changes: tuple[Change, ...] = ()
         if kind is bool and isinstance(value, str) and value.lower() in {"true", "false"}:
             changes = (Set((key,), value.lower() == "true"),)
@@ -95,13 +94,13 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
         for index, element in enumerate(value):
             if not isinstance(element, str):
                 place = document.place(key, str(index))
-                reason = f"every element of {key} must be text, and this one is {element!r}"
+                reason = f"every element of {key} must be text; this one is {element!r}"
                 yield finding("wrong-type", f"{key}.{index}", place, reason, f'write "{element}"')
 
 
 def _base(document: Document, value: Any) -> Iterator[Finding]:
     if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        reason = f"base_environment must be a name or an array of names, and is {value!r}"
+        reason = f"base_environment must be a name or an array of names, not {value!r}"
         yield finding("wrong-type", "base_environment", document.place("base_environment"), reason, 'write "name"')
 
 
@@ -116,16 +115,16 @@ def _env(document: Document) -> Iterator[Finding]:
         elif not isinstance(value, str):
             yield _not_text(document, "env-not-text", ("env", name), value)
         elif not _NAME.fullmatch(name):
-            yield finding("env-name", field, place, f"{name!r} cannot be the name of a variable")
+            yield finding("env-name", field, place, f"{name!r} is not a variable name")
 
 
 def _after_table(document: Document, table: str, name: str) -> Finding:
-    """TOML gives every key below a [table] to that table."""
+    """In TOML, every key below a [table] heading belongs to that table."""
     value = document.get(table, name)
     place = document.place(table, name)
     alone = name not in document.data
     movable = isinstance(value, str | bool) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-    reason = f"{name} stands below [{table}], so it is {table}.{name}, and no key of the EDF"
+    reason = f"{name} is below [{table}], so it is {table}.{name}, not a key of the EDF"
     changes: tuple[Change, ...] = (Unset((table, name)), Set((name,), value)) if alone and movable else ()
     return finding(
         "key-after-table", f"{table}.{name}", place, reason, severity="error" if alone else "warning", changes=changes
@@ -136,9 +135,9 @@ def _not_text(document: Document, code: str, keys: tuple[str, ...], value: Any) 
     field = ".".join(keys)
     if isinstance(value, bool | int | float):
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        reason, fix = f"{field} is {text}, and must be text", f'write "{text}"'
+        reason, fix = f"{field} is {text}, but must be text", f'write "{text}"'
         return finding(code, field, document.place(*keys), reason, fix, changes=(Set(keys, text),))
-    return finding(code, field, document.place(*keys), f"{field} is {value!r}, and must be text")
+    return finding(code, field, document.place(*keys), f"{field} is {value!r}, but must be text")
 
 
 def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tuple[str, ...]]) -> Iterator[Finding]:
@@ -157,12 +156,12 @@ def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tupl
         dotted = ".".join((*keys[1:], name))
         first = seen.setdefault(dotted, (*keys, name))
         if first != (*keys, name) and not isinstance(value, Mapping):
-            reason = f"the annotation {dotted} is set in {document.place(*first)} already, in other words"
+            reason = f"the annotation {dotted} is set in {document.place(*first)} already, written differently"
             yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
 
 
 def texts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(keys, text) of every text that an engine expands."""
+    """(keys, text) of each text that engines expand."""
 
     def walk(keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         if isinstance(value, str):
@@ -183,7 +182,7 @@ def _texts(document: Document) -> Iterator[Finding]:
     for keys, text in texts(document):
         field = ".".join(keys)
         if "\0" in text:
-            yield finding("nul-byte", field, document.place(*keys), f"{field} holds a NUL byte")
+            yield finding("nul-byte", field, document.place(*keys), f"{field} contains a NUL byte")
         try:
             parts(text, field)
         except RunnerError as error:
@@ -198,13 +197,13 @@ def _texts(document: Document) -> Iterator[Finding]:
 
 
 REPAIRED = "__table_opened_twice_"
-"""begins the names of tables that stand for those opened a second time"""
+"""prefix of the tables that replace those opened a second time"""
 _MOST_FAULTS = 100
 _HEADING = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")
 
 
 def read_all(path: Path) -> tuple[Document | None, list[Finding]]:
-    """What can be read of a file, and every fault of its syntax. None where nothing can be read."""
+    """The readable part of a file (None if there is none) and all its syntax errors."""
     try:
         text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
@@ -228,7 +227,7 @@ def parse_all(text: str, path: Path) -> tuple[Document | None, list[Finding]]:
             message, line = _position(str(error))
             found.append(_fault(message, line, lines, path))
             if line is None or line < reached or not lines[line - 1].strip():
-                return None, found  # it would not get better
+                return None, found  # further attempts would fail too
             reached = line
             twice = found[-1].code == "table-twice" and _HEADING.match(lines[line - 1])
             lines[line - 1] = f"[{REPAIRED}{number}]" if twice else ""
@@ -238,7 +237,7 @@ def parse_all(text: str, path: Path) -> tuple[Document | None, list[Finding]]:
 
 
 def _position(message: str) -> tuple[str, int | None]:
-    """The message without its position, and the line of it; None at the end of the text."""
+    """The message without its position, and its line; None at the end of the text."""
     match = re.search(r" \(at line (\d+), column \d+\)", message)
     return (message.replace(match[0], ""), int(match[1])) if match else (message, None)
 
@@ -246,7 +245,7 @@ def _position(message: str) -> tuple[str, int | None]:
 def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Finding:
     if line is None:
         place = Place(path, _last_opened(lines))
-        reason = f"a string, array or table stays open: {message.partition(' (at')[0]}"
+        reason = f"a string, array or table is not closed: {message.partition(' (at')[0]}"
         return finding("toml-syntax", "file", place, reason, "close it")
     wrong, place = lines[line - 1].strip(), Place(path, line)
     if re.search(r"twice|namespace", message):
@@ -254,13 +253,13 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
     if re.search(r"overwrite|[Dd]uplicate", message):
         return finding("key-twice", "file", place, f"a key is set a second time: {wrong}")
     if "Invalid value" in message:
-        advice = 'text stands in quotes: key = "value"'
+        advice = 'put text in quotes: key = "value"'
     elif "Unclosed array" in message:
-        advice = "elements of an array are parted by commas; is one missing above?"
+        advice = "separate the elements of an array by commas; is one missing above?"
     elif "Illegal character '\\n'" in message:
         advice = "close the quotes on the line that opens them"
     else:
-        advice = "mend that line"
+        advice = "fix that line"
     return finding("toml-syntax", "file", place, f"{message}: {wrong}", advice)
 
 
@@ -281,10 +280,10 @@ def _tables(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _last_opened(lines: list[str]) -> int | None:
-    """The line of the last key: what is open at the end of the text was opened there, most likely."""
+    """The line of the last key: what is open at the end of the text was most likely opened there."""
     return next((n for n in range(len(lines), 0, -1) if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1])), None)
 
 
 def repaired(key: str, value: Any) -> bool:
-    """Whether a key of the file's top is a table opened twice, which is said already."""
+    """Whether a top-level key stands for a table opened twice, which is reported already."""
     return key.startswith(REPAIRED) and isinstance(value, dict)

@@ -1,4 +1,4 @@
-"""A finding of the linter: code, place, reason, way out."""
+"""A finding of the linter: code, place, reason, fix."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runner.located_toml import Place
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that will hurt. An `error` ends the job, or makes it do something else; a `warning` costs results,
-    speed or safety; a `note` is worth knowing."""
+    """One problem. An `error` ends the job or changes what it does; a `warning` costs results, speed or safety; a
+    `note` is worth knowing."""
 
     code: str
     """a key of CODES"""
@@ -28,11 +28,11 @@ class Finding:
     field: str
     """the field of the environment, as in `env show`: `image`, `mounts.0`, `env.NAME`; a script's: `#SBATCH`, `srun`"""
     place: Place | None
-    """None: the value stands in no file of the user's"""
+    """None: the value is not in a file of the user"""
     reason: str
     fix: str
     changes: tuple[Change, ...] = dataclasses.field(default=(), compare=False)
-    """what mends it in the file of `place`"""
+    """what fixes it in the file of `place`"""
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
@@ -53,7 +53,7 @@ def finding(
     severity: str = "",
     changes: tuple[Change, ...] = (),
 ) -> Finding:
-    """A finding, its severity and advice those of its code where none are given."""
+    """A finding, with the severity and fix of its code unless given."""
     known = CODES[code]
     severity = severity or known.severities[0]
     assert severity in known.severities, f"{code} is never a {severity}"
@@ -107,7 +107,7 @@ def _result(finding: Finding, index: int, root: Path) -> dict[str, Any]:
 
 
 def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
-    """The findings that say what mends them, under their file."""
+    """The findings that can be fixed automatically, by file."""
     found: dict[Path, list[Finding]] = {}
     for one in findings:
         if one.changes and one.place is not None:
@@ -115,10 +115,10 @@ def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
     return found
 
 
-def mended(text: str, path: Path, findings: Sequence[Finding]) -> tuple[str, tuple[Finding, ...]]:
-    """The text with one change for each key path, comments and order kept; the findings that this mends.
+def fixed(text: str, path: Path, findings: Sequence[Finding]) -> tuple[str, tuple[Finding, ...]]:
+    """The text with one change per key path, comments and order kept; and the findings that this fixes.
 
-    Others of the same key wait for the next look at the file. A change that cannot be written is left to the user.
+    Further findings about the same key need another pass. A change that cannot be written is left to the user.
     """
     touched: set[tuple[str, ...]] = set()
     done: list[Finding] = []

@@ -35,14 +35,14 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def names_and_values(subject: Subject) -> Iterator[Finding]:
-    """A hook reads its own names only, and says nothing about others."""
+    """A hook reads its own names only, and silently ignores others."""
     for name, value in subject.own.annotations.items():
         field = f"annotations.{name}"
         if name not in KNOWN:
             if name.startswith(("com.hooks.", "com.pyxis.", "com.hook.")) or name.partition(".")[0] == "hooks":
                 yield subject.say("annotation-unknown", field, f"no hook reads {name}", _near(name))
         elif KNOWN[name] and value not in KNOWN[name] and "${" not in value:
-            reason = f"{name} is {value!r}, and the hook knows {', '.join(KNOWN[name])}"
+            reason = f"{name} is {value!r}, ; the hook accepts {', '.join(KNOWN[name])}"
             lower = value.lower()
             changes = (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
             yield subject.say("annotation-value", field, reason, _near_value(lower, KNOWN[name]), changes=changes)
@@ -69,21 +69,19 @@ def variant(subject: Subject) -> Iterator[Finding]:
         return
     field, image = f"annotations.{_HOOK}aws_ofi_nccl.variant", subject.image
     if subject.annotation("netstack.source") == "artifact":
-        yield subject.say(
-            "hook-variant-ignored", field, f"with the artifact network stack {value!r} counts for nothing"
-        )
+        yield subject.say("hook-variant-ignored", field, f"the artifact network stack ignores the variant {value!r}")
         return
     fits = _fitting(subject)
     if fits and value not in fits:
         what = "is for ROCm" if image.rocm else f"has CUDA {image.cuda}"
         release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
-        reason = f"the variant is {value}, and the image {what}{release}"
+        reason = f"the variant is {value}; the image {what}{release}"
         yield subject.say("hook-variant", field, reason, f'variant = "{fits[0]}"', changes=changes)
 
 
 def _fitting(subject: Subject) -> tuple[str, ...]:
-    """The variants that fit the image, the best first; none where it is not known."""
+    """The variants that fit the image, the best first; empty if its CUDA is unknown."""
     image = subject.image
     if image.rocm:
         return ("rocm6", "rocm5")
@@ -95,11 +93,11 @@ def _fitting(subject: Subject) -> tuple[str, ...]:
 
 
 def conflict(subject: Subject) -> Iterator[Finding]:
-    """aws_ofi_nccl brings cxi with it."""
+    """aws_ofi_nccl turns cxi on."""
     if subject.annotation("aws_ofi_nccl.enabled") == "true" and subject.annotation("cxi.enabled") == "false":
         if subject.image.extended:
-            return  # said by the rules on extended images
-        reason = "cxi is switched off, and aws_ofi_nccl, which needs it, on"
+            return  # reported by the rules for extended images
+        reason = "cxi is off, but aws_ofi_nccl, which needs it, is on"
         yield subject.say("hook-conflict", f"annotations.{_HOOK}cxi.enabled", reason)
 
 
@@ -107,21 +105,21 @@ def needs_writable(subject: Subject) -> Iterator[Finding]:
     """Both hooks write below the root file system."""
     for hook in ("ssh", "nvidia_cuda_mps"):
         if subject.annotation(f"{hook}.enabled") == "true" and not subject.own.writable:
-            reason = f"the {hook} hook writes into the container, which is read-only"
+            reason = f"the {hook} hook writes into the container, whose root is read-only"
             yield subject.say("hook-needs-writable", "writable", reason, changes=(Set(("writable",), True),))
 
 
 def ssh_key(subject: Subject) -> Iterator[Finding]:
-    """The file's path is wanted, neither the key nor a path that begins at ~."""
+    """The hook needs the path of the file: not the key itself, not a path with `~`."""
     name = f"{_HOOK}ssh.authorize_ssh_key"
     value = subject.own.annotations.get(name)
     if value is None:
         return
     field = f"annotations.{name}"
     if value.startswith(("ssh-", "ecdsa-", "sk-")):
-        yield subject.say("ssh-key", field, "this is the key itself, and the hook wants the path of its file")
+        yield subject.say("ssh-key", field, "this is the key itself; the hook needs the path of its file")
     elif not value.startswith("/") and not names(value, field):
-        yield subject.say("ssh-key", field, f"{value!r} is no absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
+        yield subject.say("ssh-key", field, f"{value!r} is not an absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
     elif value.endswith(("id_rsa", "id_ed25519", "id_ecdsa")):
         yield subject.say("ssh-key", field, f"{value!r} is the private key", f"{value}.pub")
 
@@ -130,28 +128,28 @@ def rank_remap(subject: Subject) -> Iterator[Finding]:
     """torchrun gives its workers their ranks. Source: container-engine/run.md: the remap is off by default there."""
     name = "com.pyxis.pytorch_remap_vars"
     if subject.own.annotations.get(name) == "true" and subject.setting.site.launcher == "torchrun":
-        reason = "pyxis sets RANK and LOCAL_RANK of each task, and torchrun, the launcher here, finds them set"
+        reason = "pyxis sets RANK and LOCAL_RANK for each task, but torchrun, the launcher, must set them"
         yield subject.say("rank-remap", f"annotations.{name}", reason)
 
 
 def extended_image(subject: Subject) -> Iterator[Finding]:
-    """An Alps extended image has its own network stack, and the variables for it in its entrypoint."""
+    """An Alps extended image has its own network stack, whose variables its entrypoint sets."""
     if subject.setting.engine != "ce" or not subject.image.extended:
         return
     hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
     if subject.annotation("aws_ofi_nccl.enabled") == "true":
-        reason = "the image is an Alps extended one, with its own plugin for NCCL; the hook puts another in front"
+        reason = "an Alps extended image has its own plugin for NCCL; the hook replaces it"
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
-        reason = "the image's /opt/alps/env is read by its entrypoint, which does not run"
+        reason = "the image's entrypoint reads /opt/alps/env, but the entrypoint does not run"
         yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
     if subject.annotation("cxi.enabled") != "false":
-        reason = "the cxi hook, on by default, puts the host's libraries over those of the image"
+        reason = "the cxi hook, on by default, replaces the image's libraries by the host's"
         changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
         yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
     if subject.environment.env.get("PMIX_MCA_psec") != "native":
-        reason = 'the image wants PMIX_MCA_psec = "native", or MPI does not start'
+        reason = 'the image needs PMIX_MCA_psec = "native": MPI does not start without it'
         changes = (Set(("env", "PMIX_MCA_psec"), "native"),)
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 

@@ -1,4 +1,4 @@
-"""Rules over the image: its text, its file, its processor."""
+"""Rules for the image: its name, its file, its architecture."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from runner.images.reference import HUB_NAMES, parse_reference
 from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add
 from runner.images.squashfs_file import is_whole
 
-_NO_IMAGE = {"ce", "host"}  # the Container Engine then enters none; --container-image may name one
+_NO_IMAGE = {"ce", "host"}  # the Container Engine then uses none; --container-image may name one
 
 
 def in_registry(subject: Subject) -> bool:
-    """Whether the image is fetched by its name."""
+    """Whether the image is a name in a registry."""
     image = subject.own.image
     return bool(image) and not subject.own.is_squashfs and not bare_squashfs(subject.own) and "${" not in image
 
 
 def empty(subject: Subject) -> Iterator[Finding]:
-    """Most engines cannot enter nothing."""
+    """Most engines need an image."""
     if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
-        yield subject.say("image-empty", "image", f"no image is named, and {subject.setting.engine} needs one")
+        yield subject.say("image-empty", "image", f"there is no image, and {subject.setting.engine} needs one")
 
 
 def relative_squashfs(subject: Subject) -> Iterator[Finding]:
-    """A bare file name is taken for the name of an image in a registry."""
+    """Engines read a bare file name as the name of an image in a registry."""
     if bare_squashfs(subject.own):
         image = subject.own.image
-        reason = f"{image!r} is taken for an image in a registry, and pulled"
+        reason = f"{image!r} is read as an image in a registry, and pulled"
         fix, changes = f"write an absolute path, or ./{image}", (Set(("image",), f"./{image}"),)
         yield subject.say("relative-squashfs", "image", reason, fix, changes=changes)
 
 
 def file(subject: Subject) -> Iterator[Finding]:
-    """The squashfs file is there, and whole."""
+    """The squashfs file exists and is complete."""
     path = subject.image_path
     if path is None:
         return
@@ -49,11 +49,11 @@ def file(subject: Subject) -> Iterator[Finding]:
         recipe = path.name.removesuffix(".sqsh")
         ours = "RUNNER_IMAGES" in names(subject.own.image)
         fix = f"runner build {recipe} && runner import {recipe}" if ours else "correct the path"
-        yield subject.say("image-missing", "image", f"there is no {path}", fix)
+        yield subject.say("image-missing", "image", f"{path} does not exist", fix)
     elif path.is_dir():
         yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "name the .sqsh file in it")
     elif not is_whole(path):
-        reason = f"{path} is no squashfs file, or is shorter than its head says"
+        reason = f"{path} is not a squashfs file, or is truncated"
         yield subject.say("image-not-squashfs", "image", reason)
 
 
@@ -69,12 +69,12 @@ def architecture(subject: Subject) -> Iterator[Finding]:
 
 
 def login_shell(subject: Subject) -> Iterator[Finding]:
-    """The Container Engine starts the image by a login shell."""
+    """The Container Engine starts the image with a login shell."""
     path = subject.image_path
     if subject.setting.engine != "ce" or path is None or subject.environment.env.get("PATH"):
         return
     if lost := lost_path(path):
-        reason = "the engine's login shell runs /etc/profile, which sets PATH without the image's folders"
+        reason = "the engine's login shell runs /etc/profile, which resets PATH to folders other than the image's"
         yield subject.say("path-lost", "env.PATH", reason, f"PATH = {lost!r} in [env]")
 
 
@@ -87,28 +87,28 @@ def separator(subject: Subject) -> Iterator[Finding]:
     if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
         image = subject.own.image.replace(f"{found.registry}/", f"{found.registry}#", 1)
-        reason = f"{older} takes {found.registry!r} for a name on Docker Hub"
+        reason = f"{older} looks for {found.registry!r} on Docker Hub"
         severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
         yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
     if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
         image = found.with_slash
-        reason = f"{engine} knows no `#` in the name of an image"
+        reason = f"{engine} does not accept `#` in the name of an image"
         yield subject.say(
             "hash-after-registry", "image", reason, f"image = {image!r}", changes=(Set(("image",), image),)
         )
 
 
 def name(subject: Subject) -> Iterator[Finding]:
-    """What a registry, or enroot, takes as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
+    """What a registry, or enroot, accepts as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
     if not in_registry(subject) or re.search(r"[{<]", subject.own.image):
         return
     image, found = subject.own.image, parse_reference(subject.own.image)
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
-        reason = "an EDF's image has no scheme, and docker: is taken for a registry"
+        reason = "an EDF's image has no scheme: `docker:` is read as a registry"
         yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),))
     if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
-        reason = f"{found.repository!r} is no name of an image"
+        reason = f"{found.repository!r} is not a valid image name"
         yield subject.say("image-name", "image", reason)
     elif found.digest and subject.setting.pulls and (subject.setting.enroot or (4,)) < (4,):
         yield subject.say("image-digest", "image", "this enroot cannot pull by digest")
@@ -117,12 +117,12 @@ def name(subject: Subject) -> Iterator[Finding]:
         yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
 
 
-# registries whose images are public as a rule: a login lifts limits, or opens private ones
+# registries whose images are usually public: a login lifts limits, or gives access to private ones
 _PUBLIC = {"docker.io", "ghcr.io", "quay.io", "public.ecr.aws", "registry.k8s.io", "mcr.microsoft.com"}
 
 
 def credentials(subject: Subject) -> Iterator[Finding]:
-    """A login for the registry; nvcr.io asks for two, of itself and of the host that hands out its tokens."""
+    """A login for the registry; nvcr.io needs two: for itself, and for the host that issues its tokens."""
     if not in_registry(subject) or not subject.setting.here:
         return
     registry = parse_reference(subject.own.image).registry
@@ -151,14 +151,14 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
         yield _missing(subject, registry, str(path))
     elif tokens and registry != "docker.io" and not (there & wanted and there & tokens):
         has, lacks = (registry, *tokens) if there & wanted else (*tokens, registry)
-        reason = f"{path} has a line for {has}, and none for {lacks}: the pull asks both"
+        reason = f"{path} has a line for {has}, but not for {lacks}: the pull needs both"
         yield subject.say("credentials-half", "image", reason, f"add the same line for machine {lacks}")
 
 
 def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
     if subject.setting.engine not in {"podman", "docker", "sarus", "apptainer"}:
         return
-    # enroot's file counts for nothing here
+    # these engines do not read enroot's file
     environ = {**subject.setting.environ, "ENROOT_CONFIG_PATH": "/dev/null"}
     try:
         search = find_login(registry, parse_reference(subject.own.image).repository, "", environ)
@@ -172,7 +172,7 @@ def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
 def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Finding:
     public = registry in _PUBLIC
     reason = f"there is no login for {registry} in {place}" + (
-        ": pulls are limited, and private images refused" if public else ""
+        ": pulls are rate-limited, and private images are refused" if public else ""
     )
     fix = fix or how_to_add(registry, subject.setting.environ).replace(f", or: podman login {registry}", "")
     others = "".join(f", and the same for machine {host}" for host in TOKEN_HOSTS.get(registry, ()))

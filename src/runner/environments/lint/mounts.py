@@ -1,4 +1,4 @@
-"""Rules over the merged mounts: sources, targets, the home folder, what can be written."""
+"""Rules for mounts: their text in a file; then sources, targets, the home folder, what is writable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.errors import RunnerError
 from runner.expansion import parts
 from runner.located_toml import Document
 
-# folders of an image in which its own programs lie: a mount there hides them
+# folders of an image's own programs: a mount there hides them
 _OF_THE_IMAGE = (
     {"/", "/bin", "/sbin", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64"}
     | {"/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/cuda", "/opt/conda", "/opt/venv"}
@@ -28,7 +28,7 @@ _CACHE = re.compile(r"(^|_)(CACHE|CACHE_DIR|HOME|TMPDIR|TMP|TEMP|CACHE_HOME|CACH
 
 
 def missing_source(subject: Subject) -> Iterator[Finding]:
-    """A mount whose source is not there ends the job; a compute node may see other folders than this machine."""
+    """A missing source ends the job; a compute node may have other folders than this machine."""
     if not subject.setting.here:
         return
     local = subject.setting.site.scheduler == "local"
@@ -36,7 +36,7 @@ def missing_source(subject: Subject) -> Iterator[Finding]:
         source = subject.expanded(mount.source, f"mounts.{index}")
         if source is None or Path(source).exists():
             continue
-        reason = f"{source} is not on this node" + ("" if local else "; the compute nodes may have it")
+        reason = f"{source} does not exist here" + ("" if local else "; the compute nodes may have it")
         severity = "error" if local else "warning"
         yield subject.say("mount-source-missing", f"mounts.{index}", reason, severity=severity)
 
@@ -45,29 +45,29 @@ def relative_source(subject: Subject) -> Iterator[Finding]:
     """Source: CSCS documentation, container-engine/edf.md: relative to the folder of the caller (2026-08-20)."""
     for index, mount in enumerate(subject.own.mounts):
         if mount.source.startswith("."):
-            reason = f"{mount.source!r} begins in the folder in which srun is called, not in that of the EDF"
+            reason = f"{mount.source!r} starts in the folder where srun is called, not in that of the EDF"
             yield subject.say("mount-relative", f"mounts.{index}", reason)
 
 
 def same_target(subject: Subject) -> Iterator[Finding]:
-    """The engine takes one of the two, or refuses both."""
+    """The engine uses one of the two, or refuses both."""
     first: dict[str, tuple[int, Mount]] = {}
     for index, mount in enumerate(subject.own.mounts):
         target = str(PurePosixPath(mount.target))
         number, other = first.setdefault(target, (index, mount))
         if other is not mount:
             place = subject.place(f"mounts.{number}")
-            reason = f"{target} is a target already, of {other.source} ({place})"
+            reason = f"{target} is already the target of {other.source} ({place})"
             yield subject.say("mount-target-twice", f"mounts.{index}", reason)
 
 
 def hides_image(subject: Subject) -> Iterator[Finding]:
-    """The host's /usr is no substitute for the image's."""
+    """The host's /usr does not replace the image's."""
     if subject.setting.engine == "host":
         return
     for index, mount in enumerate(subject.own.mounts):
         if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE:
-            reason = f"{mount.source} would lie over the image's own {mount.target}"
+            reason = f"{mount.source} would hide the image's own {mount.target}"
             yield subject.say("mount-hides-image", f"mounts.{index}", reason)
 
 
@@ -79,12 +79,12 @@ def all_homes(subject: Subject) -> Iterator[Finding]:
     """Source: CSCS documentation, container-engine/edf.md: do not mount all of /users (2026-08-20)."""
     for index, mount in enumerate(subject.own.mounts):
         if str(PurePosixPath(mount.source)) in _HOMES:
-            reason = f"{mount.source} holds the home folders of all users"
+            reason = f"{mount.source} contains the home folders of all users"
             yield subject.say("mount-all-homes", f"mounts.{index}", reason)
 
 
 def home_shadows_image(subject: Subject) -> Iterator[Finding]:
-    """Python looks into ~/.local before it looks into the image."""
+    """Python searches ~/.local before the image."""
     environment = subject.environment
     if environment.env.get("PYTHONNOUSERSITE") or subject.setting.engine == "host":
         return
@@ -96,29 +96,29 @@ def home_shadows_image(subject: Subject) -> Iterator[Finding]:
             r"/(users|home)/\$\{USER\}/?", mount.source
         )
         if of_home or (home and source == target and PurePosixPath(home).is_relative_to(source)):
-            reason = f"{mount.source} brings the home folder in: packages in ~/.local shadow those of the image"
+            reason = f"{mount.source} mounts the home folder: packages in ~/.local shadow those of the image"
             changes = (Set(("env", "PYTHONNOUSERSITE"), "1"),)
             yield subject.say("home-shadows-image", f"mounts.{index}", reason, changes=changes)
             return
 
 
 def read_only_folder(subject: Subject) -> Iterator[Finding]:
-    """What can be written: mounts without `ro`; the rest only where the environment is writable."""
+    """Writable are mounts without `ro`, and the rest if the environment is writable."""
     own = subject.own
     if own.workdir is not None:
         why = _read_only(subject, own.workdir)
         if why is None and not own.writable and not _mounted(subject, own.workdir):
             why = "writable = false"
         if why:
-            reason = f"the working directory {own.workdir} takes no writes: {why}"
+            reason = f"the working directory {own.workdir} is read-only: {why}"
             yield subject.say("read-only-folder", "workdir", reason)
     for name, value in own.env.items():
         if _CACHE.search(name) and value.startswith(("/", "${")) and (why := _read_only(subject, value)):
-            yield subject.say("read-only-folder", f"env.{name}", f"{name} = {value} takes no writes: {why}")
+            yield subject.say("read-only-folder", f"env.{name}", f"{name} = {value} is read-only: {why}")
 
 
 def _mounted(subject: Subject, path: str) -> Mount | None:
-    """The mount that a path inside lies in: the deepest."""
+    """The deepest mount that contains a path."""
     around = [
         mount for mount in subject.environment.mounts if PurePosixPath(path).is_relative_to(PurePosixPath(mount.target))
     ]
@@ -211,7 +211,7 @@ def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax
         yield from _flags(fields, engine, syntax)
     for path in fields[:2]:
         if bad := syntax.bad_character(path if engine == "sarus" else _with_defaults(path)):
-            reason = f"{path!r} has {bad}, which the mounts of {engine} cannot hold"
+            reason = f"{path!r} contains {bad}, which the mounts of {engine} cannot contain"
             yield _Fault("mount-separator", reason, "rename the folder, or link it from another path: ln -s")
             return
 

@@ -1,4 +1,4 @@
-"""Rules over a batch script: its directives, its steps, and the launcher in them."""
+"""Rules for a batch script: its directives, its steps, and the launcher in them."""
 
 from __future__ import annotations
 
@@ -39,30 +39,28 @@ def directives(batch: Batch) -> Iterator[Finding]:
     """What sbatch makes of `#SBATCH` lines. Source: sbatch(1) 25.11; CSCS documentation, container-engine/run.md."""
     for line in batch.script.directives:
         if option(line.text, "--environment") is not None:
-            reason = "the whole script, its srun too, runs inside the container, where Slurm's plugins do not load"
-            yield batch.say("sbatch-environment", line, "#SBATCH", reason, "take it out, and write it behind each srun")
+            reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
+            yield batch.say("sbatch-environment", line, "#SBATCH", reason, "remove it, and add it to each srun")
         if "$" in line.text.partition(" #")[0]:
             yield batch.say("sbatch-variable", line, "#SBATCH", f"sbatch expands nothing: {line.text}")
         if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
-            yield batch.say("sbatch-hash", line, "#SBATCH", f"what follows the # is a comment: {line.text}")
+            yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is a comment: {line.text}")
     for line in batch.script.late:
-        yield batch.say("sbatch-late", line, "#SBATCH", f"a command stands above it: {line.text}")
+        yield batch.say("sbatch-late", line, "#SBATCH", f"there is a command above it: {line.text}")
 
 
 def site_rules(batch: Batch) -> Iterator[Finding]:
-    """What the site asks of every job."""
+    """What the site requires of every job."""
     site, script = batch.setting.site, batch.script
     top = script.directives[0] if script.directives else Line(1, "", "")
     known = site.account or batch.setting.environ.get("SBATCH_ACCOUNT") or script.option("-A", "--account")
     if site.account_required and not known:
-        yield batch.say("account-missing", top, "#SBATCH", f"{site.name} wants to know which account pays")
+        yield batch.say("account-missing", top, "#SBATCH", f"{site.name} requires an account")
     for flag, why in site.refused.items():
         name, _, value = flag.partition("=")
         for line in (*script.directives, *script.steps):
             if (option(line.text, name) == value) if value else option(line.text, name) is not None:
-                yield batch.say(
-                    "sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "take it out, or give another value"
-                )
+                yield batch.say("sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "remove it, or use another value")
 
 
 def node_rank(batch: Batch) -> Iterator[Finding]:
@@ -70,14 +68,14 @@ def node_rank(batch: Batch) -> Iterator[Finding]:
     for line in batch.script.commands:
         if match := re.search(rf"(--node[-_]rank[=\s]+\"?|\b(RANK|LOCAL_RANK|NODE_RANK)=\"?)({_RANK})", line.early):
             if "srun" not in line.text and match[2] and not _TORCHRUN.search(line.text):
-                continue  # set outside of a step: perhaps in a script that the step runs
-            reason = f"{match[3].lstrip('${')} is put in by the batch script, so every node gets the same"
+                continue  # outside a step: perhaps in a script that the step runs
+            reason = f"{match[3].lstrip('${')} is expanded by the batch script, so every node gets the same value"
             yield batch.say("node-rank-too-early", line, "srun", reason)
 
 
 def rank_remap(batch: Batch) -> Iterator[Finding]:
     """pyxis sets RANK and LOCAL_RANK for images with PYTORCH_VERSION, everywhere but at CSCS, where an annotation
-    asks for it. Source: pyxis 0.24.0, pyxis_slurmstepd.c; CSCS documentation, container-engine/run.md."""
+    turns it on. Source: pyxis 0.24.0, pyxis_slurmstepd.c; CSCS documentation, container-engine/run.md."""
     if re.search(r"unset\s[^\n;]*\bRANK\b|-u\s+RANK\b", batch.text()):
         return
     for line in batch.script.steps:
@@ -89,7 +87,7 @@ def rank_remap(batch: Batch) -> Iterator[Finding]:
         )
         image = option(line.text, "--container-image") or batch.script.option("--container-image") or ""
         if asked or (image and facts_of(image, None).ngc):
-            reason = "pyxis sets RANK and LOCAL_RANK of the task, and torchrun finds them set"
+            reason = "pyxis sets RANK and LOCAL_RANK for the task, but torchrun must set them"
             yield batch.say("rank-remap-torchrun", line, "srun", reason)
 
 
@@ -100,24 +98,27 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         if not image or image.startswith(("/", ".", "$")):
             continue
         if image.endswith((".sqsh", ".squashfs")):
-            reason = f"{image!r} is taken for an image in a registry, and pulled"
+            reason = f"{image!r} is read as an image in a registry, and pulled"
             yield batch.say("relative-squashfs", line, "--container-image", reason, f"an absolute path, or ./{image}")
         elif parse_reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
             registry = parse_reference(image).registry
             severity = "error" if batch.setting.enroot else "warning"
-            reason = f"enroot before 4.0 takes {registry!r} for a name on Docker Hub"
+            reason = f"enroot before 4.0 looks for {registry!r} on Docker Hub"
             fix = image.replace(f"{registry}/", f"{registry}#", 1)
             yield batch.say("slash-after-registry", line, "--container-image", reason, fix, severity)
 
 
 def resources(batch: Batch) -> Iterator[Finding]:
-    """GPUs and processors of the steps. Source: Slurm 25.11, srun(1); 22.05 and 23.02 hand no -c on to srun."""
+    """GPUs and CPUs of the steps. Source: Slurm 25.11, srun(1); in 22.05 and 23.02 srun does not inherit -c."""
     script = batch.script
     for line in (*script.directives, *script.steps):
         shared = re.search(r"--gpu-bind=none|allow-task-sharing", line.text)
         if option(line.text, "--gpus-per-task") is not None and not shared:
             yield batch.say(
-                "gpus-per-task", line, "--gpus-per-task", "NCCL's tasks of one node do not see each other's GPU"
+                "gpus-per-task",
+                line,
+                "--gpus-per-task",
+                "tasks on a node do not see each other's GPU, which NCCL needs",
             )
     cores = script.option("-c", "--cpus-per-task")
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
@@ -136,13 +137,13 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
                 reason = "SLURM_LAUNCH_NODE_IPADDR is the node that called srun"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
             elif re.search(r"hostname\s+(-i|-I|--ip-address|--all-ip-addresses)", line.text):
-                reason = "hostname prints several addresses, IPv6 ones too"
+                reason = "hostname can print several addresses, also IPv6"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
         if match := re.search(
             r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b", line.text
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
-            yield batch.say("fixed-port", line, "MASTER_PORT", f"the port {match[2]} may be taken by another job", fix)
+            yield batch.say("fixed-port", line, "MASTER_PORT", f"another job may use the port {match[2]}", fix)
 
 
 def _master() -> str:
@@ -150,13 +151,13 @@ def _master() -> str:
 
 
 def script_secrets(batch: Batch) -> Iterator[Finding]:
-    """Secrets written out, and secrets that a trace prints."""
+    """Secrets in plain text, and secrets that a trace prints."""
     mentioned = False
     for line in batch.script.commands:
         for name, value in re.findall(r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|()]*)", line.text):
             mentioned = mentioned or is_secret_name(name)
             if len(value) >= LEAST_LENGTH and looks_secret(name, value):
-                reason = f"{name} holds a secret as plain text"
+                reason = f"{name} contains a secret in plain text"
                 yield batch.say("secret-value", line, name, reason, f"export {name} where you submit")
     traced = next((line for line in batch.script.commands if re.search(r"\bset\s+-\w*x", line.early)), None)
     if traced and (mentioned or re.search(r"\$\{?\w*(TOKEN|API_?KEY|PASSWORD|SECRET)\b", batch.text())):
@@ -164,11 +165,11 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
 
 
 def login_shell(batch: Batch) -> Iterator[Finding]:
-    """/etc/profile of Debian sets PATH anew, without what the image has in it."""
+    """Debian's /etc/profile resets PATH, without the image's folders."""
     for line, environment in batch.environments:
         login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):
-            reason = f"{login[0]!r} is a login shell: /etc/profile sets PATH without the image's folders"
+            reason = f"{login[0]!r} is a login shell: /etc/profile resets PATH, without the image's folders"
             yield batch.say("path-lost", line, "srun", reason)
 
 

@@ -19,12 +19,12 @@ class Line:
     number: int
     text: str
     early: str
-    """the same text with blanks for what the shell of this script leaves alone: single quotes, `\\$`, comments"""
+    """the same text with blanks for what this script's shell does not expand: single quotes, `\\$`"""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A batch script. Directives are those that sbatch reads: in front of the first command."""
+    """A batch script. Directives are the `#SBATCH` lines that sbatch reads: those before the first command."""
 
     path: Path
     directives: tuple[Line, ...]
@@ -37,13 +37,13 @@ class Script:
         return tuple(line for line in self.commands if re.search(r"(?<![\w./$-])srun(?=\s)", line.text))
 
     def option(self, *names: str) -> str | None:
-        """The value of an option in the directives, the last one; empty for one without a value."""
+        """The value of an option in the directives, the last one; empty if it has no value."""
         found = [value for line in self.directives for value in [option(line.text, *names)] if value is not None]
         return found[-1] if found else None
 
 
 def option(text: str, *names: str) -> str | None:
-    """The value of an option in a line of words; None where it does not stand there."""
+    """The value of an option in a line of words; None if it is not there."""
     for name in names:
         form = rf"{name}[=\s]+" if name.startswith("--") else rf"{name}\s*=?"
         if match := re.search(rf"(?<!\S){form}(\"[^\"]*\"|'[^']*'|[^\s\"']+)", text):
@@ -92,6 +92,6 @@ def _lines(text: str) -> Iterator[Line]:
 
 
 def _blank(quoted: re.Match[str]) -> str:
-    """What the shell leaves alone as blanks: an escape, single quotes, and escapes within double quotes."""
+    """Blanks for what the shell does not expand: an escape, single quotes, and escapes within double quotes."""
     text = quoted[0]
     return re.sub(r"\\.", "  ", text, flags=re.DOTALL) if text.startswith('"') else " " * len(text)

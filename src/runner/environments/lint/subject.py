@@ -1,4 +1,4 @@
-"""What the rules look at: a merged environment, on a site, by an engine, from this machine."""
+"""The input of the rules: a merged environment, the site, the engine, this machine."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ OURS = {"RUNNER_RUN": "", "RUNNER_CACHE": "", "RUNNER_ATTEMPT": ""}
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and by what environments are entered; the same for all that are checked in one call."""
+    """The site, engine and machine; the same for all environments of one call."""
 
     site: Site
     engine: str
     environ: Mapping[str, str]
     here: bool = True
-    """whether this machine belongs to the site; if not, its files and variables tell nothing"""
+    """whether this machine belongs to the site; if not, its files and variables are not checked"""
     enroot: tuple[int, ...] | None = None
     """enroot's version; None: not known"""
 
     @cached_property
     def variables(self) -> Mapping[str, str]:
-        """The variables of this machine, and those that every run has."""
+        """The variables of this machine and of every run."""
         known = {**OURS, **self.environ}
         try:
             known["RUNNER_IMAGES"] = str(self.site.images(self.environ))
         except RunnerError:
-            known.pop("RUNNER_IMAGES", None)  # the rule on undefined variables says so
+            known.pop("RUNNER_IMAGES", None)  # reported by the rule on undefined variables
         return known
 
     @property
@@ -55,7 +55,7 @@ class Subject:
     """An environment in a setting."""
 
     own: Environment
-    """what the files say"""
+    """as in the files"""
     setting: Setting
 
     @cached_property
@@ -65,7 +65,7 @@ class Subject:
 
     @cached_property
     def image_path(self) -> Path | None:
-        """The squashfs file on this machine; None for other images, and where a variable is missing."""
+        """The squashfs file on this machine; None for other images, and if a variable is missing."""
         if not self.own.is_squashfs or not self.setting.here:
             return None
         text = self.expanded(self.own.image, "image")
@@ -77,7 +77,7 @@ class Subject:
         return facts_of(self.own.image, self.image_path)
 
     def expanded(self, text: str, what: str) -> str | None:
-        """The text with its variables put in; None where one is known to a running job only, or to nobody."""
+        """The text with its variables expanded; None if one is undefined, or defined only in a running job."""
         if re.search(r"\$\{(SLURM|RUNNER_(RUN|CACHE|ATTEMPT))", text):
             return None
         try:
@@ -86,11 +86,11 @@ class Subject:
             return None
 
     def annotation(self, name: str) -> str:
-        """The value of `com.hooks.NAME`, the site's where the environment says none; empty where there is none."""
+        """The value of `com.hooks.NAME`, or the site's; empty if neither sets it."""
         return self.environment.annotations.get(f"com.hooks.{name}", "")
 
     def place(self, field: str) -> Place | None:
-        """Where a field stands. One that stands nowhere is missing beside the image; the site's stand in no file."""
+        """The line of a field. A field that is not in a file gets the line of `image`; one of the site has none."""
         origins = self.environment.origins
         for name in (field, f"{field}.0"):
             if name in origins and origins[name].place:
@@ -117,7 +117,7 @@ Rule = Callable[[Subject], Iterator[Finding]]
 
 
 def texts(environment: Environment) -> Iterator[tuple[str, str]]:
-    """(field, text) of everything in which variables are expanded."""
+    """(field, text) of each text in which variables are expanded."""
     yield "image", environment.image
     if environment.workdir is not None:
         yield "workdir", environment.workdir
@@ -140,7 +140,7 @@ _ARCHITECTURES = {"aarch64": "arm64", "arm64": "arm64", "amd64": "amd64", "x86_6
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """None and False: not known."""
+    """None and False: unknown."""
 
     architecture: str | None
     """in OCI's words"""
@@ -148,7 +148,7 @@ class ImageFacts:
     """major version"""
     rocm: bool
     ngc: tuple[int, int] | None
-    """release of NVIDIA's PyTorch image that it is, or stands on: year and month"""
+    """release of NVIDIA's PyTorch image that it is or is built on: year and month"""
     extended: bool
     """an Alps extended image, which has its own network stack"""
     nvidia: bool
@@ -158,7 +158,7 @@ class ImageFacts:
 
 
 def facts_of(image: str, path: Path | None) -> ImageFacts:
-    """What is known of an image by its text in the EDF and, where it is a file of ours, by its sidecar."""
+    """What the image's name in the EDF tells, and the metadata that `runner import` keeps beside a squashfs file."""
     squashfs = find_squashfs(path) if path is not None else None
     words = [image]
     if squashfs is not None:
@@ -183,7 +183,7 @@ def _architecture(image: str) -> str | None:
 
 
 def _cuda(text: str, ngc: tuple[int, int] | None) -> int | None:
-    """The major version of CUDA that a name tells, or that NVIDIA's release has.
+    """The major version of CUDA in the name, or of NVIDIA's release.
 
     Source: release notes of NVIDIA's PyTorch container: 25.06 is the last with CUDA 12, 25.08 has 13.0 (2026-11-21).
     """

@@ -1,4 +1,4 @@
-"""Rules over variables: defined, in braces, expanded where they stand."""
+"""Rules for variables: defined, in braces, expanded; values in [env]; secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.environments.rewriting import Set
 from runner.expansion import Variable, names, parts
 from runner.machine.secrets import looks_secret
 
-# what users of a cluster have; another name is worth a note where the check does not run on that cluster
+# defined for users of most clusters; other names get a note when the check does not run on the cluster
 _USUAL = {"HOME", "USER", "LOGNAME", "PWD", "TMPDIR", "SCRATCH", "STORE", "PROJECT", "WORK", "RUNNER_IMAGES"}
 _BARE = re.compile(r"(?<!\$)\$([A-Za-z_][A-Za-z0-9_]*)")
 _LIKELY_IN_IMAGE = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LIBRARY_PATH", "CPATH", "CUDA_HOME"}
@@ -41,17 +41,17 @@ def undefined_variable(subject: Subject) -> Iterator[Finding]:
 
 
 def without_braces(subject: Subject) -> Iterator[Finding]:
-    """`$VAR` is plain text to every engine."""
+    """`$VAR` is plain text for the Container Engine and runner."""
     for field, text in texts(subject.own):
         if "$" not in text:
             continue
         plain = "".join(part for part in parts(text, field) if isinstance(part, str))
         for match in _BARE.finditer(plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
-            reason = f"{field} has {match[0]} without braces: it stays the text {match[0]}"
+            reason = f"{field} has {match[0]} without braces: it is plain text, not a variable"
             if subject.setting.engine == "sarus":
-                reason = f"{field} has {match[0]} without braces: a variable to Sarus Suite, text to all others"
-            # in [env] the text itself may be meant, so only the user can mend it there
+                reason = f"{field} has {match[0]} without braces: a variable for Sarus Suite, plain text for all others"
+            # in [env] plain text may be intended, so only the user can fix it there
             value = getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
             yield subject.say("variable-without-braces", field, reason, f"write ${{{match[1]}}}", severity, changes)
@@ -60,11 +60,11 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
 def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
     """raster expands every field but this one. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
     if subject.setting.engine == "sarus" and "${" in subject.own.image:
-        yield subject.say("variable-in-image", "image", f"{subject.own.image!r} is taken as it stands")
+        yield subject.say("variable-in-image", "image", f"{subject.own.image!r} is not expanded")
 
 
 def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
-    """An entry of [env] sees the variables of host and image, never its neighbours.
+    """An entry of [env] sees the variables of the host and the image, not other entries.
 
     Source: CSCS documentation, container-engine/edf.md, "Environment variables" (2026-08-20).
     """
@@ -74,12 +74,12 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
             continue
         for other in names(value, f"env.{name}"):
             if other != name and env.get(other):
-                reason = f"env.{name} refers to {other}, and sees the host's or image's {other}, not env.{other}"
+                reason = f"env.{name} refers to {other}: it gets the host's or image's {other}, not env.{other}"
                 yield subject.say("env-refers-to-env", f"env.{name}", reason, f"write {env[other]!r} there")
 
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
-# these tune nothing, or nothing that the hook sets
+# these tune nothing that the hook sets
 _HARMLESS_TUNING = {
     "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
@@ -88,7 +88,7 @@ _HARMLESS_TUNING = {
     "FI_LOG_PROV",
     "FI_EFA_USE_HUGE_PAGE",
 }
-_NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # who sets these uses NCCL
+_NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # set only where NCCL is used
 _SWITCHED_OFF = {
     "NCCL_NET": {"socket"},
     "NCCL_NET_DISABLE": {"1"},
@@ -98,33 +98,33 @@ _SWITCHED_OFF = {
 
 
 def path_replaced(subject: Subject) -> Iterator[Finding]:
-    """What the image put into PATH is lost."""
+    """The image's own folders in PATH are lost."""
     for name in ("PATH", "LD_LIBRARY_PATH"):
         value = subject.own.env.get(name)
         if value is None or name in names(value, f"env.{name}"):
             continue
         if name == "PATH" and {"/usr/bin", "/bin"} <= set(value.split(":")):
-            continue  # written out whole
+            continue  # a complete PATH
         if name == "LD_LIBRARY_PATH" and (not value or not subject.image.nvidia):
             continue
-        reason = f"env.{name} replaces the image's, and programs of the image are not found any more"
+        reason = f"env.{name} replaces the image's value: programs of the image may not be found"
         changes = (Set(("env", name), f"{value}:${{{name}}}"),) if value else ()
         yield subject.say("path-replaced", f"env.{name}", reason, f'{name} = "{value}:${{{name}}}"', changes=changes)
 
 
 def gpus_hidden(subject: Subject) -> Iterator[Finding]:
-    """Slurm and the engine give each job its GPUs; a value in the file stands against that."""
+    """Slurm and the engine give each job its GPUs; a value in the file overrides that."""
     env = subject.own.env
     if env.get("NVIDIA_VISIBLE_DEVICES") in {"", "void", "none"} and subject.setting.site.gpus_per_node:
-        reason = "the engine brings no GPU into a container whose NVIDIA_VISIBLE_DEVICES is empty or void"
+        reason = "the container has no GPU if NVIDIA_VISIBLE_DEVICES is empty or void"
         yield subject.say("gpus-hidden", "env.NVIDIA_VISIBLE_DEVICES", reason, 'NVIDIA_VISIBLE_DEVICES = "all"')
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if env.get(name):
-            yield subject.say("gpus-hidden", f"env.{name}", f"every task of the job sees the GPUs {env[name]} alone")
+            yield subject.say("gpus-hidden", f"env.{name}", f"every task of the job sees only the GPUs {env[name]}")
 
 
 def stale_tuning(subject: Subject) -> Iterator[Finding]:
-    """An entry of [env] wins over what the hook sets, and stays when the hook learns better.
+    """An entry of [env] wins over what the hook sets, also when a newer hook sets better values.
 
     Source: CSCS documentation, clusters/daint.md: CE v26.06.1 sets NCCL_* and FI_* itself (2026-08-20).
     """
@@ -150,7 +150,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     for name, values in _SWITCHED_OFF.items():
         value = subject.own.env.get(name)
         if value is not None and value.lower() in values:
-            yield subject.say("nccl-over-tcp", f"env.{name}", f"env.{name} = {value} sends NCCL over TCP", "remove it")
+            yield subject.say("nccl-over-tcp", f"env.{name}", f"env.{name} = {value} makes NCCL use TCP", "remove it")
     gpus, image = subject.setting.site.gpus_per_node, subject.image
     if subject.setting.engine != "ce" or not gpus or not subject.own.image or image.extended:
         return
@@ -158,23 +158,25 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     shows_nccl = image.nccl or any(subject.own.env.get(name) for name in _NCCL_NETWORK)
     if hook != "true" and (shows_nccl or hook == "false"):
         field = "annotations.com.hooks.aws_ofi_nccl.enabled"
-        reason = "the aws_ofi_nccl hook is not switched on: between nodes NCCL goes over TCP"
+        reason = "the aws_ofi_nccl hook is off: NCCL uses TCP between nodes"
         fix = 'com.hooks.aws_ofi_nccl.enabled = "true" and its variant, if jobs use more than one node'
         yield subject.say("nccl-over-tcp", field, reason, fix)
 
 
 def secret_value(subject: Subject) -> Iterator[Finding]:
-    """A secret written out. The message never repeats it."""
+    """A secret in plain text. The message never repeats it."""
     for name, value in subject.own.env.items():
         literal = "".join(part for part in parts(value, name) if isinstance(part, str))
         if looks_secret(name, literal):
             field = f"env.{name}"
-            fix = f"take it out of the file and export {name} where you launch: the host's variables enter"
-            yield subject.say("secret-value", field, f"{field} holds a secret as plain text", fix)
+            fix = f"remove it and export {name} where you launch: the container gets the host's variables"
+            yield subject.say("secret-value", field, f"{field} contains a secret in plain text", fix)
     for name, value in subject.own.annotations.items():
         if looks_secret("", value):
             field = f"annotations.{name}"
-            yield subject.say("secret-value", field, f"{field} holds a secret as plain text", "take it out of the file")
+            yield subject.say(
+                "secret-value", field, f"{field} contains a secret in plain text", "remove it from the file"
+            )
 
 
 RULES = (

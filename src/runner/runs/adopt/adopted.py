@@ -1,4 +1,4 @@
-"""What was understood of someone's words: the fields of an EDF, the program with its resources, and what is left."""
+"""The result of reading a command line or script: the fields of an EDF, the command, and notes about the rest."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 @dataclass
 class Adopted:
-    """Filled by the readers of command lines and scripts, one after the other. Texts are EDF text."""
+    """Filled in by the readers of command lines and scripts. Texts are EDF text."""
 
     base: str = ""
-    """the environment that the words name themselves, by `--environment`"""
+    """the environment named by `--environment`"""
     image: str = ""
     workdir: str = ""
     entrypoint: bool | None = None
@@ -35,27 +35,27 @@ class Adopted:
     devices: list[str] = field(default_factory=list)
     command: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """what could not be taken over, or holds without being said, in the order of the words"""
+    """what was not taken over, or is not needed, in the order of the words"""
     folder: Path | None = None
-    """the folder from which relative paths are meant; a job has another one when it runs"""
+    """the folder of relative paths; a job runs in another one"""
     where: str = ""
-    """in front of notes: the line of a script"""
+    """prefix of notes: the line of the script"""
 
-    def lost(self, what: str, why: str) -> None:
-        """Say what an EDF, or a job file, cannot hold."""
+    def not_taken_over(self, what: str, why: str) -> None:
+        """Note what an EDF or job file cannot express."""
         self._note(f"{short(what)}: not taken over: {why}")
 
-    def holds(self, what: str, why: str) -> None:
-        """Say what needs no words, since it is so anyway."""
+    def not_needed(self, what: str, why: str) -> None:
+        """Note what every engine does anyway."""
         self._note(f"{short(what)}: not needed: {why}")
 
-    def changed(self, what: str, why: str) -> None:
-        """Say what was taken over in other words than a reader might expect."""
+    def note(self, what: str, why: str) -> None:
+        """Note what was taken over in a way that the reader may not expect."""
         self._note(f"{short(what)}: {why}")
 
     def computed(self, what: str) -> None:
-        """Say that only a shell can tell what this is."""
-        self.lost(what, "only a shell can work it out: write its value")
+        """Note a value that only a shell can evaluate."""
+        self.not_taken_over(what, "only a shell can evaluate it: write its value")
 
     def _note(self, text: str) -> None:
         line = f"{self.where}{text}".replace("\n", " ")
@@ -63,30 +63,34 @@ class Adopted:
             self.notes.append(line)
 
     def mount(self, text: str, given: str) -> None:
-        """Add the mount `SOURCE[:TARGET[:FLAGS]]`; one that an EDF cannot hold is noted."""
+        """Add the mount `SOURCE[:TARGET[:FLAGS]]`; one that an EDF cannot express is noted."""
         try:
             mount = parse_mount(text)
         except RunnerError as error:
-            self.lost(given, error.why)
+            self.not_taken_over(given, error.why)
             return
         mount = replace(mount, source=self.absolute(mount.source))
         if mount not in self.mounts:
             self.mounts.append(mount)
 
     def absolute(self, text: str) -> str:
-        """A path of the host; one that begins with a dot is meant from the folder."""
+        """A path of the host; a relative one becomes absolute."""
         if self.folder is None or not text.startswith(("./", "../")):
             return text
         return os.path.normpath(os.path.join(literal(str(self.folder)), text))  # noqa: PTH118 (the text may hold variables)
 
     def variable(self, name: str, value: str, given: str) -> None:
-        """Add a variable of [env]; what an EDF cannot hold is noted."""
+        """Add a variable of [env]; one that an EDF cannot express is noted."""
         if not _VARIABLE.fullmatch(name):
-            self.lost(given, f"{name!r} cannot be the name of a variable")
+            self.not_taken_over(given, f"{name!r} is not a variable name")
         elif looks_secret(name, plain(value) or ""):
-            self.lost(f"{name}=…", "it is a secret: export it where you launch, the host's variables enter")
+            self.not_taken_over(
+                f"{name}=…", "it is a secret: export it where you launch; the container gets the host's variables"
+            )
         elif not value:
-            self.lost(given, "an empty value unsets a variable in an EDF; nothing sets one to the empty text")
+            self.not_taken_over(
+                given, "in an EDF an empty value unsets the variable; an EDF cannot set it to the empty text"
+            )
         else:
             self.env[name] = value
 
@@ -97,11 +101,11 @@ class Adopted:
         self.entrypoint = bool(self.entrypoint)
         if self.writable is None and self.image:
             why = "added; without --container-writable, pyxis makes the root file system read-only"
-            self.changed("writable = true", why)
+            self.note("writable = true", why)
         self.writable = True if self.writable is None else self.writable
 
     def changes(self, present: Mapping[str, object] | None = None) -> list[Change]:
-        """What to write into an EDF that says `present`; what it says already is left alone."""
+        """What to write into an EDF with the content `present`; mounts and devices that it has already are kept."""
         there = dict(present or {})
         wanted: list[Change] = []
         for key, value in (("base_environment", self.base), ("image", self.image), ("workdir", self.workdir)):
@@ -124,30 +128,30 @@ class Adopted:
 
 
 def short(text: str) -> str:
-    """The text on one line, cut where it is long."""
+    """The text on one line, shortened if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= 120 else f"{line[:119]}…"
 
 
 def plain(text: str) -> str | None:
-    """EDF text without variables as the text that it means; None where a variable is alive in it."""
+    """The plain text of an EDF text; None if it contains a variable."""
     return None if names(text) else expand(text, {}, "a word")
 
 
 def image_reference(text: str) -> tuple[str, str]:
-    """(`[USER@][REGISTRY#]IMAGE[:TAG]` for an EDF, a reason why there is none), one of them empty.
+    """(`[USER@][REGISTRY#]IMAGE[:TAG]` for an EDF, why there is none); one of the two is empty.
 
     Source: enroot 4, src/docker.sh.
     """
     scheme, separator, rest = text.partition("://")
     if separator and scheme != "docker":
-        return "", f"{scheme} is a storage of this machine: runner import {rest}, and name the file that it prints"
+        return "", f"{scheme} is storage on this machine: run `runner import {rest}` and write the path that it prints"
     name = rest if separator else text
     image = parse_reference(name)
     if name.startswith(("localhost/", "sha256:")):
         return (
             "",
-            f"the image lies in the engine's storage only: runner import {name}, and name the file that it prints",
+            f"the image is only in the engine's storage: run `runner import {name}` and write the path that it prints",
         )
     if "#" in name or name.startswith("${"):
         return name, ""

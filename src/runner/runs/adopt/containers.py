@@ -1,4 +1,4 @@
-"""`docker run` and `podman run`, read into an EDF."""
+"""`docker run`, `podman run` and the flags of pyxis, read into an EDF."""
 
 from __future__ import annotations
 
@@ -11,44 +11,65 @@ from runner.expansion import literal
 from runner.runs.adopt.adopted import Adopted, image_reference
 from runner.runs.adopt.options import CONTAINER, Option, split
 
-# what is so anyway, on every engine
-_HOLDS = {
-    "rm": "what is written outside of mounts is lost at the end",
-    "interactive": "`runner shell` gives a prompt", "tty": "`runner shell` gives a prompt",
-    "network": "the host's network is used", "net": "the host's network is used", "ipc": "/dev/shm is the host's",
-    "pid": "processes of the host are seen", "uts": "the host's name is seen", "env-host": "the host's variables enter",
-    "init": "the step's own processes look after theirs", "pull": "images are pulled where they are missing",
-    "shm-size": "/dev/shm is the host's", "sig-proxy": "signals reach the step", "runtime": "the site gives GPUs",
-    "http-proxy": "the host's variables enter", "quiet": "nothing is printed", "userns": "you are yourself inside",
-    "tls-verify": "the engine's own settings count", "disable-content-trust": "the engine's own settings count",
-}  # fmt: skip
-_LOST = {
-    "user": "inside you are yourself", "group-add": "inside you have your own groups",
-    "privileged": "a container of a batch job has no rights of its own",
-    "cap-add": "a container of a batch job has no rights of its own",
-    "security-opt": "the site decides", "ulimit": "write `ulimit` into task_prolog of the job file",
-    "memory": "ask for memory in the job file: [resources] memory",
-    "cpus": "ask for CPUs in the job file: [resources] cpus_per_task",
-    "cpuset-cpus": "Slurm binds tasks to CPUs: --srun=--cpu-bind=…", "name": "a run has a name of its own",
-    "hostname": "the host's name is seen", "publish": "the host's network is used, so ports are open as they are",
-    "publish-all": "the host's network is used, so ports are open as they are",
-    "expose": "the host's network is used", "detach": "`runner launch` returns at once",
-    "restart": "runner launches what failed again, as the job's own settings say",
-    "tmpfs": "an EDF mounts no tmpfs; /dev/shm and the root file system lie in memory",
-    "volumes-from": "there is no other container", "platform": "the image's architecture is the node's",
-    "arch": "the image's architecture is the node's", "label": "no engine reads it",
-    "add-host": "the host's /etc/hosts is used", "dns": "the host's resolv.conf is used",
-    "log-driver": "a run has one log", "stop-signal": "the job's own settings",
-    "unsetenv-all": "the host's variables enter; unset one by NAME = \"\"",
-    "read-only-tmpfs": "an EDF mounts no tmpfs", "cgroupns": "the site decides",
-}  # fmt: skip
+# what every engine does anyway
+_NOT_NEEDED = {
+    "rm": "writes outside mounts are lost at the end",
+    "interactive": "`runner shell` gives a prompt",
+    "tty": "`runner shell` gives a prompt",
+    "network": "the host's network is used",
+    "net": "the host's network is used",
+    "ipc": "/dev/shm is the host's",
+    "pid": "the container sees the host's processes",
+    "uts": "the container has the host's name",
+    "env-host": "the container gets the host's variables",
+    "init": "runner's scripts start and stop the processes",
+    "pull": "missing images are pulled",
+    "shm-size": "/dev/shm is the host's",
+    "sig-proxy": "signals reach the command",
+    "runtime": "the site provides the GPUs",
+    "http-proxy": "the container gets the host's variables",
+    "quiet": "nothing is printed",
+    "userns": "inside, you have your own user ID",
+    "tls-verify": "the engine's settings decide",
+    "disable-content-trust": "the engine's settings decide",
+}
+_NOT_TAKEN_OVER = {
+    "user": "inside, you have your own user ID",
+    "group-add": "inside, you have your own groups",
+    "privileged": "the container of a job has no extra rights",
+    "cap-add": "the container of a job has no extra rights",
+    "security-opt": "the site decides",
+    "ulimit": "put `ulimit` in task_prolog of the job file",
+    "memory": "set memory in [resources] of the job file",
+    "cpus": "set cpus_per_task in [resources] of the job file",
+    "cpuset-cpus": "Slurm binds tasks to CPUs: --srun=--cpu-bind=…",
+    "name": "runner names the run",
+    "hostname": "the container has the host's name",
+    "publish": "the host's network is used, so its ports are open already",
+    "publish-all": "the host's network is used, so its ports are open already",
+    "expose": "the host's network is used",
+    "detach": "`runner launch` returns at once",
+    "restart": "[restart] of the job file says when a job is restarted",
+    "tmpfs": "an EDF cannot mount tmpfs; /dev/shm is in memory",
+    "volumes-from": "a job has only one container",
+    "platform": "the image must have the node's architecture",
+    "arch": "the image must have the node's architecture",
+    "label": "engines do not read it",
+    "add-host": "the host's /etc/hosts is used",
+    "dns": "the host's resolv.conf is used",
+    "log-driver": "a run has one log",
+    "stop-signal": "save_seconds of the job file sets the signal",
+    "unsetenv-all": 'the container gets the host\'s variables; unset one with NAME = ""',
+    "read-only-tmpfs": "an EDF cannot mount tmpfs",
+    "cgroupns": "the site decides",
+}
 _SHARED = ("host", "")
-# SELinux labels, caching hints and copying say nothing about what is seen inside
+# SELinux labels, caching hints and copying do not change what the container sees
 _NO_FLAGS = {"rw", "z", "Z", "cached", "delegated", "consistent", "nocopy", "bind", "rbind"}
 
 
 def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, folder: Path) -> None:
-    """Take over the words behind `docker run` or `podman run`. Relative paths are meant from `folder`."""
+    """Read the words after `docker run` or `podman run`. Relative paths start at `folder`."""
     options, rest = split(words, CONTAINER)
     adopted.entrypoint, adopted.writable = True, True
     rootfs = any(option.name == "rootfs" for option in options)
@@ -60,24 +81,24 @@ def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, fol
             adopted.entrypoint = False
             entrypoint = [Word(option.value, option.value)] if option.value else []
             if entrypoint:
-                adopted.changed(option.given, "stands in front of the command")
+                adopted.note(option.given, "becomes the beginning of the command")
         else:
             _take(option, adopted, folder)
     if not rest:
-        adopted.lost(f"{engine} run", "it names no image")
+        adopted.not_taken_over(f"{engine} run", "it has no image")
         return
     image, command = rest[0].text, rest[1:]
     if rest[0].computed:
         adopted.computed(rest[0].raw)
     elif rootfs:
-        adopted.lost(f"--rootfs {image}", "an EDF names a squashfs file: mksquashfs it, or runner import")
+        adopted.not_taken_over(f"--rootfs {image}", "an EDF needs a squashfs file: use mksquashfs or runner import")
     else:
         adopted.image, reason = image_reference(image)
         if reason:
-            adopted.lost(image, reason)
+            adopted.not_taken_over(image, reason)
     adopted.command += [*entrypoint, *command]
     if adopted.entrypoint and not command:
-        adopted.changed(engine, "no command is given: the image's own runs; name it in the job file")
+        adopted.note(engine, "there is no command: write the image's own command in the job file")
 
 
 def _take(option: Option, adopted: Adopted, folder: Path) -> None:
@@ -86,28 +107,28 @@ def _take(option: Option, adopted: Adopted, folder: Path) -> None:
     if reader is not None:
         reader(value, given, adopted, folder)
     elif name in {"network", "net", "ipc", "pid", "uts"} and value not in _SHARED:
-        adopted.lost(given, f"{_HOLDS[name]}, always")
-    elif name in _HOLDS:
-        adopted.holds(given, _HOLDS[name])
+        adopted.not_taken_over(given, f"{_NOT_NEEDED[name]}, always")
+    elif name in _NOT_NEEDED:
+        adopted.not_needed(given, _NOT_NEEDED[name])
     elif name == "rootfs":
         return
     else:
-        adopted.lost(given, _LOST.get(name, "an EDF has no word for it"))
+        adopted.not_taken_over(given, _NOT_TAKEN_OVER.get(name, "an EDF cannot express it"))
 
 
 def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     source, separator, rest = value.partition(":") if not value.startswith("${") else _after_variable(value)
     if not separator:
-        adopted.lost(
-            given, "an anonymous volume is empty and goes with the container; the root file system is writable"
+        adopted.not_taken_over(
+            given, "an anonymous volume is lost with the container; the root file system is writable anyway"
         )
         return
     if not source.startswith(("/", ".", "${", "~")):
-        adopted.lost(given, f"{source!r} is a volume of the engine's storage: name a folder")
+        adopted.not_taken_over(given, f"{source!r} is a volume in the engine's storage: use a folder")
         return
     target, _, options = rest.partition(":")
     if source == target == "/dev/shm":
-        adopted.holds(given, _HOLDS["ipc"])
+        adopted.not_needed(given, _NOT_NEEDED["ipc"])
         return
     _bind(source, target, options.split(",") if options else [], given, adopted)
 
@@ -122,7 +143,7 @@ def _bind(source: str, target: str, options: Sequence[str], given: str, adopted:
     flags = [option for option in options if option and option not in _NO_FLAGS]
     unknown = [option for option in flags if option in {"U", "O", "copy"} or "=" in option]
     for option in unknown:
-        adopted.lost(f"{given} ({option})", "an EDF's mount has no such flag")
+        adopted.not_taken_over(f"{given} ({option})", "mounts of an EDF do not have this flag")
     flags = [option for option in flags if option not in unknown]
     text = f"{source}:{target}"
     adopted.mount(f"{text}:{'+'.join(flags)}" if flags else text, given)
@@ -131,7 +152,7 @@ def _bind(source: str, target: str, options: Sequence[str], given: str, adopted:
 def _mount(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     fields = dict(entry.partition("=")[::2] for entry in value.split(","))
     if fields.get("type", "volume") != "bind":
-        adopted.lost(given, f"an EDF mounts folders and files, no {fields.get('type', 'volume')}")
+        adopted.not_taken_over(given, f"an EDF mounts folders and files, not {fields.get('type', 'volume')}")
         return
     source = fields.get("source") or fields.get("src", "")
     target = fields.get("target") or fields.get("destination") or fields.get("dst", "")
@@ -141,7 +162,7 @@ def _mount(value: str, given: str, adopted: Adopted, folder: Path) -> None:
         *("type", "source", "src", "target", "destination", "dst", "readonly", "ro", "bind-propagation", "relabel"),
         "consistency",
     }:
-        adopted.lost(f"{given} ({key})", "an EDF's mount has no such flag")
+        adopted.not_taken_over(f"{given} ({key})", "mounts of an EDF do not have this flag")
     _bind(source, target, [*(("ro",) if read_only else ()), propagation], given, adopted)
 
 
@@ -150,14 +171,14 @@ def _env(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     if equals:
         adopted.variable(name, text, given)
     else:
-        adopted.holds(given, "the host's variables enter, except where the image has its own")
+        adopted.not_needed(given, "the container gets the host's variables, unless the image sets them")
 
 
 def _env_file(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     try:
         lines = (folder / value).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        adopted.lost(given, f"cannot read it: {getattr(error, 'strerror', None) or error}")
+        adopted.not_taken_over(given, f"cannot read it: {getattr(error, 'strerror', None) or error}")
         return
     for line in lines:
         if line.strip() and not line.lstrip().startswith("#"):
@@ -178,7 +199,7 @@ def _read_only(value: str, given: str, adopted: Adopted, folder: Path) -> None:
 
 def _gpus(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    adopted.changed(given, "the job's GPUs are seen by NVIDIA_VISIBLE_DEVICES; how many, the job says: gpus_per_node")
+    adopted.note(given, "becomes NVIDIA_VISIBLE_DEVICES; the number of GPUs is gpus_per_node of the job file")
 
 
 def _device(value: str, given: str, adopted: Adopted, folder: Path) -> None:
@@ -186,7 +207,9 @@ def _device(value: str, given: str, adopted: Adopted, folder: Path) -> None:
         _gpus(value, given, adopted, folder)
         return
     adopted.devices.append(value)
-    adopted.changed(given, "`devices` is a key that Sarus Suite, podman and docker know, and the Container Engine not")
+    adopted.note(
+        given, "becomes `devices`, which Sarus Suite, podman and docker support, but the Container Engine does not"
+    )
 
 
 def _annotation(value: str, given: str, adopted: Adopted, folder: Path) -> None:
@@ -213,12 +236,12 @@ _PREFIXES = ("container-", "no-container-")
 
 
 def is_flag(option: Option) -> bool:
-    """Whether an option of srun or sbatch is about the container."""
+    """Whether an option of srun or sbatch configures the container."""
     return option.name.startswith(_PREFIXES) or option.name in NAMES
 
 
 def read_flags(options: Sequence[Option], adopted: Adopted) -> None:
-    """Take over the flags. Source: pyxis 0.24.0, args.c."""
+    """Read flags of pyxis. Source: pyxis 0.24.0, args.c."""
     for option in options:
         if option.computed:
             adopted.computed(option.given)
@@ -245,25 +268,25 @@ def _take_pyxis(option: Option, adopted: Adopted) -> None:
         adopted.annotations["com.pyxis.entrypoint_log"] = "true"
     elif name == "container-mount-home":
         adopted.mount("${HOME}:${HOME}", given)
-        adopted.changed(given, "is a mount like others now; PYTHONNOUSERSITE keeps ~/.local from shadowing the image")
+        adopted.note(given, "becomes a mount; PYTHONNOUSERSITE keeps ~/.local from shadowing the image")
         adopted.env.setdefault("PYTHONNOUSERSITE", "1")
     elif name == "container-env":
         _names(value, given, adopted)
-    elif name in _PYXIS_HOLDS:
-        adopted.holds(given, _PYXIS_HOLDS[name])
+    elif name in _PYXIS_NOT_NEEDED:
+        adopted.not_needed(given, _PYXIS_NOT_NEEDED[name])
     else:
-        adopted.lost(given, _PYXIS_LOST.get(name, "an EDF has no word for it"))
+        adopted.not_taken_over(given, _PYXIS_NOT_TAKEN_OVER.get(name, "an EDF cannot express it"))
 
 
-_PYXIS_HOLDS = {
-    "no-container-mount-home": "the home folder is mounted where an EDF says so",
-    "no-container-remap-root": "inside you are yourself",
-    "no-container-entrypoint-log": "it is off unless asked for",
+_PYXIS_NOT_NEEDED = {
+    "no-container-mount-home": "the home folder is mounted only if the EDF mounts it",
+    "no-container-remap-root": "inside, you have your own user ID",
+    "no-container-entrypoint-log": "it is off by default",
 }
-_PYXIS_LOST = {
-    "container-name": "a run makes its container anew",
-    "container-save": "`runner build` makes images; a container's own writes are lost at the end",
-    "container-remap-root": "inside you are yourself",
+_PYXIS_NOT_TAKEN_OVER = {
+    "container-name": "each run creates a new container",
+    "container-save": "writes in a container are lost at the end; build images with `runner build`",
+    "container-remap-root": "inside, you have your own user ID",
     "container-unshare": "the host's network, IPC and name are used",
 }
 
@@ -274,15 +297,17 @@ def _image(value: str, given: str, adopted: Adopted) -> None:
         return
     adopted.image, reason = image_reference(value)
     if reason:
-        adopted.lost(given, reason)
+        adopted.not_taken_over(given, reason)
     elif value.endswith((".sqsh", ".squashfs")):
-        adopted.changed(given, f"pyxis takes {value} for an image in a registry; for the file write ./{value}")
+        adopted.note(given, f"pyxis reads {value} as an image in a registry; for the file write ./{value}")
 
 
 def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
     source, *_ = split_fields(entry)
     if source in {"tmpfs", "umount"}:
-        adopted.lost(f"{given} ({entry})", f"an EDF's mount has a file or folder as its source, not {source}")
+        adopted.not_taken_over(
+            f"{given} ({entry})", f"the source of a mount in an EDF is a file or folder, not {source}"
+        )
     elif entry:
         adopted.mount(entry, f"{given} ({entry})")
 
@@ -290,4 +315,4 @@ def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
 def _names(value: str, given: str, adopted: Adopted) -> None:
     for name in value.split(","):
         if name not in adopted.env:
-            adopted.lost(f"{given} ({name})", f'write its value into [env], which wins over the image\'s: {name} = "…"')
+            adopted.not_taken_over(f"{given} ({name})", f'set it in [env], which wins over the image: {name} = "…"')

@@ -1,4 +1,4 @@
-"""Options of sbatch and srun, read into a job file."""
+"""Options of sbatch and srun, and the program, read into a job file."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", 
 
 
 Check = Callable[[str, str], None]
-"""(flag, `sbatch` or `srun`): raises RunnerError for a flag that a job file must not pass on"""
+"""(flag, `sbatch` or `srun`): raises RunnerError for a flag that a job file cannot pass on"""
 CheckVariable = Callable[[str, str], None]
 
 _NUMBERS = {"nodes": "nodes", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task"}
 _TEXTS = {"mem": "memory", "time": "time", "partition": "partition", "account": "account"}
-_HOLDS = {
+_NOT_NEEDED = {
     "output": "a run has one log: runner logs", "error": "a run has one log: runner logs",
-    "open-mode": "a run has one log, which attempts are appended to", "parsable": "runner launch --parsable",
-    "chdir": "tasks start in the snapshot of the code, or in the EDF's workdir",
-    "pty": "`runner shell` gives a prompt", "get-user-env": "the variables enter as they are",
+    "open-mode": "a run has one log, to which attempts append", "parsable": "runner launch --parsable",
+    "chdir": "tasks start in the snapshot of the code",
+    "pty": "`runner shell` gives a prompt", "get-user-env": "the container gets the variables",
 }  # fmt: skip
 _NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}  # Source: pyxis 0.24.0, what is kept from enroot
 
 
 @dataclass
 class Draft:
-    """The job file as it grows."""
+    """The job file in progress."""
 
     check: Check
     check_variable: CheckVariable
@@ -50,7 +50,7 @@ class Draft:
     gpus_per_task: int | None = None
 
     def read(self, options: Sequence[Option], program: str, adopted: Adopted) -> None:
-        """Take over options of sbatch or srun that say nothing about the container."""
+        """Read options of sbatch or srun, except those for the container."""
         for option in options:
             value = None if option.computed else plain(option.value or "")
             if value is None:
@@ -59,7 +59,7 @@ class Draft:
                 self._other(option, value, program, adopted)
 
     def _number(self, option: Option, value: str) -> bool:
-        """Whether the option was a count, now taken over."""
+        """Whether the option is a count; reads it."""
         name = option.name
         if name in _NUMBERS and value.isdigit() and int(value) > 0:
             self.resources[_NUMBERS[name]] = int(value)
@@ -90,48 +90,48 @@ class Draft:
 
     def _other(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
         name = option.name
-        if name in _HOLDS:
-            adopted.holds(option.given, _HOLDS[name])
+        if name in _NOT_NEEDED:
+            adopted.not_needed(option.given, _NOT_NEEDED[name])
         elif name == "job-name":
-            adopted.changed(option.given, f"a run is named after its job file: call that {value}.toml")
+            adopted.note(option.given, f"a run is named after its job file: name it {value}.toml")
         elif name == "signal" and (found := re.fullmatch(r".*@(\d+)", value)):
             self.save_seconds = int(found[1])
-            adopted.changed(option.given, f"save_seconds = {found[1]}: runner sends the signal, and tells the script")
+            adopted.note(option.given, f"save_seconds = {found[1]}: runner sends the signal")
         elif name == "export" and value.upper().startswith("ALL"):
             for entry in value.split(",")[1:]:
                 key, _, text = entry.partition("=")
                 self.variable(key, text, option.given, adopted)
             if "," not in value:
-                adopted.holds(option.given, "the job's variables enter")
+                adopted.not_needed(option.given, "the container gets the job's variables")
         else:
-            # sbatch reads NAME=VALUE as it does NAME VALUE
+            # sbatch accepts both --NAME=VALUE and --NAME VALUE
             flag = f"--{name}={value}" if option.value is not None else f"--{name}"
             try:
                 self.check(flag, program)
             except RunnerError as error:
-                adopted.lost(option.given, f"{error.why}; {error.fix}")
+                adopted.not_taken_over(option.given, f"{error.why}; {error.fix}")
             else:
                 self.flags[program][name] = flag
 
     def variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
-        """Take over a variable that the job exports; its value is EDF text."""
+        """Read a variable that the job exports; its value is EDF text."""
         text = plain(value)
         if name in RENDEZVOUS:
-            adopted.holds(given, "runner sets it for each task")
+            adopted.not_needed(given, "runner sets it for each task")
         elif name in _NOT_INTO_CONTAINERS:
-            adopted.lost(given, f"the host's {name} does not enter a container; write it into [env] of the EDF")
+            adopted.not_taken_over(given, f"a container does not get the host's {name}; set it in [env] of the EDF")
         elif text is None or looks_secret(name, text):
             adopted.variable(name, value, given)
         else:
             try:
                 self.check_variable(name, text)
             except RunnerError as error:
-                adopted.lost(given, f"{error.why}; {error.fix}")
+                adopted.not_taken_over(given, f"{error.why}; {error.fix}")
             else:
                 self.env[name] = text
 
     def count(self, program: Program, adopted: Adopted) -> None:
-        """Settle nodes, processes, GPUs and CPUs, which the words may have counted otherwise than a job file does."""
+        """Convert the counts of nodes, processes, GPUs and CPUs to those of a job file."""
         nodes = self.resources.get("nodes", 1)
         assert isinstance(nodes, int)
         tasks = self.tasks_per_node(adopted)
@@ -139,7 +139,7 @@ class Draft:
             self.resources["gpus_per_node"] = max(1, self.gpus // nodes)
         if self.gpus_per_task is not None and "gpus_per_node" not in self.resources:
             self.resources["gpus_per_node"] = self.gpus_per_task * (tasks or 1)
-            adopted.changed("--gpus-per-task", "each task sees all GPUs of its node, so that NCCL finds its peers")
+            adopted.note("--gpus-per-task", "each task sees all GPUs of its node, which NCCL needs")
         if program.launcher not in {"torchrun", "accelerate"}:
             if tasks is not None:
                 self.resources["tasks_per_node"] = tasks
@@ -151,17 +151,19 @@ class Draft:
         cpus = self.resources.get("cpus_per_task")
         if isinstance(cpus, int) and isinstance(processes, int) and processes > 1:
             self.resources["cpus_per_task"] = max(1, cpus // processes)
-            adopted.changed(f"--cpus-per-task={cpus}", f"shared out among {processes} processes of a node")
+            adopted.note(f"--cpus-per-task={cpus}", f"divided among the {processes} processes of a node")
 
     def tasks_per_node(self, adopted: Adopted) -> int | None:
-        """How many tasks srun starts on a node; None where nothing says so."""
+        """How many tasks srun starts on a node; None if not given."""
         given = self.resources.get("tasks_per_node")
         if isinstance(given, int) or self.ntasks is None:
             return given if isinstance(given, int) else None
         nodes = self.resources.get("nodes", 1)
         assert isinstance(nodes, int)
         if self.ntasks % nodes:
-            adopted.lost(f"--ntasks={self.ntasks}", f"{nodes} nodes cannot share it evenly: say tasks_per_node")
+            adopted.not_taken_over(
+                f"--ntasks={self.ntasks}", f"it is not a multiple of {nodes} nodes: set tasks_per_node"
+            )
             return None
         return self.ntasks // nodes
 
@@ -194,18 +196,18 @@ _COUNTED = {"nnodes", "node-rank", "master-addr", "master-port", "standalone", "
 
 @dataclass(frozen=True)
 class Program:
-    """What a job file says about its program."""
+    """The program of a job file."""
 
     launcher: str
     script: str = ""
     arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     processes: int | None = None
-    """per node, where the launcher's words say so"""
+    """per node; None if the launcher's options do not set it"""
 
 
 def read_program(words: Sequence[Word], tasks_per_node: int | None, adopted: Adopted) -> Program:
-    """The program that these words start, once for each of a node's tasks."""
+    """The program that these words start in each task."""
     words = _without_prefixes(list(words), adopted)
     first = words[0].text.rsplit("/", 1)[-1] if words else ""
     launcher, grammar, behind = "", PYTHON, 1
@@ -262,7 +264,7 @@ def _launched(launcher: str, grammar: Grammar, words: Sequence[Word], adopted: A
         if option.name == "nproc-per-node":
             processes = int(option.value) if option.value and option.value.isdigit() else None
             if processes is None:
-                adopted.holds(option.given, "one process for each GPU is the default")
+                adopted.not_needed(option.given, "the default is one process per GPU")
         elif option.name in {"module", "no-python"}:
             module = option.name == "module"
         else:
@@ -275,15 +277,15 @@ def _launched(launcher: str, grammar: Grammar, words: Sequence[Word], adopted: A
 
 def _say(option: Option, adopted: Adopted) -> None:
     if option.name in _COUNTED or option.name.startswith("rdzv-"):
-        adopted.holds(option.given, "runner sets the rendezvous and the ranks for each task")
+        adopted.not_needed(option.given, "runner sets the rendezvous and the ranks for each task")
     elif option.name == "max-restarts":
-        adopted.lost(option.given, "runner starts the whole job again, not single processes")
+        adopted.not_taken_over(option.given, "runner restarts the whole job, not single processes")
     else:
-        adopted.lost(option.given, "a job file has no word for it: say it in the script's own settings")
+        adopted.not_taken_over(option.given, "a job file cannot express it: set it in the script")
 
 
 def _program(launcher: str, rest: Sequence[Word], words: Sequence[Word], processes: int | None = None) -> Program:
-    """The script with its arguments; the command where there is no script, or where a shell must read the words."""
+    """The script with its arguments; the command if there is no script, or if a shell must evaluate the words."""
     texts = [plain(word.text) if not word.computed else None for word in rest]
     if texts and None not in texts and str(texts[0]).endswith((".py", ".sh")):
         script, *arguments = (str(text) for text in texts)
@@ -299,7 +301,7 @@ def _program(launcher: str, rest: Sequence[Word], words: Sequence[Word], process
 
 
 def shell_text(word: Word) -> str:
-    """The word for a shell: variables alive, text literal; what only a shell can work out as it was written."""
+    """The word for a shell: variables stay variables, text is quoted; computed words are unchanged."""
     if word.computed or re.fullmatch(r"[A-Za-z0-9_@%+:,./=-]+", word.text):
         return word.raw if word.computed else word.text
     written = ""

@@ -1,4 +1,4 @@
-"""Options of other programs' command lines, as data: which take a value, and what their short forms mean."""
+"""Options of other programs as data: which have a value, and their short forms."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from runner.bash import Word
 
 @dataclass(frozen=True)
 class Grammar:
-    """How one program writes its options. What is not named in `flags` takes a value."""
+    """The options of one program. Those not in `flags` have a value."""
 
     short: Mapping[str, str]
     """letter -> long name"""
     flags: frozenset[str]
-    """long names that stand alone"""
+    """long names without a value"""
     optional: frozenset[str] = frozenset()
-    """long names whose value, if there is one, stands behind `=`, or, in the short form, behind the letter"""
+    """long names with an optional value, which follows `=` or, in the short form, the letter"""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option that was given."""
+    """One option of a command line."""
 
     name: str
     """the long name, without dashes"""
     value: str | None
     given: str
-    """as it was written"""
+    """as written"""
     computed: bool = False
-    """only a shell can work out its value"""
+    """only a shell can evaluate its value"""
 
 
 def split(words: Sequence[Word], grammar: Grammar) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
-    """(the options, the words from the first one on that is none)."""
+    """(the options, the words from the first that is not an option)."""
     found: list[Option] = []
     position = 0
     while position < len(words):
@@ -58,7 +58,7 @@ def split(words: Sequence[Word], grammar: Grammar) -> tuple[tuple[Option, ...], 
 
 
 def _short(word: Word, following: Word | None, grammar: Grammar, found: list[Option]) -> int:
-    """Note the options of `-itv VALUE`; returns how many words behind it belong to it."""
+    """Read `-itv VALUE`; returns how many of the following words belong to it."""
     for index, letter in enumerate(word.text[1:], 1):
         name = grammar.short.get(letter, letter)
         rest = word.text[index + 1 :]

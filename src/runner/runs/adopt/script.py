@@ -1,4 +1,4 @@
-"""A batch script, read into an EDF and a job file: its directives, its variables, and the step that counts."""
+"""A batch script, read into an EDF and a job file: its directives, its variables, and its main step."""
 
 from __future__ import annotations
 
@@ -32,46 +32,46 @@ class Step:
     words: tuple[Word, ...]
     options: tuple[Option, ...]
     exported: Mapping[str, tuple[str, str]]
-    """name -> (words, EDF text) of the variables that were exported by then"""
+    """name -> (words, EDF text) of the variables exported before it"""
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The step of the highest rank is the script's own: one in a container, then any srun, and the last of them."""
+        """The main step has the highest rank: steps in a container first, then any srun; the last of them."""
         contained = self.kind in _ENGINES or any(containers.is_flag(option) for option in self.options)
         return (3 if contained else 2 if self.kind == "srun" else 1, self.command.line)
 
 
 def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: str) -> Program:
-    """Take over a batch script; returns its program. Raises RunnerError for a script of another language."""
+    """Read a batch script; returns its program. Raises RunnerError for a script of another language."""
     first = text.partition("\n")[0]
     if first.startswith("#!") and not re.search(r"\b(bash|sh|zsh|dash|ksh)\b", first):
-        raise RunnerError(f"cannot read {name}", f"it is no shell script: {first}", "give its srun line: -- srun …")
+        raise RunnerError(f"cannot read {name}", f"it is not a shell script: {first}", "pass its srun line: -- srun …")
     directives = _directives(text, adopted)
     container = tuple(option for option in directives if containers.is_flag(option))
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
     containers.read_flags(container, adopted)
-    # as if it were submitted from here
+    # as if submitted from here
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
     adopted.folder = folder
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
-        adopted.changed("$PWD", f"taken as {folder}, as if the script were submitted from there")
+        adopted.note("$PWD", f"read as {folder}, as if the script were submitted from there")
     steps, others = _steps(text, scope, adopted)
     adopted.where = ""
     if not steps:
-        adopted.changed(name, "no step was found in it: the whole script is the job's command")
+        adopted.note(name, "it has no step: the whole script is the job's command")
         return Program("none", "", (), ("bash", name))
     main = max(steps, key=lambda step: step.rank)
     for command, why in others:
         adopted.where = f"line {command.line}: "
-        adopted.lost(command.raw, why)
+        adopted.not_taken_over(command.raw, why)
     for step in steps:
         if step is not main:
             adopted.where = f"line {step.command.line}: "
-            adopted.lost(step.command.raw, "a job starts one program: give this step a job file of its own")
+            adopted.not_taken_over(step.command.raw, "a job runs one program: write another job file for this step")
     adopted.where = f"line {main.command.line}: "
     program = _take(main, adopted, draft, folder)
     adopted.where = ""
-    say_unknown(scope, adopted, main.words)
+    note_unknown(scope, adopted, main.words)
     return program
 
 
@@ -84,29 +84,29 @@ def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
         if not line.startswith("#SBATCH"):
             continue
         if ended:
-            adopted.lost(f"line {number}: {line}", "sbatch reads no #SBATCH line behind the first command")
+            adopted.not_taken_over(f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command")
             continue
         try:
             found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
         except ValueError:
-            adopted.lost(f"line {number}: {line}", "a quote stays open")
+            adopted.not_taken_over(f"line {number}: {line}", "a quote is not closed")
             continue
         words += [Word(literal(word), word) for word in found]
     options, rest = split(words, SBATCH)
     for word in rest:
-        adopted.lost(f"#SBATCH {word.raw}", "it is no option")
+        adopted.not_taken_over(f"#SBATCH {word.raw}", "it is not an option")
     return options
 
 
 def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[tuple[Command, str]]]:
-    """(the steps in their order, the other commands with the reason why they are left)."""
+    """(the steps in order, the other commands with the reason why they are not taken over)."""
     steps: list[Step] = []
     others: list[tuple[Command, str]] = []
     for command in commands(text):
         if command.array:
             if command.nested:
                 what = f"line {command.line}: {command.array}=(…)"
-                adopted.changed(what, "it stands in a condition, a loop or a function; taken as if it is carried out")
+                adopted.note(what, "it is in a condition, a loop or a function; read as if it runs")
             scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
                 f"{command.array}+=" in command.raw
             ) else command.words  # fmt: skip
@@ -131,7 +131,9 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
         elif first == "unset":
             _unset(words[1:], scope, adopted, command)
         elif first not in _STRUCTURE:
-            others.append((command, "it runs on the host, outside of the step; setup of the job file runs inside"))
+            others.append(
+                (command, "it runs on the host, outside the step; `setup` of the job file runs inside the container")
+            )
     return steps, others
 
 
@@ -141,7 +143,7 @@ def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Comma
             scope.values.pop(word.text, None)
             scope.exported.pop(word.text, None)
             adopted.env[word.text] = ""
-            adopted.changed(f"line {command.line}: {command.raw}", "unset inside, the image's value too")
+            adopted.note(f"line {command.line}: {command.raw}", "unset in the container, also the image's value")
 
 
 def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
@@ -163,16 +165,16 @@ def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], sco
 
 
 def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
-    """Take over the step that counts."""
+    """Read the main step."""
     for name, (raw, value) in step.exported.items():
         draft.variable(name, value, raw, adopted)
     for redirection in step.command.redirections:
         if not re.fullmatch(r"\d*>&\d", redirection):
-            adopted.lost(redirection, "a run has one log: runner logs")
+            adopted.not_taken_over(redirection, "a run has one log: runner logs")
     if step.command.pipe:
-        adopted.lost("|", "what the step prints goes to the run's log alone")
+        adopted.not_taken_over("|", "the step's output goes only to the run's log")
     if step.command.nested:
-        adopted.changed("the step", "it stands in a loop, a condition or a function, and is taken over as one launch")
+        adopted.note("the step", "it is in a loop, a condition or a function; it becomes one launch")
     words = take_step(step.kind, step.words, adopted, draft, folder)
     program = read_program(words, draft.tasks_per_node(adopted), adopted)
     draft.count(program, adopted)
@@ -180,7 +182,7 @@ def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
 
 
 def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> tuple[Word, ...]:
-    """Take over the words behind `srun`, `docker run` or `podman run`; returns those of the program."""
+    """Read the words after `srun`, `docker run` or `podman run`; returns those of the program."""
     if kind in _ENGINES:
         read_container_run(words, adopted, kind, folder)
         return tuple(adopted.command)
@@ -188,7 +190,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
         return tuple(words)
     options, rest = split(words, SRUN)
     while rest and (rest[0].splits or rest[0].array):
-        adopted.lost(rest[0].raw, "what it holds is not known here: write its words")
+        adopted.not_taken_over(rest[0].raw, "its value is unknown: write the words")
         more, rest = split(rest[1:], SRUN)
         options = (*options, *more)
     container = tuple(option for option in options if containers.is_flag(option))
@@ -205,16 +207,16 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
 
 
 def _name_variables(listed: str, adopted: Adopted, draft: Draft) -> None:
-    """Variables whose exported value beats the image's: [env] of the EDF does just that."""
+    """Move variables whose exported value must beat the image's to [env] of the EDF."""
     for name in listed.split(","):
         if name in draft.env:
             adopted.env[name] = literal(draft.env.pop(name))
 
 
 def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folder: Path) -> Program:
-    """Take over the words; returns the program that they start. A shell has read them, so nothing in them is alive.
+    """Read a command line; returns the program. A shell has read the words, so they contain no variables.
 
-    Raises RunnerError for a program that is not known here.
+    Raises RunnerError for an unknown program.
     """
     words = tuple(Word(literal(word), shlex.quote(word)) for word in argv)
     adopted.folder = folder
@@ -234,8 +236,8 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
     else:
         raise RunnerError(
             f"cannot adopt a command line of {first!r}",
-            "known are srun, sbatch, docker run, podman run, and flags of pyxis alone (--container-image=…)",
-            "write it as one of them, or write the EDF: docs/env.md has the keys",
+            "supported: srun, sbatch, docker run, podman run, and flags of pyxis alone (--container-image=…)",
+            "write it as one of these, or write the EDF: docs/env.md lists the keys",
         )
     program = read_program(words, draft.tasks_per_node(adopted), adopted)
     draft.count(program, adopted)
@@ -243,7 +245,7 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
 
 
 def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:
-    """`sbatch OPTIONS SCRIPT`: the script, and over it the options."""
+    """Read `sbatch OPTIONS SCRIPT`; the options win over the script."""
     options, rest = split(words, SBATCH)
     program = Program("none")
     if rest:
@@ -255,7 +257,7 @@ def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path)
             raise RunnerError(f"cannot read {path}", why, "check the path") from error
         program = read_script(text, adopted, draft, folder, rest[0].text)
     for word in rest[1:]:
-        adopted.lost(word.raw, "the script's own arguments are not followed: $1, $2 … stay unknown")
+        adopted.not_taken_over(word.raw, "the values of $1, $2 … in the script are not read")
     container = [option for option in options if containers.is_flag(option)]
     containers.read_flags(container, adopted)
     draft.read([option for option in options if option not in container], "sbatch", adopted)
@@ -267,18 +269,18 @@ ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 
 @dataclass
 class Scope:
-    """What the script has assigned so far."""
+    """The variables of the script so far."""
 
     values: dict[str, str] = field(default_factory=dict)
     """EDF text"""
     arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     computed: dict[str, str] = field(default_factory=dict)
-    """name -> the words that only a shell can work out, with their line"""
+    """name -> the words that only a shell can evaluate, with their line"""
     exported: dict[str, str] = field(default_factory=dict)
     """name -> the words that export it"""
 
     def resolve(self, words: Sequence[Word]) -> tuple[Word, ...]:
-        """The words with known variables and arrays put in."""
+        """The words with known variables and arrays replaced."""
         found: list[Word] = []
         for word in words:
             if word.array in self.arrays:
@@ -292,7 +294,7 @@ class Scope:
         return tuple(found)
 
     def value(self, text: str) -> str:
-        """EDF text with known variables put in; the others stay alive."""
+        """EDF text with known variables replaced; the others stay."""
         pieces: list[str | Variable] = []
         for part in parts(text, "a word"):
             known = self.values.get(part.name) if isinstance(part, Variable) else None
@@ -300,7 +302,7 @@ class Scope:
         return join(tuple(pieces))
 
     def assign(self, word: Word, command: Command, *, export: bool) -> None:
-        """Note one NAME=VALUE."""
+        """Record one NAME=VALUE."""
         found = ASSIGNMENT.fullmatch(word.text)
         if found is None:
             if export:
@@ -321,7 +323,7 @@ class Scope:
 
 
 def assign_default(words: Sequence[Word], scope: Scope, command: Command) -> bool:
-    """Whether the words are `"${NAME:=value}"`, which gives a variable that is not set a value."""
+    """Whether the words are `"${NAME:=value}"`, which sets a variable that is unset."""
     found = re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S) if words else None
     if found and found[1] not in scope.values:
         [value, *_] = commands(f'{found[1]}="{found[2]}"')
@@ -329,8 +331,8 @@ def assign_default(words: Sequence[Word], scope: Scope, command: Command) -> boo
     return found is not None
 
 
-def say_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
-    """Say which variables of the EDF, and of the program's words, only the script knows; and which exports."""
+def note_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
+    """Note the variables of the EDF, the program and the exports whose value only the script knows."""
     texts = [adopted.image, adopted.workdir, adopted.base, *adopted.env.values(), *adopted.annotations.values()]
     texts += [mount.text() for mount in adopted.mounts]
     in_edf = {name for text in texts for name in names(text)}
@@ -339,13 +341,13 @@ def say_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
     in_words |= {name for word in words if not word.computed for name in names(word.text)}
     for name, given in scope.computed.items():
         if name in RENDEZVOUS and name in scope.exported:
-            adopted.holds(given, "runner sets it for each task")
+            adopted.not_needed(given, "runner sets it for each task")
         elif name in in_edf:
-            adopted.changed(given, f"the EDF needs ${{{name}}}: export it where you launch, or write its value")
+            adopted.note(given, f"the EDF needs ${{{name}}}: export it where you launch, or write its value")
         elif name in scope.exported:
-            adopted.lost(given, "only a shell can work it out: export it in task_prolog of the job file")
+            adopted.not_taken_over(given, "only a shell can evaluate it: export it in task_prolog of the job file")
         elif name in in_words:
-            adopted.changed(given, f"the step's words have ${name}: write its value, or export it where you launch")
+            adopted.note(given, f"the step uses ${name}: write its value, or export it where you launch")
     for name in sorted(in_words & (scope.values.keys() | scope.arrays.keys()) - scope.exported.keys()):
         if name not in {"PWD", "SLURM_SUBMIT_DIR"}:
-            adopted.changed(f"${name}", "the step's words have it where only a shell can put it in: write its value")
+            adopted.note(f"${name}", "the step uses it where only a shell can expand it: write its value")
