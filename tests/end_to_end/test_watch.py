@@ -73,8 +73,8 @@ def test_progress_stands_beside_the_state_and_watch_ends_with_the_run(
     assert (status["state"], status["attempt"], status["total_steps"], status["loss"]) == ("RUNNING", 1, 40, 2.5)
     assert status["tokens_per_second"] == 1200.0 and status["estimated_end"] > status["created"]
     shown = cluster("status", run.name).stdout.splitlines()
-    assert shown[0].split() == ["RUN", "JOB", "ID", "ATTEMPT", "STATE", "EXIT", "STEP", "LOSS", "TOKENS/S", "END",
-                                "ELAPSED", "LEFT", "NODES", "REASON"]  # fmt: skip
+    assert shown[0].split() == ["RUN", "JOB", "ID", "ATTEMPT", "STATE", "AGE", "EXIT", "STEP", "LOSS", "TOKENS/S",
+                                "END", "ELAPSED", "LEFT", "NODES", "REASON"]  # fmt: skip
     assert "20/40  2.5000  1,200" in shown[1]
     started = time.monotonic()
     watch = Runner(cluster.project, {**cluster.environ, **environ}, cluster.site).start("watch", run.name)

@@ -293,7 +293,7 @@ def watch(
     show: Callable[[tuple[RunStatus, ...]], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the status of the runs, with one query for all of them each time, until none is waiting or running."""
+    """Show the status of the runs, with one query for all of them each time, until all have ended."""
     pause = SHORTEST
     before: tuple[object, ...] = ()
     while True:
