@@ -302,7 +302,7 @@ def test_docker_builds_and_imports_by_the_same_code(docker: Bench) -> None:
     docker.write("bydocker", fresh("bydocker"))
     built = docker.runner("build", "bydocker", "--engine", "docker", "--import")
     assert built.returncode == 0, built.stderr
-    assert "engine: docker (asked for)" in built.stderr
+    assert "engine: docker (requested)" in built.stderr
     assert content(Path(built.stdout.strip()), "etc/environment").splitlines()[1] == "GREETING=hello there"
     again = docker.runner("import", "dockerd://localhost/runner/bydocker:latest")
     assert (again.returncode, again.stdout) == (0, built.stdout), again.stderr

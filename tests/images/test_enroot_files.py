@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from runner.images.importer.enroot_files import environment, fstab, metadata_files, rc, unsayable
+from runner.images.importer.enroot_files import environment, fstab, metadata_files, multiline_variables, rc
 
 SHELLS = [shell for shell in (("dash",), ("busybox", "sh"), ("bash", "--posix")) if shutil.which(shell[0])]
 HOSTILE = (
@@ -94,7 +94,7 @@ def test_environment_is_raw_in_the_images_order() -> None:
 def test_a_variable_with_a_line_break_cannot_forge_another() -> None:
     config = {"Env": ["A=1", "B=x\nLD_PRELOAD=/evil.so"]}
     assert "LD_PRELOAD" not in metadata_files(config)["etc/environment"][0]
-    assert unsayable(config) == ("B",)
+    assert multiline_variables(config) == ("B",)
 
 
 def test_volumes_are_sorted_and_escaped() -> None:

@@ -34,23 +34,23 @@ class Engine:
     """what was adjusted for this machine, one line each"""
 
 
-def choose_engine(asked: str | None, environ: Mapping[str, str]) -> Engine:
-    """The engine that was asked for, else podman, else docker where its daemon answers.
+def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
+    """The requested engine, else podman, else docker if its daemon answers.
 
-    Raises RunnerError that says of each why it cannot be used.
+    Raises RunnerError with the reason for each engine.
     """
-    if asked is not None and asked not in ENGINES:
-        raise unknown("engine", asked, ENGINES)
+    if requested is not None and requested not in ENGINES:
+        raise unknown("engine", requested, ENGINES)
     reasons: dict[str, str] = {}
-    for name in (asked,) if asked else ENGINES:
+    for name in (requested,) if requested else ENGINES:
         reason = "it is not on PATH" if name == "podman" else docker_refusal(environ)
         if name == "podman" and process.which("podman"):
             reason = ""
         if not reason:
-            return _podman(asked, environ) if name == "podman" else _docker(asked, environ, reasons)
+            return _podman(requested, environ) if name == "podman" else _docker(requested, environ, reasons)
         reasons[name] = reason
     raise RunnerError(
-        "no container engine can be used here" if asked is None else f"{asked} cannot be used here",
+        "no container engine can be used here" if requested is None else f"{requested} cannot be used here",
         "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
         "apt-get install --no-install-recommends podman   (or start docker: systemctl start docker)",
     )
@@ -64,14 +64,14 @@ def open_store(engine: Engine, environ: Mapping[str, str]) -> Store:
     return PodmanStore(env) if engine.name == "podman" else connect_docker(env)
 
 
-def _podman(asked: str | None, environ: Mapping[str, str]) -> Engine:
+def _podman(requested: str | None, environ: Mapping[str, str]) -> Engine:
     env, notes = podman_environment(environ)
-    why = "asked for" if asked else "it is on PATH and needs no daemon"
+    why = "requested" if requested else "it is on PATH and needs no daemon"
     return Engine("podman", why, env, notes)
 
 
-def _docker(asked: str | None, environ: Mapping[str, str], reasons: Mapping[str, str]) -> Engine:
-    why = "asked for" if asked else f"podman: {reasons.get('podman', '')}; docker's daemon answers"
+def _docker(requested: str | None, environ: Mapping[str, str], reasons: Mapping[str, str]) -> Engine:
+    why = "requested" if requested else f"podman: {reasons.get('podman', '')}; docker's daemon answers"
     return Engine("docker", why, docker_environment(environ))
 
 
@@ -131,7 +131,7 @@ _PODMAN_OPEN_FILES = 1048576  # podman's default limit for containers of root; S
 
 
 def podman_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """What must stand in podman's environment on this machine, and a line about each adjustment."""
+    """The variables that podman needs on this machine, and a line about each adjustment."""
     configuration, notes = _configuration(environ)
     storage, more = _storage(environ)
     return {**configuration, **storage}, (*notes, *more)
@@ -140,7 +140,7 @@ def podman_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], tupl
 def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Where the defaults of containers.conf cannot work: a private copy of the user's own with the missing keys.
 
-    Keys that the user or the admin has set stay as they are.
+    Keys that the user or the admin has set are kept.
     """
     wanted = needed_settings(_has_resource_capability(), *_open_file_limits(), _is_hybrid())
     own = read_configuration(environ)
@@ -184,7 +184,7 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
 
 
 def _overlay_works(folder: Path) -> bool:
-    """Whether podman can keep a storage of kind overlay below the folder: tried on a passing one."""
+    """Whether podman can keep a storage of kind overlay below the folder: tried on a temporary one."""
     trial = folder / f"runner-trial-{os.getpid()}"
     with folders.temporary("run-", Path("/tmp")) as run:  # podman takes 50 characters at most there
         where = (f"--root={trial}", f"--runroot={run}", "--storage-driver=overlay")
@@ -200,7 +200,7 @@ def needed_settings(
     """(table, key, value, why) of what containers.conf needs on such a machine. Pure."""
     settings: list[tuple[str, str, Any, str]] = []
     if not may_raise_limits and hard_files < _PODMAN_OPEN_FILES:
-        # the number of processes is left to podman: it stays below the machine's own limit by itself
+        # podman itself keeps the number of processes below the machine's limit
         limits = [f"nofile={min(soft_files, hard_files)}:{hard_files}"]
         settings.append(("containers", "default_ulimits", limits, "root without CAP_SYS_RESOURCE cannot raise limits"))
     if hybrid and process.which("runc"):
@@ -219,7 +219,7 @@ def read_configuration(environ: Mapping[str, str]) -> dict[str, Any]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise RunnerError(f"cannot read {path}", str(error), "podman reads this file too: mend it") from error
+            raise RunnerError(f"cannot read {path}", str(error), "podman reads this file too: fix it") from error
         for table, content in data.items():
             merged[table] = {**merged.get(table, {}), **content} if isinstance(content, dict) else content
     return merged

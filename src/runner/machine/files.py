@@ -1,4 +1,4 @@
-"""Files that become visible only whole: NAME.partial, fsync, rename; a lock per target."""
+"""Files that become visible only when complete: NAME.partial, fsync, rename; a lock per target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 
 
 def explain(error: OSError, what: str) -> RunnerError:
-    """The user's version of an OSError while doing `what` ("write /x/y.sqsh")."""
+    """The RunnerError for an OSError while doing `what` ("write /x/y.sqsh")."""
     fixes = {
         errno.ENOSPC: "free some space there, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
         errno.EDQUOT: "the quota is used up: remove files, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
@@ -32,7 +32,7 @@ def explain(error: OSError, what: str) -> RunnerError:
 def partial(target: Path) -> Iterator[Path]:
     """Yield the path to write to; on success it is synced and renamed to `target`, else removed.
 
-    The partial name carries the process id, so that a left-over of a killed process is never mistaken for ours.
+    The partial name carries the process id, so that a leftover of a killed process is not taken for this one's.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.parent / f".{target.name}.{os.getpid()}.partial"
@@ -44,7 +44,7 @@ def partial(target: Path) -> Iterator[Path]:
 
 
 def publish(unfinished: Path, target: Path, *, mask: int = 0o777) -> None:
-    """Sync a finished file and rename it to `target`, on the same file system; of its mode the bits of `mask` stay."""
+    """Sync a finished file and rename it to `target`, on the same file system; its mode is limited to `mask`."""
     mode = stat.S_IMODE(unfinished.stat().st_mode)
     if mode & ~mask:
         unfinished.chmod(mode & mask)
@@ -109,7 +109,7 @@ def write_new(prefix: str, suffix: str, text: str) -> Path:
 
 
 def refuse_to_replace(link: Path) -> None:
-    """Raise RunnerError where something other than a symlink has the name of a link."""
+    """Raise RunnerError if a file that is not a symlink has the name of a link."""
     if link.exists() and not link.is_symlink():
         raise RunnerError(
             f"cannot make the link {link}",
@@ -119,7 +119,7 @@ def refuse_to_replace(link: Path) -> None:
 
 
 def owner(path: Path) -> str:
-    """The name of the user that the file belongs to; empty for ourselves. Raises OSError."""
+    """The name of the user that the file belongs to; empty for this user. Raises OSError."""
     uid = path.stat().st_uid
     if uid == os.geteuid():
         return ""
@@ -132,7 +132,7 @@ def owner(path: Path) -> str:
 
 
 def link(name: Path, target: str) -> None:
-    """Point the symlink `name` at `target` atomically. Raises RunnerError where `name` is a file of the user's."""
+    """Point the symlink `name` at `target` atomically. Raises RunnerError if `name` is a regular file."""
     refuse_to_replace(name)
     unfinished = name.parent / f".{name.name}.{os.getpid()}.partial"
     unfinished.unlink(missing_ok=True)
@@ -170,7 +170,7 @@ def locked(target: Path, *, timeout_seconds: float | None = None) -> Iterator[bo
 
 
 def is_locked(target: Path) -> bool:
-    """Whether a process holds the lock of `target`, or that cannot be found out. Does not make a lock file."""
+    """Whether a process holds the lock of `target`, or this cannot be determined. Does not create a lock file."""
     try:
         descriptor = os.open(_lock_path(target), os.O_RDONLY | _LOCK_FLAGS)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Folders of our own: taken under a name that nobody else gets, filled, removed whole."""
+"""Folders that runner creates: under a unique name, filled, removed as a whole."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
     """Make and return the folder PARENT/STEM-NNNN with a number that was never given before, to a deleted one either.
 
     A ledger beside the folders remembers; where it is missing or damaged, the next number follows the folders that are
-    there. mkdir has the last word between racers. Raises RunnerError where the parent cannot be written.
+    there. mkdir decides between simultaneous callers. Raises RunnerError where the parent cannot be written.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def _read_numbers(ledger: Path) -> dict[str, int]:
 
 @contextmanager
 def _ledger_lock(parent: Path) -> Iterator[None]:
-    """The ledger's lock; none on a file system without locks, and where the lock is another user's."""
+    """The ledger's lock; none on a file system without locks, and if another user owns the lock."""
     with ExitStack() as held:
         with suppress(OSError):
             held.enter_context(files.locked(parent / "numbers"))
@@ -67,7 +67,7 @@ def _ledger_lock(parent: Path) -> Iterator[None]:
 
 
 def make(folder: Path) -> None:
-    """Make a folder, and those above it, where they do not exist."""
+    """Make a folder and its parents, unless they exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -89,7 +89,7 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False) -> None:
-    """Copy the named files (relative paths) with modes and times; symlinks stay symlinks; what is there stays.
+    """Copy the named files (relative paths) with modes and times; symlinks stay symlinks; existing files are kept.
 
     With `link` as hard links where the file system has them: names of the same files.
     """
@@ -126,7 +126,7 @@ def beside(target: Path, suffix: str) -> Iterator[Path]:
 
 
 def move(folder: Path, target: Path) -> None:
-    """Give a folder another name. Raises RunnerError where that is not allowed."""
+    """Rename a folder. Raises RunnerError if that is not allowed."""
     try:
         folder.rename(target)
     except OSError as error:
@@ -134,12 +134,12 @@ def move(folder: Path, target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that we made, with all that lies in it; what cannot be removed stays."""
+    """Remove a folder that we made, with all its content, as far as that is possible."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The user's folder for what can be made again: private configurations, staged contexts, logs of builds."""
+    """The user's folder for data that can be recreated: private configurations, staged contexts, logs of builds."""
     return Path(environ.get("XDG_CACHE_HOME") or home(environ) / ".cache") / "runner"
 
 
@@ -149,7 +149,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def open_to_others(folder: Path) -> bool:
-    """Whether any user may walk into the folder: each step of the way to it has the right bit."""
+    """Whether every user may enter the folder: each of its parents has the right bit."""
     try:
         return all(step.stat().st_mode & 0o001 for step in (folder, *folder.parents))
     except OSError:

@@ -1,4 +1,4 @@
-"""What this machine is and has: asked cheaply, changing nothing."""
+"""Facts about this machine, read cheaply and without changes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import sys
 from pathlib import Path
 
-# what OCI, Debian and Slurm sites call the same processors
+# names of the same processors at OCI, Debian and Slurm sites
 _OCI_ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
 def architecture() -> str:
-    """This machine's architecture in OCI's words (`amd64`, `arm64`, ...)."""
+    """This machine's architecture as OCI names it (`amd64`, `arm64`, ...)."""
     return oci_architecture(os.uname().machine)
 
 
 def oci_architecture(name: str) -> str:
-    """An architecture name of any dialect (`x86_64`, `aarch64`, `amd64`) in OCI's words."""
+    """An architecture name of any dialect (`x86_64`, `aarch64`, `amd64`) as OCI names it."""
     return _OCI_ARCHITECTURES.get(name, name)
 
 
@@ -42,9 +42,9 @@ def cpus() -> int:
 
 
 def clock_synchronized() -> bool | None:
-    """Whether the kernel says that something keeps its clock right; None where it may not be asked.
+    """Whether the kernel says that something keeps its clock right; None if the call is not allowed.
 
-    Source: adjtimex(2): modes 0 reads, 5 (TIME_ERROR) is the answer of a clock that nobody keeps.
+    Source: adjtimex(2): modes 0 reads; 5 (TIME_ERROR): the clock is not synchronized.
     """
     import ctypes
 
@@ -57,7 +57,7 @@ def clock_synchronized() -> bool | None:
 
 
 def file_system(path: Path) -> tuple[str, str]:
-    """(kind, mount point) of the file system that holds a path, as the kernel lists them; empty where it does not."""
+    """(kind, mount point) of the file system that holds a path, from the kernel's mount list; empty if not found."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

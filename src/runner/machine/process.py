@@ -1,4 +1,4 @@
-"""Programs of the machine, started from argument tuples, never from shell text."""
+"""Programs, started from argument tuples, never from shell text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, TextIO
 
 from runner.errors import RunnerError
 
-# Debian's name of the package that brings a program, for the advice in errors
+# Debian's package of each program, for errors
 PACKAGES = {
     "podman": "podman",
     "docker": "docker.io",
@@ -61,7 +61,7 @@ def need(programs: Iterable[str]) -> None:
 
 
 def environment(extra: Mapping[str, str] | None) -> dict[str, str]:
-    """This process's environment with `extra` laid over it."""
+    """This process's environment plus `extra`."""
     return {**os.environ, **(extra or {})}
 
 
@@ -119,7 +119,7 @@ def run(
 
 
 class Started:
-    """A program at work in the background, without input; what it prints is kept until `finish` asks for it."""
+    """A program in the background, without input; its output is kept for `finish`."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = tuple(argv)
@@ -139,13 +139,13 @@ class Started:
             ) from error
 
     def finish(self) -> Completed:
-        """Wait for its end; what it printed."""
+        """Wait for its end; returns its output."""
         stdout, stderr = self._child.communicate()
         return Completed(self.argv, self._child.returncode, stdout, stderr)
 
 
 def failed(completed: Completed, fix: str = "") -> RunnerError:
-    """The error for a program that ended with a code other than 0; `why` holds its last words."""
+    """The error for a program with a non-zero exit code; `why` has its last output."""
     words = (completed.stderr.strip() or completed.stdout.strip() or "it printed nothing").splitlines()
     return RunnerError(
         f"{Path(completed.argv[0]).name} failed with exit code {completed.exit_code}",
@@ -162,7 +162,7 @@ def follow(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> int:
-    """Run a program and hand over each line of its stdout and stderr as it comes; returns the exit code.
+    """Run a program and pass on each line of its stdout and stderr as it arrives; returns the exit code.
 
     With `pipe_to` that program reads the first one's stdout, the messages of both are handed over, and the first exit
     code that is not 0 counts. On an exception (Ctrl-C among them) their process groups are ended before it goes on.
@@ -188,7 +188,7 @@ def _start(
     env: Mapping[str, str],
     cwd: Path | None,
 ) -> TextIO:
-    """Start `argv`, and `pipe_to` behind it, each in a session of its own; what they print, through one pipe."""
+    """Start `argv`, piped to `pipe_to`, each in a session of its own; their output shares one pipe."""
     reading, writing = os.pipe()
     output = os.fdopen(reading, errors="replace")
     source: int | IO[bytes] = subprocess.DEVNULL
@@ -219,7 +219,7 @@ def _start(
 
 
 def end_group(pid: int, grace_seconds: float = 5.0) -> None:
-    """End a process group that we started: SIGTERM, then SIGKILL after the grace."""
+    """End a process group that this process started: SIGTERM, then SIGKILL after the grace period."""
     import time
 
     with suppress(ProcessLookupError, PermissionError):
@@ -234,7 +234,7 @@ def end_group(pid: int, grace_seconds: float = 5.0) -> None:
 
 
 def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
-    """Run a program on our own terminal (stdin, stdout, stderr as they are); returns its exit code.
+    """Run a program on this terminal (inherited stdin, stdout, stderr); returns its exit code.
 
     128 + N for a program that signal N ended, as shells say it.
     """
@@ -249,7 +249,7 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
 
 
 def detached(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
-    """Start a program that outlives us, its output appended to `log`; returns its process id."""
+    """Start a program that outlives this process, with its output appended to `log`; returns its process id."""
     whole = environment(env)
     with log.open("ab") as output:
         child = subprocess.Popen(

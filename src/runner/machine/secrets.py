@@ -1,4 +1,4 @@
-"""The user's secrets: where they lie, what looks like one, and that no file of ours ever holds one.
+"""The user's secrets: where they are, how to recognize them, and a check that no record contains one.
 
 They come from a file that only the user can read, NAME=VALUE lines, or from the environment; NAME=!COMMAND asks a
 keyring, or whatever else prints the value. The batch script reads the file on the node (payload/secrets.sh), so that a
@@ -54,7 +54,7 @@ def path(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The names in the user's file. Raises RunnerError where others can read it, or a line is no NAME=VALUE."""
+    """The names in the user's file. Raises RunnerError where others can read it, or a line is not NAME=VALUE."""
     file = path(environ)
     try:
         mode = file.stat().st_mode & 0o777
@@ -62,7 +62,7 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the secrets in {file}", str(error), "mend the file, or its mode") from error
+        raise RunnerError(f"cannot read the secrets in {file}", str(error), "fix the file or its mode") from error
     if mode & 0o077:
         raise RunnerError(
             f"others can read the secrets in {file}", f"its mode is {mode:04o}", f"chmod 600 {file}; then change them"
@@ -70,7 +70,7 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#") and not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line):
             raise RunnerError(
-                f"{file}:{number}: this line is no secret",
+                f"{file}:{number}: this line is not a secret",
                 "each line is NAME=VALUE, without quotes, spaces around `=` or `export`; `#` begins a comment",
                 "HF_TOKEN=…",
             )
@@ -95,7 +95,7 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
         if value.encode(errors="surrogateescape") in content:
             raise RunnerError(
                 f"{where} would hold the value of {name}",
-                "a secret in a file is read by whoever reads the file, and is copied with it",
+                "everyone who can read the file can read the secret, and it is copied with the file",
                 f"take it out; programs find it in their variable {name}: a line of {path(environ)}, or export it",
             )
 

@@ -1,6 +1,6 @@
-"""Process sessions that outlive us: which process it was, whether it still runs, how to end it.
+"""Process sessions that outlive this process: identify a process, check whether it runs, end it.
 
-A process id alone is reused by the kernel; with the start time and the boot it names one process for ever.
+A process id alone is reused by the kernel; together with the start time and the boot it is unique.
 Source: proc(5), /proc/PID/stat field 22, /proc/sys/kernel/random/boot_id.
 """
 
@@ -16,7 +16,7 @@ from types import FrameType
 
 
 def identity(pid: int) -> str:
-    """What tells this process from a later one with the same id: `BOOT:START`; empty when it has ended."""
+    """`BOOT:START`, which distinguishes a process from a later one with the same id; empty if it has ended."""
     fields = _stat(pid)
     if fields is None or fields[0] in "ZX":
         return ""
@@ -35,10 +35,10 @@ def members(session: int) -> tuple[int, ...]:
 
 
 def end(session: int, grace_seconds: float) -> bool:
-    """End a session: SIGTERM to its leader, who tells the others; to all of them where it has ended without them;
-    SIGKILL to all after the grace. Returns whether everything is gone.
+    """End a session: SIGTERM to its leader, which forwards it, or to all members if the leader has ended;
+    SIGKILL to all after the grace period. Returns whether all processes have ended.
 
-    Told twice, a program that saves on SIGTERM would be cut short. Only processes of that session are touched.
+    A second SIGTERM would interrupt a program that saves on the first. Only processes of that session are affected.
     """
     deadline = time.monotonic() + grace_seconds
     led = bool(identity(session))
@@ -63,7 +63,7 @@ def _kill(pids: tuple[int, ...], number: int) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from `state` on (the name before may hold anything), None when it is gone."""
+    """The fields of /proc/PID/stat from `state` on (the name before it may contain anything); None if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -74,7 +74,7 @@ def _stat(pid: int) -> list[str] | None:
 def uninterrupted() -> Iterator[None]:
     """Hold a Ctrl-C back until the block is done.
 
-    For the moment between a submission and the record of it: a job that nobody knows of must not exist. The terminal
+    For the moment between a submission and the record of it: a job without a record must not exist. The terminal
     sends Ctrl-C to programs started inside too, unless they have a session of their own (a blocked signal would not
     do: sbatch unblocks it).
     """

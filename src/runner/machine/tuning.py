@@ -12,10 +12,10 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory for what is asked for next.
+    """Make glibc keep freed memory for later allocations.
 
     Who works on one piece of 100 KiB to 1 MiB after another gets pages that are new to the system each time, else: a
-    twentieth of an import's processor time. Another C library goes on as it does.
+    twentieth of an import's processor time. Other C libraries are left as they are.
     """
     import ctypes
 
@@ -30,11 +30,10 @@ _SWITCH_SECONDS = 0.0002
 
 @contextmanager
 def set_for_streams() -> Iterator[None]:
-    """Python set for threads that work on streams while one of them makes a tree of many objects; as before after it.
+    """Settings of Python for threads that process streams while one of them builds a large tree; restored afterwards.
 
-    Else threads that inflate and hash wait 5 ms for the one that parses, and the search for cycles goes through the
-    whole tree again and again, a tenth of the time that it takes to make it. Whoever is inside makes no cycles that
-    hold much.
+    By default, threads that inflate and hash wait 5 ms for the one that parses, and the cycle collector scans the whole
+    tree repeatedly, a tenth of the time that building it takes. The block must not create large reference cycles.
     """
     interval, collecting = sys.getswitchinterval(), gc.isenabled()
     sys.setswitchinterval(_SWITCH_SECONDS)

@@ -79,7 +79,7 @@ def test_what_podman_saves(podman: Podman, tmp_path: Path, form: str) -> None:
 def test_layers_of_a_docker_archive_may_be_compressed(tmp_path: Path, compress: bool) -> None:
     path = write_docker_archive(tmp_path / "x", LAYERS, compress=compress)
     assert read(path) == read(path, tag="1") == read(path, tag="localhost/handmade:1") == [*map(digest_of, LAYERS)]
-    refuse(path, "holds no image 'absent'", tag="absent")
+    refuse(path, "does not contain the image 'absent'", tag="absent")
 
 
 def docker_25(path: Path) -> Path:
@@ -130,7 +130,7 @@ def test_several_images_in_one_docker_archive(tmp_path: Path) -> None:
         ({}, "no manifest.json"),
         ({"index.json": b"{}"}, "oci-archive:FILE reads it"),
         ({"manifest.json": b"{}"}, "'list' is not a list"),
-        ({"manifest.json": b"[]"}, "holds no image"),
+        ({"manifest.json": b"[]"}, "does not contain an image"),
         ({"manifest.json": b"[null]"}, "list of objects"),
         ({"manifest.json": b"[{}]"}, "is not in it"),
         ({"manifest.json": to_json([{"Config": "../../etc/passwd", "Layers": []}])}, "is not in it"),

@@ -153,7 +153,7 @@ def test_damage_is_seen_before_anything_is_written(tmp_path: Path) -> None:
     blob(folder, LAYERS[1]).write_bytes(LAYERS[1][:-1])
     with pytest.raises(RunnerError, match="cannot read") as caught:
         read(folder)
-    assert "are announced" in caught.value.why
+    assert "its descriptor says" in caught.value.why
     folder = layout(tmp_path / "changed")
     blob(folder, CONFIG).write_bytes(CONFIG.replace(b"A=b", b"A=c"))
     with pytest.raises(RunnerError, match="cannot read the configuration"):

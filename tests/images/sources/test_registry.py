@@ -221,10 +221,10 @@ def test_the_login_is_logged_without_its_secret(
 
 def test_a_missing_tag_is_an_error_with_those_nearby(made: Made, registry: Registry, environ: dict[str, str]) -> None:
     made.push(registry.address)
-    with pytest.raises(RunnerError, match="there is no ") as caught:
+    with pytest.raises(RunnerError, match="does not exist") as caught:
         image_of(f"{registry.address}/team/app:amd46", environ)
     assert "amd64" in caught.value.fix and "no such tag" in caught.value.why
-    with pytest.raises(RunnerError, match="there is no ") as caught:
+    with pytest.raises(RunnerError, match="does not exist") as caught:
         image_of(f"{registry.address}/team/nothing:1", environ)
     assert "no such image or tag" in caught.value.why
 
@@ -332,7 +332,7 @@ def test_a_refused_token_names_the_login(made: Made, environ: dict[str, str]) ->
 def test_what_is_no_token_is_refused(made: Made, environ: dict[str, str], body: bytes) -> None:
     with Guarded(made) as server:
         server.tokens.behave = lambda request: request.answer(200, body)
-        with pytest.raises(RunnerError, match="gives no token"):
+        with pytest.raises(RunnerError, match="did not issue a token"):
             image_of(f"{server.registry.address}/team/app:1", environ)
 
 
@@ -389,11 +389,11 @@ def test_plain_http_to_other_machines_is_refused(made: Made, environ: dict[str, 
     with Guarded(made) as server:
         add_login(environ, server.registry.address)
         server.registry.behave = lambda request: request.answer(307, b"", Location="http://192.0.2.1/x")
-        with pytest.raises(RunnerError, match=r"192\.0\.2\.1 would be asked without encryption"):
+        with pytest.raises(RunnerError, match=r"refusing to contact 192\.0\.2\.1 without encryption"):
             image_of(f"{server.registry.address}/team/app:1", environ)
         challenge = 'Bearer realm="http://192.0.2.1/token"'
         server.registry.behave = lambda request: request.answer(401, b"", WWW_Authenticate=challenge)
-        with pytest.raises(RunnerError, match=r"192\.0\.2\.1 would be asked without encryption"):
+        with pytest.raises(RunnerError, match=r"refusing to contact 192\.0\.2\.1 without encryption"):
             image_of(f"{server.registry.address}/team/app:1", environ)
 
 
@@ -541,7 +541,7 @@ def test_what_is_no_manifest_is_refused(
 
 def test_a_circle_of_redirects_ends(environ: dict[str, str]) -> None:
     with Hostile(lambda request: request.answer(302, b"", Location=request.path)) as server:
-        with pytest.raises(RunnerError, match="in a circle"):
+        with pytest.raises(RunnerError, match="too many redirects"):
             image_of(f"{server.address}/team/app:1", environ)
         assert len(server.requests) < 30
 
@@ -581,7 +581,7 @@ def test_a_layer_that_the_registry_has_lost(made: Made, environ: dict[str, str])
             request.answer(404, b'{"errors":[{"code":"BLOB_UNKNOWN","message":"blob unknown"}]}')
         return request.path.endswith(made.layers[0])
 
-    with lying(made, change) as server, pytest.raises(RunnerError, match="is not whole") as caught:
+    with lying(made, change) as server, pytest.raises(RunnerError, match="is incomplete") as caught:
         image_of(f"{server.address}/team/app:1", environ)
     assert made.layers[0] in caught.value.why
 
@@ -590,7 +590,7 @@ def test_an_unknown_host_is_said_at_once(environ: dict[str, str]) -> None:
     before = time.monotonic()
     with pytest.raises(RunnerError, match=r"cannot reach registry\.invalid") as caught:
         image_of("registry.invalid/team/app:1", environ)
-    assert "does not know the name" in caught.value.why and "login node" in caught.value.fix
+    assert "its name cannot be resolved" in caught.value.why and "login node" in caught.value.fix
     assert time.monotonic() - before < 8
 
 

@@ -73,7 +73,7 @@ def _file_line(root: Path, name: str) -> str:
 def content_hash(recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str) -> str:
     """12 hex digits that name the image: the same inputs give the same, on every machine.
 
-    The git commit is no input: it is a label, and a commit that leaves these files alone changes nothing.
+    The git commit is not an input: it is a label, and a commit that leaves these files alone changes nothing.
     """
     inputs = {
         "format": FORMAT,

@@ -79,7 +79,7 @@ def _read_pip_file(path: Path) -> dict[str, str]:
         parser.read_string(path.read_text())
     except (configparser.Error, OSError, ValueError) as error:
         raise RunnerError(
-            f"cannot read pip's configuration {path}", str(error), f"pip cannot read it either: mend {path}"
+            f"cannot read pip's configuration {path}", str(error), f"pip cannot read it either: fix {path}"
         ) from error
     merged: dict[str, str] = {}
     for section in ("global", "install"):
@@ -147,7 +147,7 @@ def proxy_settings(environ: Mapping[str, str]) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) if found else ""
 
 
-# where the distributions' own packages come from when nobody set up a mirror
+# the distributions' public package servers
 _PUBLIC = re.compile(
     r"(deb|security|ftp(\.\w\w)?)\.debian\.org|((\w\w\.)?archive|security|ports)\.ubuntu\.com|snapshot\.(debian|ubuntu)\.\w+"
 )

@@ -1,4 +1,4 @@
-"""Build and import as one Slurm job, where podman's storage must lie in a compute node's memory and dies with the job.
+"""Build and import as one Slurm job, where podman's storage is in a compute node's memory and ends with the job.
 
 Source: CSCS documentation, "Building container images on Alps": graphroot below /dev/shm, and import in the same
 allocation.
@@ -25,7 +25,7 @@ _DEFAULT_MINUTES = 60
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What the job does: its files lie in `folder`, which all nodes see."""
+    """A build job; its files are in `folder`, which all nodes see."""
 
     name: str
     folder: Path
@@ -33,12 +33,12 @@ class BuildJob:
     words: tuple[str, ...]
     """the command that builds and imports, and prints the squashfs file's path"""
     storage: str
-    """where podman keeps its images on the node; `${USER}` and the like are the node's"""
+    """where podman keeps its images on the node; variables such as `${USER}` are the node's"""
     images: Path
 
 
 def goes_to_a_job(site: Site, environ: Mapping[str, str]) -> bool:
-    """Whether images for this site are built in a job: it says where podman's storage lies on a node, and we are not
+    """Whether images for this site are built in a job: it names podman's storage on a node, and we are not
     on one already."""
     return site.scheduler == "slurm" and site.container_storage is not None and "SLURM_JOB_ID" not in environ
 
@@ -48,7 +48,7 @@ def script(job: BuildJob) -> str:
     folder = shlex.quote(str(job.folder))
     return f"""\
 #!/bin/bash
-# Builds an image and imports it to one squashfs file, in one job: podman's storage lies in this node's memory.
+# Builds an image and imports it to one squashfs file, in one job: podman's storage is in this node's memory.
 set -euo pipefail
 folder={folder}
 storage="{job.storage}/runner-$SLURM_JOB_ID"
@@ -96,7 +96,7 @@ def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ..
 
 
 def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise RunnerError where the site wants an account and nobody named one."""
+    """Raise RunnerError where the site wants an account and none is given."""
     named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
     if site.account_required and not named:
         raise RunnerError(

@@ -1,4 +1,4 @@
-"""Run an engine's build: every line into the kept log, and to whoever listens."""
+"""Run an engine's build: each line goes to the log and to a listener."""
 
 from __future__ import annotations
 

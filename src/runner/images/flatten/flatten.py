@@ -1,16 +1,16 @@
-"""Layers flattened to one tree in one pass, from the top layer down: a path is decided when it is first seen.
+"""Layers flattened to one tree in one pass, from the top layer down: the first entry of a path decides it.
 
-Rules: OCI image-spec 1.1, layer.md, and where it is silent:
-- Of two entries of one path in a layer the later counts, as if the earlier had not been there.
-- A whiteout or an opaque marker hides lower layers only, wherever it stands in its layer, and makes no directory.
-- A directory that no layer names, but something lies in, is 0755, of root, of time 0. Otherwise it has the attributes
-  of the uppermost layer that names it, unless something between replaced it.
+Rules: OCI image-spec 1.1, layer.md, and where the specification is silent:
+- Of two entries of one path in a layer, the later counts.
+- A whiteout or an opaque marker hides lower layers only, whatever its position, and creates no directory.
+- A directory without an entry of its own is 0755, of root, at time 0. Otherwise it has the attributes of the uppermost
+  layer that names it, unless a layer in between replaced it.
 - Below a symlink of a LOWER layer: the path's own directory replaces the symlink, as overlay (podman, docker) does;
-  containerd would follow it. Below a symlink of the SAME layer: it is followed within the image's root, at most 40
-  steps, as the engines' unpackers do.
-- A hard link leads to what its target is in its own layer or, where that has none, in the layers below; whiteouts of
-  its own layer do not count. A link to a directory, or to nothing, is refused.
-- `.wh..wh.*` but for the opaque marker is AUFS's own and does not show; hard links into `.wh..wh.plnk` work.
+  containerd would follow it. A symlink of the SAME layer is followed inside the image's root, at most 40 steps, as
+  the engines' unpackers do.
+- The target of a hard link is searched in its own layer, then in the layers below; whiteouts of its own layer do not
+  count. A link to a directory, or to nothing, is refused.
+- `.wh..wh.*`, except the opaque marker, is AUFS metadata and hidden; hard links into `.wh..wh.plnk` work.
 
 Layers are numbered from 0, the top one.
 """
@@ -24,18 +24,18 @@ from runner.images.flatten.view import IMPLICIT, PHANTOM, WHITEOUT, View, close,
 from runner.images.layers.tar import Entry
 from runner.images.squashfs.tree import Directory, Leaf, device_number
 
-_GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that no lower layer shows
+_GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that lower layers cannot show
 _TIMES = 4096  # shared between files
-_LATEST = (1 << 32) - 1  # what squashfs holds: unsigned seconds, ids of 32 bits
+_LATEST = (1 << 32) - 1  # limits of squashfs: unsigned seconds and ids of 32 bits
 _OPAQUE, _AUFS = b".wh..wh..opq", b".wh..wh."
 _TYPE, _DIRECTORY, _FILE = 0o170000, stat.S_IFDIR, stat.S_IFREG
 
 
 class Flattener:
-    """Takes the entries of each layer, the top layer first; gives the tree.
+    """Takes the entries of each layer, the top layer first, and builds the tree.
 
-    owners: "root" gives everything to root, as enroot does, "keep" leaves the numbers. xattrs: "keep" takes user.*
-    and security.capability (trusted.*, security.selinux and ACLs mean nothing elsewhere), "drop" none.
+    owners: "root" makes root the owner of everything, as enroot does; "keep" keeps the ids. xattrs: "keep" keeps user.*
+    and security.capability (trusted.*, security.selinux and ACLs are useless on other machines); "drop" drops all.
     """
 
     def __init__(self, *, owners: str = "root", xattrs: str = "keep") -> None:
@@ -50,7 +50,7 @@ class Flattener:
         self._layer = -1
 
     def begin_layer(self) -> None:
-        """The next layer's entries follow, in their order."""
+        """Start the next layer; its entries follow in order."""
         self._view.begin_layer()
         self._layer = self._view.layer
         self._ordinal = -1
@@ -64,7 +64,7 @@ class Flattener:
         self._again: dict[int, Awaited] = {}
 
     def offer(self, entry: Entry) -> Leaf | None:
-        """The Leaf that wants the content: a file that shows, or that a hard link waits for; None: nothing to read."""
+        """The Leaf that needs the content: a visible file, or the target of a hard link; None: nothing to read."""
         self._ordinal += 1
         path = entry.path
         head, _, name = path.rpartition(b"/")
@@ -79,7 +79,7 @@ class Flattener:
             self._offer_directory(entry, name, path)
             return None
         if not name:
-            raise refused("its root is no directory", path)
+            raise refused("the image's root is not a directory", path)
         directory = self._directory
         if directory is None:
             return self._pass_by(entry, path)
@@ -87,7 +87,7 @@ class Flattener:
         if node is not None:
             if isinstance(node, Leaf) and node.layer != self._layer:
                 return self._pass_by(entry, path)
-            self._head = None  # what lies below is no longer there, or not the same
+            self._head = None  # the directory below may have been replaced
             if isinstance(node, Directory) and not self._view.replace(directory, name, node):
                 return self._pass_by(entry, path)
         if entry.hard_link:
@@ -102,10 +102,10 @@ class Flattener:
         return leaf if mode & _TYPE == _FILE else None
 
     def end_layer(self) -> bool:
-        """Let whiteouts and opaque markers hide what lower layers have.
+        """Apply whiteouts and opaque markers to lower layers.
 
-        True: a hard link wants a file whose own name is hidden, and that went by unread. Then the layer's entries are
-        offered once more, to `again`.
+        True: a hard link needs a file whose own name is hidden, and which was not read. Then pass the layer's entries
+        once more, to `again`.
         """
         for directory, name in self._whiteouts:
             node = directory.children.get(name)
@@ -127,7 +127,7 @@ class Flattener:
         return bool(self._again)
 
     def again(self, entry: Entry) -> Leaf | None:
-        """After end_layer() was true: as `offer`, for all entries of the layer once more."""
+        """As `offer`, for the second pass over a layer after end_layer() returned true."""
         self._ordinal += 1
         awaited = self._again.get(self._ordinal)
         if awaited is None or entry.hard_link or stat.S_ISDIR(entry.mode):
@@ -137,7 +137,7 @@ class Flattener:
         return leaf if stat.S_ISREG(entry.mode) else None
 
     def finish(self) -> Directory:
-        """The whole tree. Raises RunnerError where a hard link's target never came."""
+        """The whole tree. Raises RunnerError if the target of a hard link is missing."""
         directories = [(b"", self.root)]
         while directories:
             place, directory = directories.pop()
@@ -149,7 +149,7 @@ class Flattener:
                     else:
                         directories.append((place + b"/" + name, node))
                 elif isinstance(node, Awaited):
-                    raise refused(f"{place + b'/' + name!r} is a hard link to what is no file there", node.target)
+                    raise refused(f"{place + b'/' + name!r} is a hard link whose target is not a file", node.target)
                 elif node is _GONE:
                     dropped.append(name)
             for name in dropped:
@@ -191,7 +191,7 @@ class Flattener:
         if not 0 <= mtime <= _LATEST:
             mtime = min(max(mtime, 0), _LATEST)
         uid, gid = self._owner(entry) if self._keep_owners else (0, 0)
-        # an int of its own for each file would take 28 bytes, twice
+        # share ints: each new one takes 28 bytes
         mode = self._modes.setdefault(mode, mode)
         mtime = self._times.setdefault(mtime, mtime) if len(self._times) < _TIMES else self._times.get(mtime, mtime)
         return Leaf(mode, uid, gid, mtime, self._xattrs(entry) if entry.xattrs else (), data, self._layer)
@@ -200,7 +200,7 @@ class Flattener:
         if not self._keep_owners:
             return 0, 0
         if not (0 <= entry.uid <= _LATEST and 0 <= entry.gid <= _LATEST):
-            raise refused(f"there is no owner {entry.uid}:{entry.gid}", entry.path)
+            raise refused(f"owner {entry.uid}:{entry.gid} does not fit into 32 bits", entry.path)
         return entry.uid, entry.gid
 
     def _xattrs(self, entry: Entry) -> tuple[tuple[bytes, bytes], ...]:
@@ -209,14 +209,14 @@ class Flattener:
         return tuple(pair for pair in entry.xattrs if pair[0].startswith(b"user.") or pair[0] == b"security.capability")
 
     def _enter(self, head: bytes) -> None:
-        """Make `head` the present directory; where layers above hide it, there is none."""
+        """Make `head` the current directory; None if layers above hide it."""
         self._directory, self._place = self._view.walk(head, "make")
         self._head, self._moved = head, self._place != head
         if self._wanted.targets:
             self._wanted.inside(self._place)
 
     def _mark(self, entry: Entry, head: bytes, name: bytes) -> Leaf | None:
-        """Note a whiteout or an opaque marker."""
+        """Record a whiteout or an opaque marker."""
         directory, place = (self._directory, self._place) if head == self._head else self._view.walk(head, "mark")
         if name == _OPAQUE:
             if directory is not None:
@@ -227,7 +227,7 @@ class Flattener:
             return self._pass_by(entry, entry.path)
         hidden = name[len(WHITEOUT) :]
         if hidden in (b"", b".", b".."):
-            raise refused("a whiteout names nothing", entry.path)
+            raise refused("a whiteout without a name", entry.path)
         if directory is not None:
             self._whiteouts.append((directory, hidden))
         if self._wanted.targets:
@@ -235,7 +235,7 @@ class Flattener:
         return None
 
     def _pass_by(self, entry: Entry, path: bytes) -> Leaf | None:
-        """An entry that layers above hide: only hard links can want it."""
+        """An entry that layers above hide: only hard links can need it."""
         self._passed.add(path, self._ordinal)
         self._view.symlinks.pop(path, None)
         if stat.S_ISDIR(entry.mode):
@@ -255,7 +255,7 @@ class Flattener:
         return leaf if stat.S_ISREG(entry.mode) else None
 
     def _target(self, target: bytes) -> Leaf:
-        """What a hard link of this layer leads to; an Awaited where that is still to come."""
+        """The target of a hard link of this layer; an Awaited if it has not been seen yet."""
         head, _, name = target.rpartition(b"/")
         directory, place = self._view.walk(head, "look")
         path = place + b"/" + name if place else name
@@ -263,7 +263,7 @@ class Flattener:
         if isinstance(node, Leaf) and node.layer == self._layer:
             return node
         if not name or (isinstance(node, Directory) and self._view.is_own(node)):
-            raise refused("a hard link leads to a directory", path)
+            raise refused("a hard link points to a directory", path)
         ordinal = self._passed.ordinal(path)
         if ordinal is None:
             return self._wanted.want(path, self._layer)

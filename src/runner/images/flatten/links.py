@@ -1,6 +1,6 @@
-"""Hard links whose target has not come by yet: later in the same layer, or in a layer below.
+"""Hard links whose target follows later in the same layer, or in a layer below.
 
-What a target is, is decided by the link's own layer and those below it, whatever layers above show or hide.
+The link's own layer and those below it decide what the target is, whatever layers above show or hide.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from runner.errors import RunnerError
 from runner.images.squashfs.tree import Directory, Leaf
 
-# an image that makes us search more than this is made to keep us busy
+# an image that needs more search steps is a denial of service
 _WORK = 10_000_000
 _REMEMBERED = 64 << 20  # bytes of paths above targets
 _ABOVE = -1  # the layer has a file where the target's parent would be
@@ -19,19 +19,19 @@ _DIRECTORY = -2  # the layer has a directory where the target would be
 
 
 class Awaited(Leaf):
-    """Stands for a hard link's target in the tree until that is known."""
+    """A placeholder for a hard link's target in the tree until the target is known."""
 
     __slots__ = ("claimed", "known", "names", "target")
 
     def __init__(self, target: bytes, layer: int) -> None:
         super().__init__(0, 0, 0, 0, (), None, layer)
         self.target = target
-        self.names: list[tuple[Directory, bytes]] = []  # where it stands
-        self.claimed = False  # whether a link of a layer above waits for it too
+        self.names: list[tuple[Directory, bytes]] = []  # its places in the tree
+        self.claimed = False  # whether a link of a layer above needs it too
         self.known: Leaf | None = None
 
     def replace(self, leaf: Leaf) -> None:
-        """Put the target itself, or what stands for it in turn, wherever this one stands."""
+        """Replace this placeholder by the target, or by another placeholder, in all its places."""
         for directory, name in self.names:
             if directory.children.get(name) is self:
                 directory.children[name] = leaf
@@ -41,7 +41,7 @@ class Awaited(Leaf):
 
 
 def ancestors(path: bytes) -> Iterator[bytes]:
-    """The directories above a path, the root left out, uppermost first."""
+    """The directories above a path, without the root, uppermost first."""
     at = path.find(b"/")
     while at >= 0:
         yield path[:at]
@@ -49,13 +49,13 @@ def ancestors(path: bytes) -> Iterator[bytes]:
 
 
 class Work:
-    """What is left of the steps that an image may make us take beyond one for each entry."""
+    """The remaining search steps that an image may cause, in addition to one per entry."""
 
     def __init__(self) -> None:
         self._left = _WORK
 
     def spend(self, steps: int) -> None:
-        """Count steps. Raises RunnerError where there are too many."""
+        """Count steps. Raises RunnerError if there are too many."""
         self._left -= steps
         if self._left < 0:
             raise RunnerError(
@@ -66,7 +66,7 @@ class Work:
 
 
 class Wanted:
-    """Targets that entries still to come may be, and what the present layer says of each."""
+    """Targets that have not been seen yet, and what the current layer says about each."""
 
     def __init__(self, work: Work) -> None:
         self.targets: dict[bytes, Awaited] = {}
@@ -75,10 +75,10 @@ class Wanted:
         self._remembered = 0
         self._found: dict[bytes, Leaf | int] = {}  # an int >= 0: the ordinal of a content that was not read
         self._hidden: set[bytes] = set()
-        self._joined: list[Awaited] = []  # of layers above, whose targets the present layer's links want too
+        self._joined: list[Awaited] = []  # of layers above, with targets that links of the current layer need too
 
     def want(self, target: bytes, layer: int) -> Awaited:
-        """What stands for a target that the layer has not had so far."""
+        """The placeholder for a target that the layer has not had yet."""
         known = self.targets.get(target)
         if known is not None and known.layer == layer:
             return known
@@ -99,7 +99,7 @@ class Wanted:
         self._remembered += len(target) + 8
         if self._remembered > _REMEMBERED:
             raise RunnerError(
-                "the image is refused", "too many of its hard links lead to lower layers", "build the image again"
+                "the image is refused", "too many of its hard links point to lower layers", "build the image again"
             )
 
     def file(self, path: bytes, found: Leaf | int) -> None:
@@ -127,7 +127,7 @@ class Wanted:
             self.directory(path)
 
     def hide(self, path: bytes, *, itself: bool) -> None:
-        """The layer deletes what layers below it have below `path`, and at it."""
+        """The layer deletes `path` and everything below it from lower layers."""
         if itself and path in self.targets:
             self._hidden.add(path)
         if not path:
@@ -140,10 +140,10 @@ class Wanted:
         return found
 
     def end_layer(self, layer: int) -> dict[int, Awaited]:
-        """Give the links what the layer had; what must be read again for them, by its ordinal in the layer."""
+        """Resolve the links to this layer's files; returns those to read again, by ordinal in the layer."""
         again: dict[int, Awaited] = {}
         for target in self._hidden:
-            # a layer's own links see what its whiteouts delete
+            # whiteouts of a layer do not affect its own links
             if target not in self._found and target in self.targets and self.targets[target].layer != layer:
                 del self.targets[target]
         settled = self._joined
@@ -163,7 +163,7 @@ class Wanted:
         return again
 
     def _forget(self) -> None:
-        """Drop what stands nowhere, and remember the ways to the others."""
+        """Drop placeholders without a place, and remember the paths to the others."""
         self.targets = {target: awaited for target, awaited in self.targets.items() if awaited.names}
         self._below, self._remembered = {}, 0
         for target in self.targets:
@@ -171,12 +171,12 @@ class Wanted:
 
 
 class Passed:
-    """A layer's entries that layers above hide, in 16 bytes each: the hash of the path, and the ordinal."""
+    """The hidden entries of a layer, in 16 bytes each: hash of the path, and ordinal."""
 
     def __init__(self) -> None:
-        self.links: dict[int, Leaf] = {}  # what the hard links among them lead to
+        self.links: dict[int, Leaf] = {}  # the targets of hard links among them
         self._paths, self._ordinals = array("q"), array("Q")
-        self._last: dict[int, int] = {}  # made when it is asked for
+        self._last: dict[int, int] = {}  # built on first use
         self._indexed = 0
 
     def add(self, path: bytes, ordinal: int) -> None:
@@ -193,7 +193,7 @@ class Passed:
 
 
 def _last(awaited: Awaited) -> Leaf | None:
-    """What a chain of links ends at; None where it bites its tail."""
+    """The end of a chain of links; None for a circle."""
     seen: set[int] = set()
     leaf: Leaf = awaited
     while isinstance(leaf, Awaited) and leaf.known is not None:

@@ -1,4 +1,4 @@
-"""The tree as one layer sees it: directories made on the way, symlinks followed, what layers above hide left out."""
+"""The tree as one layer sees it: directories created as needed, symlinks followed, without what layers above hide."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from runner.errors import RunnerError
 from runner.images.flatten.links import Work
 from runner.images.squashfs.tree import Directory, Leaf
 
-IMPLICIT, PHANTOM = -1, -2  # a directory's layer: no entry named it; nothing but whiteouts lies in it
+IMPLICIT, PHANTOM = -1, -2  # values of Directory.layer: without an entry of its own; with whiteouts only
 WHITEOUT = b".wh."
 DEFAULT_MODE = stat.S_IFDIR | 0o755
 _STEPS = 40  # as Linux, namei.h, MAXSYMLINKS
 
 
 class View:
-    """The tree for the entries of the present layer."""
+    """The tree for the entries of the current layer."""
 
     def __init__(self, work: Work) -> None:
         self.root = Directory(DEFAULT_MODE, 0, 0, 0, ())
         self.layer = -1
-        self.symlinks: dict[bytes, bytes] = {}  # those of this layer that layers above hide
+        self.symlinks: dict[bytes, bytes] = {}  # symlinks of this layer that layers above hide
         self._work = work
-        self._made: set[int] = set()  # ids of the directories that are there only since this layer
-        # directories with nothing but whiteouts of layers above, where this layer has a file, by parent and name
+        self._made: set[int] = set()  # ids of the directories that this layer created
+        # by parent and name: directories with only whiteouts of layers above, where this layer has a file
         self._aside: dict[tuple[int, bytes], Directory] = {}
 
     def begin_layer(self) -> None:
-        """See the tree as the next layer does."""
+        """Switch to the next layer."""
         self.layer += 1
         self._made, self._aside, self.symlinks = set(), {}, {}
 
     def walk(self, path: bytes, way: Literal["make", "mark", "look"]) -> tuple[Directory | None, bytes]:
-        """The directory at a path and its path without symlinks; None where layers above hide it.
+        """The directory at a path and its path without symlinks; None if layers above hide it.
 
         "make" makes the directories that are not there, "mark" makes them for whiteouts only, "look" makes none.
         """
@@ -55,7 +55,7 @@ class View:
             if target is not None:
                 steps += 1
                 if steps > _STEPS:
-                    raise refused("too many symlinks lead on from one to the next", path)
+                    raise refused("too many levels of symlinks", path)
                 todo += target.split(b"/")[::-1]
                 self._work.spend(len(todo))
                 if target[:1] == b"/":
@@ -79,7 +79,7 @@ class View:
         return self.symlinks.get(b"/".join((*done, name)))
 
     def new_directory(self, parent: Directory, name: bytes, layer: int = IMPLICIT) -> Directory:
-        """A directory that no entry has named yet, in its place."""
+        """A new directory without an entry of its own, in its place."""
         directory = self._aside.pop((id(parent), name), None) or Directory(DEFAULT_MODE, 0, 0, 0, ())
         directory.layer = layer
         if layer != PHANTOM:
@@ -88,7 +88,7 @@ class View:
         return directory
 
     def _step(self, parent: Directory, name: bytes, node: Leaf | Directory | None, way: str) -> Directory | None:
-        """The directory `name`, made where need be; None where there is none for this layer."""
+        """The directory `name`, created if needed; None if this layer cannot see one."""
         if isinstance(node, Directory):
             if way == "make":
                 self.reopen(node)
@@ -102,7 +102,7 @@ class View:
         return self.new_directory(parent, name, IMPLICIT if way == "make" else PHANTOM)
 
     def reopen(self, directory: Directory) -> None:
-        """Make sure of a directory that only held whiteouts, or that a file of the same layer took the place of."""
+        """Make a directory visible that only had whiteouts, or that a file of the same layer replaced."""
         if directory.layer == PHANTOM:
             directory.layer = IMPLICIT
             self._made.add(id(directory))
@@ -112,7 +112,7 @@ class View:
                 directory.layer = IMPLICIT
 
     def replace(self, parent: Directory, name: bytes, directory: Directory) -> bool:
-        """Take out what this layer and those below have in a directory for a file; whether the file shows then."""
+        """Replace the directory's content of this and lower layers by a file; whether the file is visible."""
         if directory.opaque == self.layer:
             return False
         own = directory.layer == PHANTOM or id(directory) in self._made
@@ -124,12 +124,12 @@ class View:
         return own
 
     def is_own(self, directory: Directory) -> bool:
-        """Whether this layer, as far as it has come, has a directory there."""
+        """Whether this layer, so far, has a directory there."""
         named = directory.layer == self.layer or (id(directory) in self._made and directory.layer == IMPLICIT)
         return named and directory.opaque != self.layer
 
     def _prune(self, directory: Directory) -> None:
-        """Take out what this layer has put into a directory; what layers above hide in it stays hidden."""
+        """Remove what this layer added to a directory; names that layers above hide remain hidden."""
         directories = [directory]
         while directories:
             directory = directories.pop()
@@ -147,7 +147,7 @@ class View:
 
 
 def close(directory: Directory, layer: int) -> None:
-    """Let nothing of the layers below show in a directory, neither content nor attributes."""
+    """Hide everything of lower layers in a directory, content and attributes."""
     if directory.opaque < 0:
         directory.opaque = layer
     if directory.layer == IMPLICIT:
@@ -160,5 +160,5 @@ def _make_default(directory: Directory, layer: int) -> None:
 
 
 def refused(why: str, path: bytes) -> RunnerError:
-    """The error for a layer that cannot be."""
-    return RunnerError(f"a layer of the image makes no sense at {path[:200]!r}", why, "build the image again")
+    """The error for an invalid layer."""
+    return RunnerError(f"a layer of the image is invalid at {path[:200]!r}", why, "build the image again")

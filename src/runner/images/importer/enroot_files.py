@@ -1,7 +1,7 @@
 """The files that enroot keeps an image's configuration in: /etc/environment, /etc/rc, /etc/rc.local, /etc/fstab.
 
 Source: enroot 4.1.2, what its `import` writes, read as a description of behaviour; the text here is our own. Every
-value of the image stands between plain single quotes, which each POSIX shell reads the same way.
+value of the image is in single quotes, which each POSIX shell reads the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def metadata_files(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def environment(variables: Sequence[str]) -> str:
-    """`NAME=VALUE` lines in the image's order, as they are. A variable with a newline cannot be said there and is
-    left out: its second line would be read as another variable."""
+    """`NAME=VALUE` lines in the image's order, as they are. A variable with a line break is omitted: its
+    second line would be read as another variable."""
     return "".join(f"{entry}\n" for entry in variables if not set(entry) & {"\n", "\r", "\0"})
 
 
-def unsayable(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the variables that `environment` leaves out."""
+def multiline_variables(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the variables that `environment` omits."""
     entries = config.get("Env") or ()
     return tuple(entry.partition("=")[0] for entry in entries if set(entry) & {"\n", "\r", "\0"})
 

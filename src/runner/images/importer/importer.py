@@ -162,9 +162,9 @@ def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, hel
 
 def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squashfs, Packed]:
     image = plan.image
-    left_out = enroot_files.unsayable(image.config)
-    if left_out:
-        report.warn(f"variables with line breaks cannot be written to /etc/environment: {', '.join(left_out)}")
+    omitted = enroot_files.multiline_variables(image.config)
+    if omitted:
+        report.warn(f"variables with line breaks cannot be written to /etc/environment: {', '.join(omitted)}")
     with ExitStack() as stack:
         previous = stack.enter_context(previous_index(plan, options))
         if previous:

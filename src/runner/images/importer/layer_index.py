@@ -194,7 +194,7 @@ def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
 
 
 def is_index(path: Path) -> bool:
-    """Whether the file is an index of ours, of whatever form."""
+    """Whether the file is an index that runner wrote, of any version."""
     try:
         return not path.is_symlink() and path.read_bytes()[-len(_MARK) :] == _MARK
     except OSError:
@@ -202,7 +202,7 @@ def is_index(path: Path) -> bool:
 
 
 def _only_ours(file: BinaryIO) -> bool:
-    """Whether nobody but us and root can have written the file."""
+    """Whether only this user or root can have written the file."""
     status = os.fstat(file.fileno())
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

@@ -38,7 +38,7 @@ class PackOptions:
     xattrs: str = "keep"
     """keep: user.* and security.capability; drop: none"""
     devices: bool = False
-    """whether what lies in /dev is kept: every engine mounts its own over it"""
+    """whether to keep the content of /dev, over which every engine mounts its own"""
     epoch: int | None = None
     """SOURCE_DATE_EPOCH: no file is younger, and the squashfs itself is as old"""
     verify_diff_ids: bool = True
@@ -163,7 +163,7 @@ class _Packer:
         return leaf is not None
 
     def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
-        """Take a layer over from the previous squashfs; where other files of it show than there, pack it anew."""
+        """Take a layer over from the previous squashfs; where other files of it show than there, pack it again."""
         data = previous.frame(record)
         if data is None or (self._options.verify_diff_ids and not previous.is_intact(record)):
             self._packed.layers_damaged += 1

@@ -184,12 +184,14 @@ def _candidates(plan: ImportPlan) -> list[Path]:
 
 
 def _epoch(environ: Mapping[str, str]) -> int | None:
-    """SOURCE_DATE_EPOCH. Raises RunnerError where it is no number of seconds."""
+    """SOURCE_DATE_EPOCH. Raises RunnerError unless it is a number of seconds."""
     text = environ.get("SOURCE_DATE_EPOCH")
     if not text:
         return None
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
         raise RunnerError(
-            f"SOURCE_DATE_EPOCH={text!r} is no time", "it is a number of seconds since 1970", "unset SOURCE_DATE_EPOCH"
+            f"SOURCE_DATE_EPOCH={text!r} is not a Unix timestamp",
+            "it is the number of seconds since 1970",
+            "unset SOURCE_DATE_EPOCH",
         )
     return int(text)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from runner.images.layers.layer import Reader
 from runner.images.layers.tar_fields import BLOCK, LARGEST_PAX, cut_off, damaged, decimal, number
 
-# holes take no space in a layer, but time and disk here: refuse a layer with more
+# holes are free in a layer, but cost time and disk here: refuse a layer with more
 LARGEST_HOLES = 64 << 30
 _ZEROS = bytes(1 << 17)
 Pieces = list[tuple[int, int]]  # offset and length of what is stored, in the file's order

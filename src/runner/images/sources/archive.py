@@ -1,6 +1,6 @@
 """Images in a tar: an OCI layout as one file (oci-archive), and what `docker save` writes (docker-archive).
 
-The members' places are found once; blobs are then read straight from the file. Docker from version 25 on writes a
+The positions of the members are found once; blobs are then read directly from the file. Docker 25 and newer write a
 file that is both: `docker-archive:` reads its manifest.json, `oci-archive:` its index.json.
 Source: image-spec 1.1, image-layout.md; Moby's image specification 1.2, "Combined Image JSON + Filesystem Changeset".
 """
@@ -93,13 +93,13 @@ def _refuse_compressed(head: bytes, what: str) -> None:
         unpack = {"gzip": "gzip -dk", "zstd": "zstd -dk", "xz": "xz -dk", "bzip2": "bzip2 -dk"}[kind]
         raise RunnerError(
             f"cannot read {what}",
-            f"it is compressed with {kind} as a whole, and its layers lie in it in no useful order",
+            f"it is compressed with {kind} as a whole, so its layers cannot be read in order",
             f"{unpack} {what}   (its layers may stay compressed)",
         )
 
 
 class _Bounded(io.FileIO):
-    """A file that gives no more at once than a header may have: tarfile reads the long ones whole."""
+    """A file that limits each read to the size of a header: tarfile reads long headers whole."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _HEADER_BYTES:
@@ -108,7 +108,7 @@ class _Bounded(io.FileIO):
 
 
 def _index(descriptor: int, what: str) -> dict[str, Member]:
-    """Name -> member, of all plain files and links; of two members of one name the last, as unpacking would leave."""
+    """Name -> member, of all plain files and links; of two members of one name the last counts, as after unpacking."""
     found: dict[str, Member] = {}
     try:
         with _Bounded(descriptor, closefd=False) as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -164,7 +164,11 @@ def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
     names = sorted({name for entry in entries for name in entry.texts("RepoTags")})
     known = f"it has: {', '.join(names[:40]) or 'images without names'}"
     if not named:
-        raise RunnerError(f"{reference} holds no image{f' {tag!r}' if tag else ''}", known, "look with: tar tf FILE")
+        raise RunnerError(
+            f"{reference} does not contain {f'the image {tag!r}' if tag else 'an image'}",
+            known,
+            "look with: tar tf FILE",
+        )
     raise RunnerError(
         f"{reference} holds several images", known, f"skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR"
     )

@@ -54,7 +54,7 @@ class Store(Protocol):
         """The containers, running or not, that have a label."""
 
     def remove(self, container: str) -> None:
-        """Remove a container that we created, by id or name; one that has gone is no error."""
+        """Remove a container that we created, by id or name; a missing one is not an error."""
 
 
 class PodmanStore:

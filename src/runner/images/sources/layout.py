@@ -1,7 +1,7 @@
 """Images in an OCI layout: a folder, or (with archive.py) a tar of one.
 
-Source: image-spec 1.1, image-layout.md. A layout without the file `oci-layout` is read too; one of a version to come
-is not.
+Source: image-spec 1.1, image-layout.md. A layout without the file `oci-layout` is accepted; one of a newer
+version is not.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Files(Protocol):
         """Whether there is such a file."""
 
     def size(self, name: str) -> int:
-        """Bytes of a file. Raises RunnerError where there is none, or where it is no plain file."""
+        """Bytes of a file. Raises RunnerError if it is missing or not a regular file."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
         """A file's bytes."""
 
 
 class Folder:
-    """A folder's files; a link that leads out of the folder is refused."""
+    """A folder's files; a link to outside the folder is refused."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -77,7 +77,7 @@ class Folder:
             raise RunnerError(
                 f"cannot read {self.root / name}",
                 f"it is a link out of the layout, to {path}",
-                f"cp -rL {self.root} COPY   (puts the files in the place of links)",
+                f"cp -rL {self.root} COPY   (replaces links by files)",
             )
         return path
 
@@ -99,7 +99,7 @@ def read_layout(files: Files, tag: str, *, architecture: str, reference: str) ->
         head = parse_object(read_small(files, "oci-layout", MANIFEST_BYTES, reference), f"oci-layout of {reference}")
         version = head.text("imageLayoutVersion")
         if not version.startswith("1."):
-            raise damaged(reference, f"its layout has version {version!r}, and 1.0.0 is known here")
+            raise damaged(reference, f"its layout has version {version!r}; 1.x is supported")
     what = f"index.json of {reference}"
     fields = parse_object(read_small(files, "index.json", MANIFEST_BYTES, reference), what)
     if not is_index(fields):
@@ -124,7 +124,7 @@ def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, refe
         entries = named
     elif len(names) > 1:
         raise RunnerError(
-            f"{reference} holds several images", f"they are: {', '.join(names[:40])}", "put :TAG behind it, one of them"
+            f"{reference} holds several images", f"they are: {', '.join(names[:40])}", "add :TAG, one of them"
         )
     if not entries:
         raise damaged(reference, "its index.json lists no image")
@@ -153,7 +153,7 @@ class LayoutBlobs:
         name = _blob(descriptor)
         size = self.files.size(name)
         if size != descriptor.size_bytes:
-            raise damaged(self.what, f"{name} has {size} bytes, and {descriptor.size_bytes} are announced")
+            raise damaged(self.what, f"{name} has {size} bytes, but its descriptor says {descriptor.size_bytes}")
         return lambda: self.files.open(name)
 
 

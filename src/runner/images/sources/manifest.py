@@ -35,7 +35,7 @@ CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.doc
 # annotations; the second is containerd's and Docker's, with a registry and a tag
 NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# what an image without a variant is; a newer one may not start on older processors
+# the variant of an image that names none; newer variants may not run on older processors
 _BASELINE = {"arm64": "v8", "amd64": "v1", "arm": "v7"}
 
 
@@ -73,7 +73,7 @@ class Blobs(Protocol):
 def read_image(data: bytes, digest: str, blobs: Blobs, *, architecture: str, reference: str) -> LayeredImage:
     """The image that a manifest or index (its bytes) describes; an index is followed to the right platform.
 
-    `digest` is what the bytes must hash to, empty where nobody said. Raises RunnerError for damage, for anything
+    `digest` is what the bytes must hash to, empty if unknown. Raises RunnerError for damage, for anything
     that is not an image, and for an image of another architecture.
     """
     what = f"the manifest of {reference}"
@@ -189,7 +189,7 @@ def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, referen
 
 
 def refuse_layers(media_types: Sequence[str], reference: str) -> None:
-    """Raise RunnerError for more layers than an image may have, and for layers that cannot be had."""
+    """Raise RunnerError for more layers than an image may have, and for layers that cannot be fetched."""
     if len(media_types) > LAYERS:
         raise damaged(reference, f"it has {len(media_types)} layers, more than {LAYERS}")
     for kind in media_types:
@@ -197,13 +197,13 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
             raise RunnerError(
                 f"cannot read {reference}",
                 f"a layer is kept elsewhere by its maker ({kind}), as with images of Windows",
-                "take an image for linux without such layers",
+                "choose a linux image without such layers",
             )
         if "encrypted" in kind:
             raise RunnerError(
                 f"cannot read {reference}",
                 "its layers are encrypted",
-                "skopeo copy --decryption-key KEY makes it plain",
+                "skopeo copy --decryption-key KEY decrypts it",
             )
 
 
@@ -215,13 +215,15 @@ def parse_config(data: bytes, digest: str, architecture: str, reference: str) ->
     fields = parse_object(data, what)
     system = fields.text("os")
     if system not in ("linux", ""):
-        raise RunnerError(f"{reference} is an image for {system}", "squashfs images are for linux", "take another one")
+        raise RunnerError(
+            f"{reference} is an image for {system}", "squashfs images are for linux", "choose a linux image"
+        )
     refuse_architecture(fields.text("architecture"), architecture, reference)
     return fields
 
 
 def refuse_architecture(found: str, wanted: str, reference: str) -> None:
-    """Raise RunnerError for an image that cannot run on the nodes; one that does not say is believed."""
+    """Raise RunnerError for an image that cannot run on the nodes; an image without an architecture is accepted."""
     found = probe.oci_architecture(found)
     if found and found != wanted:
         raise RunnerError(
@@ -243,7 +245,7 @@ def diff_ids_for(settings: Fields, count: int) -> tuple[str, ...]:
 
 
 def runtime_config(settings: Fields) -> dict[str, Any]:
-    """The part that says how the image is run, each field of its proper kind; what is null is left out."""
+    """The runtime part of the configuration, with checked types and without nulls."""
     runtime = settings.object("config")
     found: dict[str, Any] = {key: list(runtime.texts(key)) for key in ("Env", "Entrypoint", "Cmd") if runtime.has(key)}
     found |= {key: runtime.text(key) for key in ("WorkingDir", "User") if runtime.has(key)}
@@ -341,4 +343,4 @@ def _parse(data: bytes, what: str) -> Any:
 
 def damaged(what: str, why: str) -> RunnerError:
     """The error for a part of an image that is not what it should be."""
-    return RunnerError(f"cannot read {what}", why, "it is damaged or not an image: make or fetch it again")
+    return RunnerError(f"cannot read {what}", why, "it is damaged or not an image: create or pull it again")

@@ -6,8 +6,8 @@ The layout of the storage, for the drivers `overlay` (fuse-overlayfs too) and `v
     DRIVER-layers/layers.json      [{id, parent, "diff-digest" (of the plain tar), "diff-size" (its bytes), ...}]
     DRIVER-layers/ID.tar-split.gz  what unpacking would lose of the tar, see tar_split.py
     overlay/ID/diff, vfs/dir/ID    the layer's files (vfs: those below it too)
-Images of a container that is kept while it runs may stand in volatile-layers.json. Stores for reading alone
-(additionalimagestores) have the same layout; a layer's parent may lie in one.
+Images of a container that is kept while it runs may be in volatile-layers.json. Read-only stores
+(additionalimagestores) have the same layout; a layer's parent may be in one.
 Source: containers/storage 1.43, images.go, layers.go, store.go, drivers/overlay/overlay.go, drivers/vfs/driver.go.
 """
 
@@ -57,7 +57,7 @@ class NotRebuildable(Exception):
 
 @dataclass(frozen=True)
 class StoredLayer:
-    """A layer as it lies in the storage."""
+    """A layer in the storage."""
 
     id: str
     parent: str
@@ -70,11 +70,11 @@ class StoredLayer:
 
 @contextmanager
 def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, reference: str) -> Iterator[LayeredImage]:
-    """The image with its layers from podman's storage. Raises NotRebuildable where they cannot be had one by one."""
+    """The image with its layers from podman's storage. Raises NotRebuildable if they cannot be read one by one."""
     driver, roots = _storage(env)
     root, top = _find_image(image.id, driver, roots)
     known: dict[str, StoredLayer] = {}
-    for folder in reversed(roots):  # the engine's own storage counts before those for reading alone
+    for folder in reversed(roots):  # the engine's own storage takes precedence over read-only stores
         known |= {layer.id: layer for layer in read_layers(folder, driver)}
     chain = chain_of(top, known)
     described = read_described(root / f"{driver}-images" / image.id, len(chain), architecture, reference)
@@ -123,9 +123,9 @@ def check(chain: Sequence[StoredLayer], diff_ids: Sequence[str]) -> None:
     """Raise NotRebuildable unless all layers are there, in the order of their diff_ids."""
     for layer, diff_id in zip(chain, diff_ids, strict=True):
         if layer.diff_id not in (diff_id, ""):
-            raise NotRebuildable(f"the storage holds layer {layer.diff_id[:19]} in the place of {diff_id[:19]}")
+            raise NotRebuildable(f"the storage holds layer {layer.diff_id[:19]} instead of {diff_id[:19]}")
         if not layer.split.is_file():
-            raise NotRebuildable(f"{layer.split.name} is missing: the storage does not keep how its tar was")
+            raise NotRebuildable(f"{layer.split.name} is missing: the storage did not record the layout of its tar")
         if not layer.root.is_dir() or (layer.root.parent / "composefs-data").exists():
             raise NotRebuildable(f"layer {layer.id[:12]} is not kept as plain files")
 
@@ -145,9 +145,9 @@ def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:
     store = parse_object(done.stdout.encode(), "podman's description of its storage").object("store")
     driver = store.text("graphDriverName")
     if driver not in _FOLDERS:
-        raise NotRebuildable(f"its storage is of the kind {driver}")
+        raise NotRebuildable(f"its storage driver is {driver}")
     options = store.object("graphOptions")
-    # podman 4.3 tells the last store for reading alone, later ones all
+    # podman 4.3 lists the last read-only store, newer ones all
     more = [*options.texts(f"{driver}.imagestore"), *options.texts(f"{driver}.additionalImageStores")]
     return driver, tuple(Path(path) for path in (store.text("graphRoot"), *more))
 
@@ -239,11 +239,11 @@ class Rebuilder:
         with os.fdopen(data, "rb", 1 << 16) as stream, os.fdopen(verdict, "rb", 0) as said:
             yield _Tar(stream, said, self)
 
-    def failure(self, said: str) -> RunnerError:
+    def failure(self, error_text: str) -> RunnerError:
         """The error for a layer that could not be put together."""
         self.words.seek(0)
         last = self.words.read()[-2000:].decode(errors="replace").strip().splitlines()[-3:]
-        why = said or "\n".join(("the process that reads the engine's storage has died", *last))
+        why = error_text or "\n".join(("the process that reads the engine's storage has died", *last))
         return RunnerError(
             f"cannot read {self.what}",
             why,

@@ -1,4 +1,4 @@
-"""A stretch of an open file as a reader."""
+"""A part of an open file as a reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runner.images.layers.layer import Reader
 
 
 class Section:
-    """`size` bytes of a file from `start` on. Its position is its own: several may read one file at a time."""
+    """`size` bytes of a file from `start` on. It keeps its own position: several can read one file at the same time."""
 
     def __init__(self, descriptor: int, start: int, size: int, what: str) -> None:
         self.descriptor = descriptor
@@ -40,13 +40,13 @@ class Section:
 
 
 def cut_short(what: str) -> RunnerError:
-    """The error for a file that has become shorter, or is shorter than it says."""
-    return RunnerError(f"cannot read {what}", "it ends before its time", "make or copy it again")
+    """The error for a file that is shorter than it should be."""
+    return RunnerError(f"cannot read {what}", "the file is truncated", "create or copy it again")
 
 
 @contextmanager
 def opened(descriptor: int, start: int, size: int, what: str) -> Iterator[Reader]:
-    """A reader of its own on a stretch of an open file, which may be closed meanwhile."""
+    """A reader of a part of an open file, which may be closed meanwhile."""
     own = os.dup(descriptor)
     try:
         yield Section(own, start, size, what)
@@ -56,7 +56,7 @@ def opened(descriptor: int, start: int, size: int, what: str) -> Iterator[Reader
 
 @contextmanager
 def open_regular(path: Path, what: str) -> Iterator[int]:
-    """A descriptor of a regular file; a FIFO or device, which might never answer, is refused."""
+    """A descriptor of a regular file; a FIFO or device, which may block, is refused."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -72,4 +72,4 @@ def open_regular(path: Path, what: str) -> Iterator[int]:
 
 def unreadable(what: str, error: OSError) -> RunnerError:
     """The error for a file that cannot be opened."""
-    return RunnerError(f"cannot read {what}", error.strerror or str(error), "check that it is there and may be read")
+    return RunnerError(f"cannot read {what}", error.strerror or str(error), "check that it exists and is readable")

@@ -1,7 +1,7 @@
 """Layers of an engine's storage as the tars they came from, bit by bit: a program of its own, with stdlib alone.
 
 containers/storage unpacks a layer into a folder and keeps the rest of its tar - headers, padding, and whatever
-stands behind the end - in `DRIVER-layers/ID.tar-split.gz`: one JSON object per line, in the order of the tar.
+follows the end - in `DRIVER-layers/ID.tar-split.gz`: one JSON object per line, in the order of the tar.
     {"type": 2, "payload": BASE64, "position": 0}            bytes as they are: headers, padding; may be empty
     {"type": 1, "name": "etc/x", "size": 7, "payload": BASE64 of the CRC-64, "position": 1}     a file's content
     {"type": 1, "name": "etc/", "payload": null, "position": 3}      a folder, link, whiteout or empty file: no bytes
@@ -153,7 +153,7 @@ def entries(split: str) -> Iterator[dict[str, Any]]:
 def serve(requests: socket.socket) -> None:
     """Answer until the other end is closed; each layer by a child of its own, so that one left half-read disturbs
     no other."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     while True:
         message, descriptors, _, _ = socket.recv_fds(requests, 1 << 16, 2)
         if not message:

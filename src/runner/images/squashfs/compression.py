@@ -1,4 +1,4 @@
-"""How blocks are compressed: the compressor's name, its level, and what squashfs has to know about it."""
+"""How blocks are compressed: compressor, level, and their representation in squashfs; the superblock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Compress = Callable[[bytes | memoryview], bytes]
 @dataclass(frozen=True)
 class _Kind:
     number: int  # in the superblock
-    levels: range  # empty: takes none
+    levels: range  # empty: no levels
     default: int | None
 
 
@@ -34,7 +34,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Compression:
-    """What every block of one squashfs is compressed with. Raises RunnerError for what squashfs cannot hold."""
+    """The compression of all blocks of a squashfs. Raises RunnerError for values that squashfs does not support."""
 
     name: str  # zstd, gzip, xz, lz4 or none
     level: int | None = None  # None: the default of the compressor
@@ -51,18 +51,22 @@ class Compression:
                 f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
                 for name, kind in _KINDS.items()
             )
-            raise RunnerError(f"no compression {text!r}", f"known: {known}", "lz4, or zstd:1")
+            raise RunnerError(f"--compression cannot be {text!r}", f"known: {known}", "lz4, or zstd:1")
         if self.block_size not in (1 << power for power in range(12, 21)):
             raise RunnerError(
-                f"no block size of {self.block_size} bytes", "squashfs takes powers of two, 4096 to 1048576", "131072"
+                f"the block size cannot be {self.block_size} bytes",
+                "squashfs supports powers of two from 4096 to 1048576",
+                "131072",
             )
 
     @classmethod
     def parse(cls, text: str, *, block_size: int = 131072, metadata: bool = False) -> Compression:
-        """What `NAME[:LEVEL]` says. Raises RunnerError for a compressor or a level that there is not."""
+        """The compression `NAME[:LEVEL]`. Raises RunnerError for an unknown compressor or level."""
         name, colon, level = text.partition(":")
         if colon and not (level.isascii() and level.isdigit()):
-            raise RunnerError(f"no compression {text!r}", "the level is no number", "lz4, or zstd:1")
+            raise RunnerError(
+                f"--compression cannot be {text!r}", "the level is not a number", "lz4, or zstd:1", exit_code=2
+            )
         return cls(name, int(level) if colon else None, block_size, metadata)
 
     @property
@@ -79,15 +83,15 @@ class Compression:
 
     @property
     def identity(self) -> str:
-        """What the bytes of a packed block depend on, besides its content: the same text, the same bytes."""
+        """A text that determines the bytes of a packed block, together with its content."""
         level = "" if self.effective_level is None else f"level {self.effective_level}"
         words = (self.name, _version(self.name), level)
         return f"{' '.join(word for word in words if word)}, blocks of {self.block_size}"
 
     def options(self) -> bytes:
-        """What stands behind the superblock about the compressor; readers can do without, it tells people the level.
+        """The compressor's options after the superblock, which tell people the level; readers do not need them.
 
-        For xz the kernel takes the dictionary's size from here, for lz4 the form of the blocks: 1, the legacy one.
+        The kernel reads xz's dictionary size and lz4's block format from here: 1, the legacy one.
         Source: squashfs-tools 4.5, *_wrapper.h.
         """
         if self.name == "lz4":
@@ -99,10 +103,10 @@ class Compression:
         return struct.pack("<II", self.block_size, 0) if self.name == "xz" else b""
 
     def compressor(self) -> Compress | None:
-        """A new function that compresses a block; for one thread alone. None: blocks stay plain."""
+        """A new function that compresses a block, for one thread. None: blocks are stored plain."""
         level = self.effective_level
         if self.name == "lz4":
-            import lz4.block  # only who asks for it waits for it
+            import lz4.block  # slow to import
 
             return lambda data: lz4.block.compress(data, store_size=False)
         if level is None:
@@ -116,7 +120,7 @@ class Compression:
 
 
 def _version(name: str) -> str:
-    """Of the library that compresses, where other versions of it may give other bytes."""
+    """The version of the compression library, on which the bytes may depend."""
     if name == "lz4":
         import lz4
 
@@ -125,7 +129,7 @@ def _version(name: str) -> str:
 
 
 SUPERBLOCK_SIZE = 96
-ABSENT = (1 << 64) - 1  # the place of a table that there is not
+ABSENT = (1 << 64) - 1  # the place of a missing table
 _LAYOUT = struct.Struct("<4sIIIIHHHHHHQQQQQQQQ")
 _PLAIN_INODES, _PLAIN_DATA, _PLAIN_FRAGMENTS, _PLAIN_XATTRS, _PLAIN_IDS = 0x1, 0x2, 0x8, 0x100, 0x800
 _EXPORTABLE, _NO_XATTRS, _COMPRESSOR_OPTIONS = 0x80, 0x200, 0x400
@@ -133,7 +137,7 @@ _EXPORTABLE, _NO_XATTRS, _COMPRESSOR_OPTIONS = 0x80, 0x200, 0x400
 
 @dataclass(frozen=True)
 class Superblock:
-    """How many of everything there are, and where the tables lie."""
+    """The counts of a squashfs and the positions of its tables."""
 
     inodes: int
     time: int  # seconds since 1970
@@ -185,6 +189,6 @@ class Superblock:
 
 
 def compressor_options(compression: Compression) -> bytes:
-    """The metadata block behind the superblock, never compressed; empty where the compressor has no options."""
+    """The metadata block after the superblock, never compressed; empty if the compressor has no options."""
     options = compression.options()
     return struct.pack("<H", len(options) | 0x8000) + options if options else b""

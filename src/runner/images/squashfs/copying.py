@@ -1,4 +1,4 @@
-"""Bytes from one file into another, by the kernel where it can."""
+"""Bytes from one file to another, copied by the kernel if it can."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import BinaryIO
 
 from runner.errors import RunnerError
 
-_PIECE = 64 << 20  # of one call, so that Ctrl-C is heard
+_PIECE = 64 << 20  # per call, so that Ctrl-C takes effect
 _BUFFER = 1 << 20
 _MOST_PIECES = 1024  # of one call: Linux's limits.h, UIO_MAXIOV
-# other file systems, kernels and files that copy_file_range does not take
+# file systems, kernels and files that copy_file_range does not support
 _REFUSED = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 
 
 def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Write all of `data`: a file without a buffer may take a part only."""
+    """Write all of `data`: an unbuffered file may accept only a part."""
     written = file.write(data)
     while written < len(data):
         written += file.write(data[written:])
 
 
 def write_pieces(target: int, pieces: Sequence[bytes | memoryview], position: int) -> int:
-    """Write the pieces to a descriptor, one behind another from `position` on; how many bytes they are."""
+    """Write the pieces to a descriptor in order, from `position` on; returns their bytes."""
     end = position
     for start in range(0, len(pieces), _MOST_PIECES):
         some = pieces[start : start + _MOST_PIECES]
@@ -36,9 +36,9 @@ def write_pieces(target: int, pieces: Sequence[bytes | memoryview], position: in
 
 
 def copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
-    """Copy bytes between open files, given by their descriptors, whose positions stay.
+    """Copy bytes between open descriptors without moving their positions.
 
-    Raises RunnerError where `source` ends too early, OSError for the disk.
+    Raises RunnerError if `source` ends too early, OSError for the disk.
     """
     done = _by_kernel(source, source_offset, target, target_offset, length)
     while done < length:
@@ -46,7 +46,7 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
         if not data:
             raise RunnerError(
                 "the earlier squashfs of this image is damaged",
-                f"it ends {length - done} bytes before it should",
+                f"it is {length - done} bytes too short",
                 "import without the cache: --no-cache",
             )
         while data:
@@ -56,7 +56,7 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
 
 
 def _by_kernel(source: int, source_offset: int, target: int, target_offset: int, length: int) -> int:
-    """How many bytes copy_file_range copied; fewer than `length` where it refuses or finds no more."""
+    """How many bytes copy_file_range copied; fewer than `length` if it fails or the file ends."""
     done = 0
     while done < length:
         try:
@@ -77,7 +77,7 @@ Block = bytes | memoryview
 
 
 class Memory:
-    """Counts what blocks keep in memory: a view keeps all that it is a view of, counted once for views in a row."""
+    """Counts the memory that blocks hold: a view holds its whole buffer, counted once for consecutive views."""
 
     __slots__ = ("_source",)
 
@@ -85,7 +85,7 @@ class Memory:
         self._source: object = None  # of the last block, where that was a view
 
     def more(self, block: Block) -> int:
-        """Bytes that stay for this block and did not for the one before."""
+        """Bytes that this block holds in addition to the one before."""
         if not isinstance(block, memoryview):
             return len(block)
         if block.obj is self._source:

@@ -1,7 +1,7 @@
-"""File contents on their way into a squashfs: compressed blocks in runs, one run for each layer.
+"""File contents of a squashfs: compressed blocks in runs, one run per layer.
 
-A run's bytes depend on the contents given to it, in their order, and on nothing else: neither on where it lies nor on
-the number of threads. So it can be copied from one squashfs to another.
+A run's bytes depend only on its contents and their order, not on its position or the number of threads. So a run can
+be copied from one squashfs to another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Run:
 
 
 class FileData:
-    """Where a file's content lies: in blocks of its own, or in a piece of a fragment of its run.
+    """The place of a file's content: its own blocks, or a part of a fragment of its run.
 
     Small files are many, so their fragment, the offset in it and the size share one int: 80 bytes in all.
     """
@@ -58,7 +58,7 @@ class FileData:
             self._place = ((fragment + 1) << 20 | fragment_offset) << 20 | size
 
     def located(self) -> tuple[int, int, bytes, int, int]:
-        """As an inode has it: size, start of the blocks, their size words, fragment, offset in the plain fragment.
+        """The fields of an inode: size, start of the blocks, their size words, fragment, offset in the plain fragment.
 
         A size word is a u32, with PLAIN where its block is uncompressed; 0 is a hole. Without blocks the start is 0.
         """
@@ -72,24 +72,24 @@ class FileData:
         return place & _LARGEST_SMALL, 0, b"", run.first_fragment + fragment - 1, place >> 20 & _LARGEST_SMALL
 
     def locate(self, size: int, start: int, sizes: bytes) -> None:
-        """Say where the blocks of a large file lie, once they are written."""
+        """Set the position of a large file's blocks, once they are written."""
         self._place = (size, start, sizes)
 
     @property
     def place(self) -> Place:
-        """Size and place relative to the run, to be kept and given to `at`."""
+        """Size and place relative to the run, for a later `at`."""
         return self._place
 
     @classmethod
     def at(cls, run: Run, place: Place) -> FileData:
-        """The content that lies at `place` in a run, or in a copy of it."""
+        """The content at `place` in a run, or in a copy of it."""
         data = cls.__new__(cls)
         data.run, data._place = run, place
         return data
 
 
 class _Unfinished:
-    """A large file of which some blocks are not yet written."""
+    """A large file with blocks that are not written yet."""
 
     __slots__ = ("data", "size", "start", "words")
 
@@ -99,7 +99,7 @@ class _Unfinished:
         self.words = bytearray()
 
     def add(self, start: int, word: int, block_size: int) -> None:
-        """The next block: where it lies, relative to the run, and its size word."""
+        """Add the next block: its position relative to the run, and its size word."""
         if self.start < 0:
             self.start = start
         self.words += _WORD.pack(word)
@@ -124,7 +124,7 @@ class DataWriter:
         self._empty: FileData | None = None
         self._fragments = bytearray()
         self._begin_fragment(0)
-        # the superblock is written last: until then nothing takes the file for a squashfs
+        # the superblock is written last: until then no program accepts the file as a squashfs
         header = bytes(SUPERBLOCK_SIZE) + compressor_options(compression)
         write_all(file, header)
         self._position = len(header)
@@ -141,7 +141,7 @@ class DataWriter:
         self.close()
 
     def close(self) -> None:
-        """End the threads. What `settle` did not wait for is lost."""
+        """End the threads. Data that `settle` did not wait for is lost."""
         self._workers.close()
         self._disk.close()
 
@@ -160,9 +160,9 @@ class DataWriter:
         return self._run
 
     def add(self, size: int, stream: Reader) -> FileData:
-        """Read a content of `size` bytes; where it lies is known when the run has ended.
+        """Read a content of `size` bytes; its place is known when the run has ended.
 
-        Raises RunnerError where the stream ends too early, OSError for the disk, about earlier contents.
+        Raises RunnerError if the stream ends too early, OSError for the disk, perhaps about earlier contents.
         """
         assert self._run is not None and self._empty is not None, "contents belong to a run"
         if size >= self._block_size:
@@ -180,7 +180,7 @@ class DataWriter:
         return data
 
     def end_run(self) -> Run:
-        """The run, with every block of it on its way; `settle` waits until all are written."""
+        """The run, with all its blocks in progress; `settle` waits until they are written."""
         assert self._run is not None, "no run has begun"
         run = self._run
         if self._pieces:
@@ -193,7 +193,7 @@ class DataWriter:
         return run
 
     def copy_run(self, source: BinaryIO, run: Run) -> Run:
-        """Copy a run of another squashfs of the same compression; where its contents lie: `FileData.at`.
+        """Copy a run of another squashfs of the same compression; `FileData.at` finds its contents.
 
         The bytes come over while the caller goes on; `settle` waits for them. `source` may be closed before.
         """
@@ -206,7 +206,7 @@ class DataWriter:
         return copy
 
     def settle(self) -> None:
-        """Wait until all is written. Raises RunnerError where a copy's source was too short, OSError for the disk."""
+        """Wait until all is written. Raises RunnerError if a copy's source was too short, OSError for the disk."""
         self._disk.settle()
 
     def fragments(self) -> Iterator[bytes]:
@@ -244,7 +244,7 @@ class DataWriter:
         return data
 
     def _write(self, packed: list[Block], written: list[tuple[_Unfinished | None, int]]) -> None:
-        """Have packed blocks written, and note where each lies."""
+        """Write packed blocks, and record the position of each."""
         assert self._run is not None
         start = self._position - self._run.offset
         for block in packed:
@@ -261,5 +261,5 @@ class DataWriter:
 
 def _broken_off(size: int, got: int) -> RunnerError:
     return RunnerError(
-        "a file of the image broke off", f"its layer gives {got} of its {size} bytes", "fetch or build the image again"
+        "a file of the image is truncated", f"its layer has {got} of its {size} bytes", "pull or build the image again"
     )

@@ -1,7 +1,7 @@
-"""What the disk does while the processor works: blocks are written, runs come over from an earlier file.
+"""A thread for the disk: it writes blocks and copies runs while the processor works.
 
-Without it the reader, on which all wait, would wait for each write, a third of its time where the kernel finds pages
-slowly; and a copy, and the writing out of all that lies in the page cache, would stand behind the work, not beside it.
+Without it the reader, the bottleneck, would wait for each write (a third of its time if the kernel allocates pages
+slowly), and copies and the writeback of the page cache would follow the work instead of overlapping it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from runner.images.squashfs.copying import Block, Memory, copy_range, write_piec
 
 _STEP = 64 << 20  # bytes that are sent to the disk at a time
 _SYNC_FILE_RANGE_WRITE = 2
-MOST_UNWRITTEN = 16 << 20  # bytes of memory that wait to be written
+MOST_UNWRITTEN = 16 << 20  # bytes of memory that wait for the disk
 
 
 @dataclass(slots=True)
 class _Write:
-    """Blocks that go to `offset`, and the bytes of memory that they keep until then."""
+    """Blocks for `offset`, and the memory that they hold until they are written."""
 
     offset: int
     blocks: Sequence[Block]
@@ -30,7 +30,7 @@ class _Write:
 
 @dataclass(slots=True)
 class _Copy:
-    """Bytes of another file that go to `offset`; `source` is a descriptor of our own."""
+    """Bytes of another file for `offset`; `source` is a duplicate descriptor."""
 
     offset: int
     length: int
@@ -39,7 +39,7 @@ class _Copy:
 
 
 class Disk:
-    """One thread that fills a file and sends it to the disk, in the order of the calls; close it."""
+    """A thread that writes a file and starts its writeback, in the order of the calls; close it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -49,10 +49,10 @@ class Disk:
         self._thread: threading.Thread | None = None
         self._memory, self._unwritten = Memory(), 0
         self._less = threading.Condition()
-        self._sent = 0  # the file is on its way to the disk up to here; the thread's
+        self._sent = 0  # writeback has started up to here; used by the thread only
 
     def write(self, blocks: Sequence[Block], offset: int) -> None:
-        """Have blocks written one behind another; waits while too much is unwritten.
+        """Write blocks in order; waits while too much is unwritten.
 
         Raises what went wrong with what was to be written before: OSError for the disk.
         """
@@ -69,12 +69,12 @@ class Disk:
         self._put(_Copy(offset, length, os.dup(source), source_offset))
 
     def settle(self) -> None:
-        """Wait for all of it. Raises what went wrong: RunnerError for a source too short, OSError for the disk."""
+        """Wait for all writes. Raises RunnerError for a source that is too short, OSError for the disk."""
         self._end()
         self._check()
 
     def close(self) -> None:
-        """End the thread; what has not begun is left out."""
+        """End the thread; writes that have not begun are dropped."""
         self._closed = True
         self._end()
 
@@ -99,7 +99,7 @@ class Disk:
             try:
                 if not self._closed and self._error is None:
                     self._fill(work)
-            except BaseException as error:  # the caller raises it; a thread that dies would leave it waiting
+            except BaseException as error:  # raised again in the caller, which would wait for a dead thread
                 self._error = error
             finally:
                 self._let_go(work)
@@ -120,7 +120,7 @@ class Disk:
         if isinstance(work, _Copy):
             os.close(work.source)
             return
-        work.blocks = ()  # before the caller goes on: it may take as much again
+        work.blocks = ()  # release the memory before the caller continues
         with self._less:
             self._unwritten -= work.held
             self._less.notify()
@@ -134,7 +134,7 @@ class Disk:
 
 
 def _begin_writing_out(descriptor: int, offset: int, length: int) -> None:
-    """Send dirty pages to the disk without waiting for it; they stay in the cache, for who hashes the file next.
+    """Start the writeback of dirty pages without waiting; they remain in the cache, for the sha256 of the file.
 
     The fsync at the end has more to do where this does nothing. posix_fadvise, which begins too, drops what the disk is
     quick to take: a quarter of a file. Source: sync_file_range(2).

@@ -44,7 +44,9 @@ def leaf_type(mode: int) -> int:
     kind = _TYPES.get(stat.S_IFMT(mode))
     if kind is None:
         raise RunnerError(
-            f"the image has a file of mode {mode:o}", "no such type of file is known", "mend the image's layer"
+            f"the image has a file of mode {mode:o}",
+            "squashfs has no such type",
+            "build the image without that file",
         )
     return kind
 
@@ -55,17 +57,17 @@ def _clamped(mtime: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Where a directory's entries lie in the directory table."""
+    """The place of a directory's entries in the directory table."""
 
     reference: int  # block << 16 | offset
     size: int  # in bytes, headers included
-    indexes: int  # how many index entries there are
+    indexes: int  # number of index entries
     index: bytes
     subdirectories: int
 
 
 class InodePacker:
-    """Packs inodes; gathers the owners and the extended attributes they name."""
+    """Packs inodes; collects their owners and extended attributes."""
 
     def __init__(self, block_size: int) -> None:
         self.ids = IdTable()
@@ -92,7 +94,7 @@ class InodePacker:
                 raise RunnerError(
                     f"the image has a symlink of {len(data)} bytes",
                     f"squashfs holds {_LONGEST_TARGET}, Linux follows 4095",
-                    "mend the image's layer",
+                    "build the image without that file",
                 )
             packed = _SYMLINK.pack(*head, len(data)) + data
         elif kind in (BLOCK_DEVICE, CHARACTER_DEVICE) and isinstance(data, int):
@@ -100,7 +102,7 @@ class InodePacker:
         elif kind in (FIFO, SOCKET):
             packed = _PIPE.pack(*head)
         else:
-            raise AssertionError(f"mode {leaf.mode:o} and data {type(data).__name__} do not go together")
+            raise AssertionError(f"mode {leaf.mode:o} does not fit data of type {type(data).__name__}")
         return packed + _WORD.pack(xattrs) if extended else packed
 
     def _file(self, leaf: Leaf, number: int) -> bytes:
@@ -121,17 +123,17 @@ class InodePacker:
         )
 
     def _sparse_bytes(self, size: int, sizes: bytes) -> int:
-        """The bytes in holes; less than the size, as mksquashfs has it: a reader may take all of it for an error."""
+        """The bytes in holes, less than the size, as in mksquashfs: readers may reject a file of holes only."""
         if bytes(4) not in sizes:
             return 0
-        words = array("I", sizes)  # only compared with 0: the byte order is all the same
+        words = array("I", sizes)  # only compared with 0: the byte order does not matter
         holes = words.count(0) * self._block_size
         if words[-1] == 0 and size % self._block_size:
             holes -= self._block_size - size % self._block_size
         return min(holes, size - 1)
 
     def directory(self, directory: Directory, listing: Listing, number: int, parent: int) -> bytes:
-        """An inode; extended where the listing is large, has an index, or the directory extended attributes."""
+        """An inode; extended if the listing is large or indexed, or the directory has extended attributes."""
         xattrs, size = self.xattrs[directory.xattrs], listing.size + 3  # "." and ".." count as 3 bytes
         mode, uid, gid = directory.mode & 0o7777, self.ids[directory.uid], self.ids[directory.gid]
         mtime, links = _clamped(directory.mtime), listing.subdirectories + 2
@@ -147,12 +149,12 @@ class InodePacker:
         )
 
 
-_HEADER = struct.Struct("<III")  # entries - 1, inode block, inode number that the entries count from
+_HEADER = struct.Struct("<III")  # entries - 1, inode block, base inode number of the entries
 _ENTRY = struct.Struct("<HhHH")  # offset in the inode block, inode number - that of the header, type, name length - 1
-_INDEX = struct.Struct("<III")  # where the header lies in the listing, its metadata block, name length - 1
+_INDEX = struct.Struct("<III")  # position of the header in the listing, its metadata block, name length - 1
 _MOST_ENTRIES = 256
 _LONGEST_NAME = 256
-_MOST_INDEXES = 65535  # counted in 16 bits; without more, a reader only searches longer
+_MOST_INDEXES = 65535  # counted in 16 bits; without more indexes, a lookup only takes longer
 
 
 class ListingWriter:
@@ -175,12 +177,12 @@ class ListingWriter:
         self._room = METADATA_SIZE - len(self._stream.buffer) - _HEADER.size
 
     def add(self, name: bytes, reference: int, number: int, kind: int) -> None:
-        """An entry. Raises RunnerError for a name that squashfs cannot hold or that is none."""
-        # find(): `in` takes its left side for a number first, which lasts longer than the search
+        """Add an entry. Raises RunnerError for a name that is invalid or too long for squashfs."""
+        # find(): `in` first tries its left side as a number, which takes longer than the search
         if not 0 < len(name) <= _LONGEST_NAME or name.find(b"/") >= 0 or name.find(0) >= 0 or name in (b".", b".."):
             raise _bad_name(name)
         block, difference = reference >> 16, number - self._number
-        # a header never reaches far into the next metadata block: the index leads a reader to the right block
+        # a header never extends far into the next metadata block: the index points readers to the right block
         if (
             block != self._block
             or not -32768 <= difference <= 32767
@@ -202,7 +204,7 @@ class ListingWriter:
         return Listing(self._reference, self._size, self._indexes, bytes(self._index), self._subdirectories)
 
     def _flush(self) -> None:
-        """Write the header and the entries that are held; index it where it is the first of a metadata block."""
+        """Write the pending header and entries, with an index if it is the first of a metadata block."""
         if not self._count:
             return
         stream = self._stream
@@ -216,10 +218,8 @@ class ListingWriter:
 
 def _bad_name(name: bytes) -> RunnerError:
     shown = name[:80].decode(errors="replace")
-    why = (
-        f"squashfs holds names up to {_LONGEST_NAME} bytes" if len(name) > _LONGEST_NAME else "it is no name of a file"
-    )
-    return RunnerError(f"the image has a file named {shown!r}", why, "mend the image's layer")
+    why = f"squashfs holds names up to {_LONGEST_NAME} bytes" if len(name) > _LONGEST_NAME else "it is not a file name"
+    return RunnerError(f"the image has a file named {shown!r}", why, "build the image without that file")
 
 
 NO_XATTRS = 0xFFFFFFFF
@@ -229,17 +229,19 @@ XattrSet = tuple[tuple[bytes, bytes], ...]
 
 
 def holds_xattr(name: bytes) -> bool:
-    """Whether squashfs can hold an extended attribute of this name: POSIX ACLs (system.*) it cannot."""
+    """Whether squashfs supports an extended attribute of this name; not POSIX ACLs (system.*)."""
     return any(name.startswith(prefix) and len(name) - len(prefix) <= 0xFFFF for prefix, _ in _PREFIXES)
 
 
 class IdTable(dict[int, int]):
-    """uid or gid -> its index; a new one is given the next."""
+    """uid or gid -> its index; a new id gets the next index."""
 
     def __missing__(self, number: int) -> int:
         if not 0 <= number <= 0xFFFFFFFF:
             raise RunnerError(
-                f"the image has a file of owner {number}", "an owner is a number of 32 bits", "mend the image's layer"
+                f"the image has a file of owner {number}",
+                "owners are numbers of 32 bits",
+                "build the image without that file",
             )
         if len(self) == _MOST_IDS:
             raise RunnerError(
@@ -251,12 +253,12 @@ class IdTable(dict[int, int]):
         return index
 
     def write(self, file: BinaryIO, position: int, compress: Compress | None) -> tuple[int, int]:
-        """Write the table: where its index begins, and where it ends."""
+        """Write the table; returns the start of its index, and its end."""
         return write_lookup_table(file, position, (struct.pack("<I", number) for number in self), compress)
 
 
 class XattrTable(dict[XattrSet, int]):
-    """A file's extended attributes -> the index of that set; equal sets share one."""
+    """A file's extended attributes -> the index of the set; equal sets share an index."""
 
     def __init__(self) -> None:
         super().__init__({(): NO_XATTRS})
@@ -278,7 +280,7 @@ class XattrTable(dict[XattrSet, int]):
         return index
 
     def write(self, file: BinaryIO, position: int, compress: Compress | None) -> tuple[int, int]:
-        """Write the table: where its head begins (ABSENT: there is none), and where it ends."""
+        """Write the table; returns the start of its head (ABSENT: no table), and its end."""
         if not self._sets:
             return ABSENT, position
         pairs = FileStream(file, position, compress)

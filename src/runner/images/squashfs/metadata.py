@@ -1,4 +1,4 @@
-"""Metadata of a squashfs: streams of records, cut into blocks of 8 KiB that are compressed one by one."""
+"""Metadata of a squashfs: streams of records in blocks of 8 KiB, each compressed."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _PLAIN = 0x8000
 
 
 class MetadataStream:
-    """Records one behind another; full blocks go to `emit` at once. A record may cross blocks."""
+    """A stream of records; full blocks go to `emit` at once. A record may span blocks."""
 
     __slots__ = ("_compress", "_emit", "buffer", "start")
 
     def __init__(self, emit: Callable[[bytes], object], compress: Compress | None) -> None:
         self._emit = emit
         self._compress = compress
-        self.start = 0  # of the block that is being filled: how many bytes were emitted before it
-        self.buffer = bytearray()  # always less than a block
+        self.start = 0  # of the current block: bytes emitted before it
+        self.buffer = bytearray()  # always shorter than a block
 
     def reference(self) -> int:
-        """Where the next record begins, as squashfs says it: its block << 16 | the offset in the plain block."""
+        """The reference of the next record: start of its block << 16 | offset in the plain block."""
         return self.start << 16 | len(self.buffer)
 
     def write(self, record: bytes | bytearray) -> None:
@@ -70,7 +70,7 @@ class FileStream(MetadataStream):
 def write_lookup_table(
     file: BinaryIO, position: int, records: Iterable[bytes], compress: Compress | None, head: bytes = b""
 ) -> tuple[int, int]:
-    """Write a table that is addressed by index: where `head` and its list of blocks begin, and where they end."""
+    """Write a table with a list of its blocks; returns the start of `head` and that list, and their end."""
     stream = FileStream(file, position, compress)
     for record in records:
         stream.write(record)

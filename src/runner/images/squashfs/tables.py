@@ -1,4 +1,4 @@
-"""The tables behind a squashfs's data: inodes, directories, fragments, inode numbers, owners, extended attributes."""
+"""The tables after the data of a squashfs: inodes, directories, fragments, inode numbers, owners, xattrs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from runner.images.squashfs.metadata import FileStream, MetadataStream, write_lo
 from runner.images.squashfs.tree import Directory
 
 _UNWRITTEN = (1 << 64) - 1
-_DEVICE_BLOCK = 4096  # a squashfs ends with a whole one, for loop devices
+_DEVICE_BLOCK = 4096  # a squashfs is padded to it, for loop devices
 _PIECE = 1024  # inode references packed at a time
 
 
 def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int, compression: Compression) -> None:
-    """Write everything behind the data, then the superblock; `file` is a whole squashfs afterwards, and flushed.
+    """Write all tables after the data, then the superblock; `file` is then a complete squashfs, and flushed.
 
     `data` has no open run. The bytes depend on the tree, the runs, `time` and the compression alone.
-    Raises RunnerError for what squashfs cannot hold, OSError for the disk.
+    Raises RunnerError if squashfs cannot represent the tree, OSError for the disk.
     """
     compress = compression.compressor() if compression.metadata else None
     file.seek(data.position)
@@ -56,7 +56,7 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
         fragment_table=fragment_table,
         export_table=export_table,
     )
-    data.settle()  # with its superblock the file is a squashfs: nothing may be missing
+    data.settle()  # the superblock makes the file a squashfs: all data must be in it
     file.seek(0)
     write_all(file, superblock.pack(compression))
     file.flush()
@@ -69,7 +69,7 @@ def _packed(references: array[int]) -> Iterator[bytes]:
 
 
 class _Spool:
-    """Bytes that are wanted back once, in order; packed meanwhile: listings are 30 bytes for a file, then 5."""
+    """Bytes that are read back once, in order; compressed until then, from 30 to 5 bytes per file."""
 
     def __init__(self) -> None:
         self._compressor = zstandard.ZstdCompressor(level=1).compressobj()
@@ -87,7 +87,7 @@ class _Spool:
 
 
 class _Frame:
-    """A directory that is being written: its children's numbers are given, its subdirectories come first."""
+    """A directory in progress: its children have numbers, its subdirectories are written first."""
 
     __slots__ = ("directory", "first", "names", "number", "parent", "waiting", "written")
 
@@ -95,8 +95,8 @@ class _Frame:
         self.directory, self.number, self.parent = directory, number, parent
         self.first = first  # the number of the first child
         self.names = sorted(directory.children)
-        self.waiting: list[tuple[Directory, int]] = []  # subdirectories and their numbers, the first one last
-        self.written: list[bytes] = []  # the inodes of those that are done
+        self.waiting: list[tuple[Directory, int]] = []  # subdirectories and their numbers, in reverse order
+        self.written: list[bytes] = []  # the inodes of finished subdirectories
 
 
 class _TreeWriter:
@@ -108,17 +108,17 @@ class _TreeWriter:
 
     def __init__(self, inodes: FileStream, compress: Compress | None, block_size: int, root: Directory) -> None:
         self.inodes = inodes
-        self.listings = _Spool()  # they come behind the inodes, whose length is not known before
+        self.listings = _Spool()  # they follow the inodes, whose length is unknown until the end
         self.packer = InodePacker(block_size)
         self.references = array("Q", [_UNWRITTEN]) * _count(root)
         self._directories = MetadataStream(self.listings.append, compress)
         self._root = root
         self._next = 2  # the root is 1
-        self._linked: dict[int, int] = {}  # id of a Leaf with several names -> its inode number
+        self._linked: dict[int, int] = {}  # id of a Leaf with several names -> inode number
 
     def write(self) -> int:
         """The reference to the root's inode."""
-        # the root's parent is none of the inodes: mksquashfs says so too
+        # the root's parent is not an inode number, as in mksquashfs
         stack = [self._enter(self._root, 1, len(self.references) + 1)]
         while True:
             frame = stack[-1]
@@ -137,7 +137,7 @@ class _TreeWriter:
         return reference
 
     def _enter(self, directory: Directory, number: int, parent: int) -> _Frame:
-        """Give the children their numbers."""
+        """Assign inode numbers to the children."""
         frame = _Frame(directory, number, parent, self._next)
         children, linked, following = directory.children, self._linked, self._next
         for name in frame.names:
@@ -190,7 +190,7 @@ def _directories(root: Directory) -> Iterator[Directory]:
 
 
 def _count(root: Directory) -> int:
-    """The number of inodes; the names of every Leaf are counted in it."""
+    """The number of inodes; counts the names of each Leaf on the way."""
     for directory in _directories(root):
         for child in directory.children.values():
             if not isinstance(child, Directory):

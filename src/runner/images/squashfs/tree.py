@@ -1,4 +1,4 @@
-"""The tree that becomes a squashfs: what the tables are written from, in as few bytes per file as Python allows."""
+"""The tree that becomes a squashfs, in as few bytes per file as Python allows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ Xattrs = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(slots=True, eq=False)
 class Leaf:
-    """What is no directory. Several names of one Leaf are hard links."""
+    """Any inode but a directory. Hard links are several names for one Leaf."""
 
     mode: int  # with the type bits
     uid: int
     gid: int
-    mtime: int  # seconds since 1970; clamped to what squashfs holds, 0 to 2**32 - 1
+    mtime: int  # seconds since 1970, limited to 0 to 2**32 - 1
     xattrs: Xattrs
     data: FileData | bytes | int | None  # of a file, a symlink's target, a device (see `device_number`), nothing
     layer: int
-    links: int = field(default=0, init=False)  # how many names show; counted by write_tables
+    links: int = field(default=0, init=False)  # number of visible names; counted by write_tables
 
 
 @dataclass(slots=True, eq=False)
 class Directory:
-    """A directory and what it holds."""
+    """A directory and its children."""
 
     mode: int
     uid: int
@@ -33,8 +33,8 @@ class Directory:
     mtime: int
     xattrs: Xattrs
     children: dict[bytes, Leaf | Directory] = field(default_factory=dict)
-    layer: int = -1  # the one that gave its attributes; -1: implicit
-    opaque: int = -1  # the layer below which nothing shows; -1: none
+    layer: int = -1  # the layer of its attributes; -1: no entry of its own
+    opaque: int = -1  # layers below this one are hidden; -1: none
 
 
 def device_number(major: int, minor: int) -> int:

@@ -1,4 +1,4 @@
-"""Threads that compress blocks, which come back in the order in which they were given.
+"""Threads that compress blocks and return them in order.
 
 A compressor lets the other threads run while it works on a block, and takes it from where it was inflated: nothing is
 copied. Blocks go over by the megabyte, since to wake a thread costs as much as to compress a small block. Processes
@@ -20,19 +20,19 @@ from runner.images.squashfs.compression import Compress, Compression
 from runner.images.squashfs.copying import Block, Memory
 
 Owner = TypeVar("Owner")
-# what is called with the packed bytes of some blocks, and for each block its owner and size word, in their order
+# called with the packed bytes of some blocks, and the owner and size word of each, in order
 Write = Callable[["list[Block]", "list[tuple[Owner, int]]"], None]
 PLAIN = 1 << 24  # in a block's size word: stored uncompressed
-BATCH = 1 << 20  # bytes that a thread gets at a time
-UNDER_WAY = 12 << 20  # for each thread: while the reader parses small files, all have work
+BATCH = 1 << 20  # bytes per task of a thread
+UNDER_WAY = 12 << 20  # bytes per thread: enough work while the reader parses small files
 MOST_UNDER_WAY = 64 << 20
-_HOLE = 1024  # what a block of zeros counts: more than it holds, so that a terabyte of them goes over bit by bit
-# the reader, on which all wait, goes first: 12 % of two cores stayed unused, and 10 % do
+_HOLE = 1024  # bytes that a block of zeros counts as, so that a terabyte of zeros is not one batch
+# the reader, the bottleneck, has priority: 10 % of two cores are unused, not 12 %
 _NICE = 5
 
 
 class _Batch(Generic[Owner]):
-    """Blocks on their way: None is one of zeros, of which nothing is stored."""
+    """Blocks in progress; None is a block of zeros, which is not stored."""
 
     __slots__ = ("answer", "blocks", "held", "owners", "size")
 
@@ -40,20 +40,20 @@ class _Batch(Generic[Owner]):
         self.blocks: list[Block | None] = []
         self.owners: list[Owner] = []
         self.size = 0
-        self.held = 0  # bytes of memory that do not go before the batch does
+        self.held = 0  # bytes of memory held until the batch is done
         self.answer: SimpleQueue[tuple[list[Block], list[int]] | BaseException] = SimpleQueue()
 
 
 class Workers(Generic[Owner]):
     """Packs blocks with `threads` threads and hands them to `write` in the order of `add`. `close` ends them.
 
-    The threads begin when the first batch is full: what is smaller is packed by the caller's. Blocks that stay plain
-    need none.
+    The threads start when the first batch is full: the caller's thread packs anything smaller. Plain blocks need no
+    threads.
     """
 
     def __init__(self, compression: Compression, threads: int, write: Write[Owner]) -> None:
         self._compression, self._write = compression, write
-        self._count = min(threads, MOST_UNDER_WAY // BATCH // 2)  # with one batch each to go on with
+        self._count = min(threads, MOST_UNDER_WAY // BATCH // 2)  # each with one more batch waiting
         self._compress = compression.compressor()
         self._most = min(UNDER_WAY * threads, MOST_UNDER_WAY)
         self._held = 0
@@ -65,9 +65,9 @@ class Workers(Generic[Owner]):
         self._closed = False
 
     def add(self, block: Block | None, owner: Owner) -> None:
-        """Have a block packed, or None for one of zeros; `write` hears of it in a later call, or in `flush`.
+        """Pack a block (None: zeros); `write` gets it in a later call, or in `flush`.
 
-        Both raise what `write` and the compressor raise, and RunnerError where there can be no thread.
+        Both raise the errors of `write` and the compressor, and RunnerError if no thread can start.
         """
         batch = self._filling
         batch.blocks.append(block)
@@ -78,7 +78,7 @@ class Workers(Generic[Owner]):
             self._send()
 
     def flush(self) -> None:
-        """Have everything written."""
+        """Write everything."""
         if self._threads and self._filling.blocks:
             self._send()
         while self._sent:
@@ -87,7 +87,7 @@ class Workers(Generic[Owner]):
             self._pack_here()
 
     def close(self) -> None:
-        """End the threads, when each has packed the block it is at."""
+        """End the threads, after each has packed its current block."""
         self._closed = True
         for _ in self._threads:
             self._work.put(None)
@@ -97,7 +97,7 @@ class Workers(Generic[Owner]):
         self._sent.clear()
 
     def _send(self) -> None:
-        """Have a thread pack the batch that is filled; the oldest ones are waited for where too much is under way."""
+        """Give the full batch to a thread; waits for the oldest ones while too much is in progress."""
         if self._compress is None:
             self._pack_here()
             return
@@ -113,7 +113,7 @@ class Workers(Generic[Owner]):
     def _begin(self) -> None:
         try:
             for number in range(self._count):
-                compress = self._compression.compressor()  # here, where what it raises is heard
+                compress = self._compression.compressor()  # here, so that its errors are raised in the caller
                 thread = threading.Thread(target=self._run, args=(compress,), name=f"compress {number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -136,16 +136,16 @@ class Workers(Generic[Owner]):
         self._write(packed, list(zip(batch.owners, words, strict=True)))
 
     def _run(self, compress: Compress | None) -> None:
-        with suppress(OSError):  # a sandbox may refuse it
+        with suppress(OSError):  # a sandbox may forbid it
             os.nice(_NICE)  # of this thread alone: nice(2), "C library/kernel differences"
         while (batch := self._work.get()) is not None:
             try:
                 batch.answer.put(self._pack(batch.blocks, compress))
-            except BaseException as error:  # `_receive` raises it; a thread that dies would leave it waiting
+            except BaseException as error:  # raised again in `_receive`, which would wait for a dead thread
                 batch.answer.put(error)
 
     def _pack(self, blocks: Sequence[Block | None], compress: Compress | None) -> tuple[list[Block], list[int]]:
-        """What is stored of the blocks, and the size word of each."""
+        """The stored bytes of the blocks, and the size word of each."""
         stored: list[Block] = []
         words = []
         for block in blocks:

@@ -17,7 +17,7 @@ from runner.machine import process
 from runner.machine.folders import home
 
 HUB_SERVER = "https://index.docker.io/v1/"
-# hosts that hand out a registry's tokens; enroot's file may hold the login under their name
+# hosts that issue a registry's tokens; enroot's file may have the login under their name
 TOKEN_HOSTS = {DOCKER_HUB: ("auth.docker.io",), "nvcr.io": ("authn.nvidia.com",)}
 HELPER_SECONDS = 30.0
 
@@ -35,18 +35,18 @@ class Login:
 
 @dataclass(frozen=True)
 class Search:
-    """What was found, and where it was looked for."""
+    """The login found, and the places searched."""
 
     login: Login | None
     looked: tuple[str, ...]
-    """each place in order, with what it said"""
+    """each place in order, with its result"""
 
 
 def find_login(registry: str, repository: str, user: str, environ: Mapping[str, str]) -> Search:
-    """The first login for `registry` (HOST[:PORT]) and `repository` that is the user's; any user's where none is named.
+    """The first login for `registry` (HOST[:PORT]) and `repository`; of `user`, unless that is empty.
 
-    Order: enroot's .credentials, podman's auth.json, docker's config.json with its helpers. Raises RunnerError where
-    a user is named and no password of theirs is found.
+    Order: enroot's .credentials, podman's auth.json, docker's config.json with its helpers. Raises RunnerError if
+    `user` has no password there.
     """
     looked: list[str] = []
     for place, found in _candidates(registry, repository, user, environ):
@@ -55,7 +55,7 @@ def find_login(registry: str, repository: str, user: str, environ: Mapping[str, 
         looked.append(f"{place} ({found if isinstance(found, str) else 'another user'})")
     if user:
         raise RunnerError(
-            f"there is no password of {user!r} for {registry}",
+            f"no password of {user!r} for {registry} is known",
             "looked in:\n" + "\n".join(looked),
             how_to_add(registry, environ, user),
         )
@@ -76,7 +76,7 @@ def how_to_add(registry: str, environ: Mapping[str, str], user: str = "") -> str
 def _candidates(
     registry: str, repository: str, user: str, environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Login | str]]:
-    """(place, login or why there is none), in order; the places are read one by one, as they are asked for."""
+    """(place, login or the reason why there is none), in order; each place is read when it is needed."""
     path = enroot_file(environ)
     yield str(path), _from_enroot(path, registry, user, environ)
     for path in auth_files(environ):
@@ -103,13 +103,13 @@ def auth_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
 
 
 def _read(path: Path) -> str | None:
-    """The file's text; None where there is none. Raises RunnerError for one that cannot be read."""
+    """The file's text; None if it does not exist. Raises RunnerError if it cannot be read."""
     try:
         return path.read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the logins in {path}", str(error), "mend the file or its mode") from error
+        raise RunnerError(f"cannot read the logins in {path}", str(error), "fix the file or its mode") from error
 
 
 # enroot
@@ -135,7 +135,7 @@ def _netrc_fields(line: str) -> dict[str, str]:
     found = line.split()
     if not found or found[0] != "machine":
         return {}
-    # $(...) may hold blanks: it is kept whole, so that it can be refused by its name
+    # $(...) may contain blanks: keep it whole, so that the error can show it
     head, _, password = line.partition(" password ")
     fields = dict(zip(found[::2], found[1::2], strict=False))
     if password.lstrip().startswith(("$(", "`")):
@@ -144,7 +144,7 @@ def _netrc_fields(line: str) -> dict[str, str]:
 
 
 def expand(password: str, environ: Mapping[str, str], what: str) -> str:
-    """The password with `${NAME}` (and `$NAME` alone) put in from the environment; nothing is ever run.
+    """The password with `${NAME}` (and `$NAME` alone) replaced from the environment; nothing is executed.
 
     Raises RunnerError for a name that is not set, and for shell code, which enroot would run.
     """
@@ -192,7 +192,7 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
         settings = json.loads(text or "{}")
     except (ValueError, RecursionError) as error:
-        raise RunnerError(f"cannot read the logins in {path}", f"it is no JSON: {error}", "mend the file") from error
+        raise RunnerError(f"cannot read the logins in {path}", f"not valid JSON: {error}", "fix the file") from error
     return settings if isinstance(settings, dict) else {}
 
 

@@ -40,8 +40,8 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
     if document.media_type.startswith("application/vnd.docker.distribution.manifest.v1+"):
         raise RunnerError(
             f"cannot read {name}",
-            "the registry has it as `schema 1` only, a form without a configuration that registries have given up",
-            "skopeo copy --format v2s2 docker://... docker://... makes a new one of it",
+            "the registry has it as `schema 1` only, an obsolete form without a configuration",
+            "skopeo copy --format v2s2 docker://... docker://... converts it",
         )
     blobs = RegistryBlobs(repository, downloads)
     announced = document.digest if document.digest.startswith("sha256:") else ""
@@ -54,7 +54,7 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
 
 
 class RegistryBlobs:
-    """The blobs of an image in a registry, as read_image wants them."""
+    """The blobs of an image in a registry, for read_image."""
 
     def __init__(self, repository: Repository, downloads: Downloads) -> None:
         self._repository = repository
@@ -69,12 +69,12 @@ class RegistryBlobs:
         return self._repository.manifest(descriptor.digest, accept, limit).body
 
     def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
-        """What opens a layer's blob."""
+        """A function that opens a layer's blob."""
         return lambda: self._downloads.open(descriptor.digest, descriptor.size_bytes)
 
 
 def describe_login(search: Search) -> str:
-    """Whose login is used and where it comes from, or that there is none; no secret."""
+    """The login in use and its origin, without secrets."""
     login = search.login
     if login is None:
         return "none"

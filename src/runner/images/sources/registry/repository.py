@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from runner.errors import RunnerError
 from runner.images.reference import DOCKER_HUB, Reference
 from runner.images.sources.registry.credentials import Search
-from runner.images.sources.registry.tokens import Tokens, describe, said_in
+from runner.images.sources.registry.tokens import Tokens, describe, error_message
 from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, is_loopback, origin
 from runner.images.sources.registry.web_errors import Transient, Untrusted
 
@@ -20,13 +20,13 @@ TAGS_LIMIT = 4 << 20
 
 @dataclass(frozen=True)
 class Document:
-    """A manifest or a configuration as the registry sent it."""
+    """A manifest or a configuration as received."""
 
     body: bytes
     media_type: str
     """the Content-Type without parameters"""
     digest: str
-    """what the registry says; empty where it says nothing"""
+    """from the registry's header; empty without one"""
 
 
 class Repository:
@@ -38,7 +38,7 @@ class Repository:
         self._base = f"{self._scheme()}://{reference.host}/v2/{reference.repository}/"
         self._tokens = Tokens(web, reference.registry, reference.repository, search, self._base)
         self._locations: dict[str, str] = {}
-        """digest -> where the registry has sent us for it, so that each range does not ask anew"""
+        """digest -> the registry's redirect, so that not every range asks again"""
 
     def manifest(self, version: str, accept: Iterable[str], limit: int) -> Document:
         """The manifest with that tag or digest."""
@@ -51,7 +51,7 @@ class Repository:
     def blob(self, digest: str, start: int, end: int, size: int) -> Answer:
         """206 with the bytes from `start` to before `end`, or 200 with the whole blob.
 
-        Raises Transient for what may pass, RunnerError for what will not.
+        Raises Transient for temporary failures, RunnerError for others.
         """
         headers = {} if (start, end) == (0, size) else {"Range": f"bytes={start}-{end - 1}"}
         location = self._locations.get(digest)
@@ -85,14 +85,14 @@ class Repository:
         own = is_loopback(host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host)
         if not own and not self._web.allow_http:
             return "https"
-        # a secure server comes first where a network lies between; on this machine there is hardly ever one
+        # try TLS first on other machines; servers on this machine rarely have it
         first, second = ("http", "https") if own else ("https", "http")
         try:
             with self._web.get(f"{first}://{host}/v2/") as answer:
                 if answer.status != 400:  # what a server of TLS says to plain http
                     return origin(answer.url)[0]
         except Untrusted:
-            raise  # whoever answers may read the connection: no plain http instead
+            raise  # the server may be an attacker: do not fall back to plain http
         except (Transient, RunnerError):
             pass
         with suppress(Transient), self._web.get(f"{second}://{host}/v2/") as answer:
@@ -128,9 +128,9 @@ class Repository:
                 tries.failed(trouble)
 
     def _refused(self, answer: Answer, what: str) -> RunnerError:
-        """The error for a status that is no success; raises Transient for one that may pass."""
+        """The error for a failure status; raises Transient for a temporary one."""
         body = answer.document(ERROR_LIMIT)
-        said = said_in(body)
+        said = error_message(body)
         check_passing(answer.status, answer.headers, said)
         own = origin(answer.url) == origin(self._base)
         if answer.status in (401, 403) and own:
@@ -147,7 +147,7 @@ class Repository:
         reference = self.reference
         if not what.startswith("manifest"):
             return RunnerError(
-                f"{reference} is not whole", f"the registry has no {what}: {said}", "push the image again"
+                f"{reference} is incomplete", f"the registry has no {what}: {said}", "push the image again"
             )
         import difflib
 
@@ -159,11 +159,11 @@ class Repository:
             fix += (
                 "; another registry's image is docker://REGISTRY#IMAGE:TAG: docker://nvcr.io#nvidia/pytorch:24.06-py3"
             )
-        return RunnerError(f"there is no {reference}", f"{why}{f': {said}' if said else ''}", fix)
+        return RunnerError(f"{reference} does not exist", f"{why}{f': {said}' if said else ''}", fix)
 
     def _web_page(self, answer: Answer) -> RunnerError:
         return RunnerError(
             f"{host_of(answer.url)} answers with a web page",
-            "where a manifest is due: a login page of the network, or a proxy, stands in between, or it is no registry",
+            "instead of a manifest: it is a login page of the network, a proxy, or not a registry",
             "open the address in a browser; check the registry's name and HTTPS_PROXY",
         )

@@ -103,9 +103,9 @@ class Tokens:
 
     def _read(self, answer: Answer) -> str:
         body = answer.document(LIMIT)
-        check_passing(answer.status, answer.headers, said_in(body))
+        check_passing(answer.status, answer.headers, error_message(body))
         if answer.status in (400, 401, 403):
-            raise self.denied(answer.status, said_in(body) or host_of(answer.url))
+            raise self.denied(answer.status, error_message(body) or host_of(answer.url))
         try:
             data = json.loads(body)
             token = data.get("token") or data.get("access_token")
@@ -113,9 +113,9 @@ class Tokens:
             token = None
         if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
             raise RunnerError(
-                f"{host_of(answer.url)} gives no token for {self._registry}",
+                f"{host_of(answer.url)} did not issue a token for {self._registry}",
                 f"it answers {answer.status} with {describe(body)}",
-                "a login page or a proxy may stand in between: open the address in a browser, check HTTPS_PROXY",
+                "it may be a login page or a proxy: open the address in a browser, check HTTPS_PROXY",
             )
         return token
 
@@ -138,7 +138,7 @@ def parse_challenges(text: str) -> list[tuple[str, dict[str, str]]]:
     return found
 
 
-def said_in(body: bytes) -> str:
+def error_message(body: bytes) -> str:
     """The words of a registry's JSON error (`errors`: [{code, message}]), in one line; empty for anything else."""
     try:
         data = json.loads(body)

@@ -1,4 +1,4 @@
-"""Blobs as streams, fetched ahead in parallel ranges with bounded memory, resumed where a connection breaks.
+"""Blobs as streams, fetched ahead in parallel ranges with bounded memory; broken connections resume.
 
 A blob is fetched in parts of 4 MiB by several threads, in the order in which it will be read. Parts that are not read
 yet hold at most WINDOW bytes over all blobs; the part that a reader waits for is fetched beyond that, so that blobs
@@ -20,11 +20,11 @@ from runner.images.sources.registry.web_errors import Transient
 PART = 4 << 20
 WINDOW = 32 << 20
 CHUNK = 256 << 10
-PROGRESS = 1 << 20  # a try that brought so much starts the count of tries anew
+PROGRESS = 1 << 20  # bytes; an attempt that received more resets the count of attempts
 JOIN_SECONDS = 2.0
 
 Fetch = Callable[[str, int, int, int], Answer]
-"""(digest, first byte, byte behind the last, blob's size) -> 206 with the range, or 200 with the whole blob."""
+"""(digest, first byte, end, blob's size) -> 206 with the range, or 200 with the whole blob."""
 
 
 class Downloads:
@@ -42,7 +42,7 @@ class Downloads:
         self._held = 0
         self._probe: Part | None = None
         self._ranges: bool | None = None
-        """whether the server answers ranges; None: not known yet"""
+        """whether the server supports ranges; None: not known yet"""
 
     def expect(self, blobs: Sequence[tuple[str, int]]) -> None:
         """Fetch these (digest, size) ahead, in the order in which they will be opened."""
@@ -54,7 +54,7 @@ class Downloads:
 
     @contextmanager
     def open(self, digest: str, size: int) -> Iterator[BlobReader]:
-        """The blob's bytes in order; fetching ahead begins here where it was not expected before."""
+        """The blob's bytes in order; starts to fetch unless `expect` did."""
         with self._lock:
             blob = self._expected(digest, size) or self._blob(digest, size)
             if blob not in self._blobs:
@@ -68,21 +68,21 @@ class Downloads:
             self._release(blob)
 
     def close(self) -> None:
-        """End every thread and connection at once; what is still open can no longer be read."""
+        """End every thread and connection at once; open blobs can no longer be read."""
         self._web.stopped.set()
         with self._lock:
             self._drop(list(self._blobs))
             self._work.notify_all()
         self._web.close()
         deadline = time.monotonic() + JOIN_SECONDS
-        for thread in self._threads:  # one that is just connecting ends by itself, as a daemon
+        for thread in self._threads:  # a connecting daemon thread ends by itself
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _blob(self, digest: str, size: int) -> Blob:
         return Blob(digest, size, self._lock)
 
     def _expected(self, digest: str, size: int) -> Blob | None:
-        """The blob that is fetched ahead already. Those that were expected before it will not come any more."""
+        """The blob being fetched ahead; earlier expected blobs are dropped."""
         waiting = [blob for blob in self._blobs if not blob.opened]
         place = next((at for at, blob in enumerate(waiting) if (blob.digest, blob.size) == (digest, size)), None)
         self._drop(waiting[:place])
@@ -131,19 +131,19 @@ class Downloads:
             self._answered(part)
 
     def _answered(self, part: Part) -> None:
-        """It is known now whether the server has ranges, or the first answer will not come."""
+        """The first answer told whether the server has ranges, or will not arrive."""
         with self._lock:
             if self._probe is part:
                 self._probe = None
                 self._work.notify_all()
 
     def _next(self) -> tuple[Blob, Part] | None:
-        """The next part to fetch; None when there is nothing to do ever again."""
+        """The next part to fetch; None at the end of all work."""
         with self._lock:
             while not self._web.stopped.is_set():
                 for blob in self._blobs:
                     if part := self._claim(blob):
-                        self._work.notify()  # there may be room for another one
+                        self._work.notify()  # there may be memory for another part
                         return blob, part
                 self._work.wait()
         return None
@@ -163,7 +163,7 @@ class Downloads:
         self._held += length
         blob.held += length
         if self._ranges is None and length < blob.size:
-            self._probe = part  # the first answer says how to go on
+            self._probe = part  # the first answer decides how to continue
         return part
 
     def _fill(self, blob: Blob, part: Part) -> None:
@@ -180,7 +180,7 @@ class Downloads:
                 tries.failed(Transient(f"{trouble.why}, at byte {part.start + part.got:,}", like=trouble))
 
     def _receive(self, blob: Blob, part: Part) -> None:
-        """One request's bytes, from where the part ends so far."""
+        """The bytes of one request, from the end of the part so far."""
         start = part.start + part.got
         with self._fetch(blob.digest, start, part.end, blob.size) as answer:
             if answer.status == 206:
@@ -199,7 +199,7 @@ class Downloads:
                 self._deliver(blob, part, chunk)
 
     def _take_whole(self, blob: Blob, part: Part) -> None:
-        """The server sends whole blobs only: this part becomes the rest of the blob where no other has it."""
+        """The server sends whole blobs only: this part becomes the rest of the blob unless another part has it."""
         with self._lock:
             self._ranges = False
             if blob.claimed == part.end < blob.size and not part.streamed:
@@ -222,28 +222,28 @@ class Downloads:
 
 
 def check_range(answer: Answer, blob: Blob, start: int, registry: str) -> None:
-    """Raise where a 206 holds other bytes than were asked for, or belongs to a blob of another size."""
+    """Raise if a 206 has other bytes than requested, or belongs to a blob of another size."""
     unit, _, rest = answer.headers.get("Content-Range", "").partition(" ")
     span, _, total = rest.partition("/")
     if unit != "bytes" or span.partition("-")[0] != str(start):
-        raise Transient(f"the server sent another range than asked: {rest or 'it does not say which'}")
+        raise Transient(f"the server sent a range that was not requested: {rest or 'without Content-Range'}")
     if total.isdecimal() and int(total) != blob.size:
         raise RunnerError(
-            f"blob {blob.digest} of {registry} is not what the manifest says",
-            f"it has {int(total):,} bytes there, {blob.size:,} in the manifest",
+            f"blob {blob.digest} of {registry} does not match the manifest",
+            f"it has {int(total):,} bytes in the registry, {blob.size:,} in the manifest",
             "push the image again, or take another tag",
         )
 
 
 def check_length(answer: Answer, blob: Blob) -> None:
-    """Raise where a 200 announces another length than the blob's."""
+    """Raise if a 200 announces another length than the blob's."""
     length = answer.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) != blob.size:
         raise Transient(f"the server announces {int(length):,} bytes, the manifest {blob.size:,}")
 
 
 def skip(answer: Answer, count: int) -> None:
-    """Read and drop the bytes that we have already."""
+    """Read and drop the bytes that were received before."""
     while count:
         chunk = answer.read(min(CHUNK, count))
         if not chunk:
@@ -260,14 +260,14 @@ class Part:
         self.start = start
         self.end = end
         self.streamed = streamed
-        """too long to be held as a whole: its bytes count as they come"""
+        """too long for the memory: its bytes count as they arrive"""
         self.got = 0
         self.taken = 0
         self.chunks: deque[memoryview] = deque()
 
     @property
     def full(self) -> bool:
-        """Whether all its bytes have come."""
+        """Whether all its bytes have arrived."""
         return self.got == self.end - self.start
 
     @property
@@ -276,7 +276,7 @@ class Part:
         return self.taken == self.end - self.start
 
     def append(self, chunk: bytes) -> None:
-        """The bytes that come next."""
+        """Add received bytes."""
         self.chunks.append(memoryview(chunk))
         self.got += len(chunk)
 
@@ -302,13 +302,13 @@ class Blob:
         self.claimed = 0
         self.position = 0
         self.held = 0
-        """bytes of memory that its parts take or will take"""
+        """bytes of memory that its parts use or will use"""
         self.opened = False
         self.closed = False
         self.error: BaseException | None = None
 
     def claim(self, length: int, *, streamed: bool = False) -> Part:
-        """The next part, which the caller will fill."""
+        """The next part, for the caller to fill."""
         part = Part(self.claimed, self.claimed + length, streamed=streamed)
         self.claimed = part.end
         self.parts.append(part)
@@ -320,7 +320,7 @@ class Blob:
         self.readable.notify_all()
 
     def close(self) -> None:
-        """Forget what has come; wake a reader that waits in another thread."""
+        """Drop the received bytes; wake a reader that waits in another thread."""
         self.closed = True
         self.parts.clear()
         self.readable.notify_all()
@@ -339,7 +339,7 @@ class BlobReader:
         self._release(self._blob)
 
     def read(self, size: int = -1, /) -> bytes:
-        """As many bytes as asked, fewer only at the end. Raises RunnerError where the blob cannot be fetched."""
+        """`size` bytes, fewer only at the end. Raises RunnerError if the blob cannot be fetched."""
         blob = self._blob
         pieces: list[memoryview] = []
         with blob.lock:
@@ -361,7 +361,7 @@ class BlobReader:
         return b"".join(pieces)
 
     def _wait(self) -> None:
-        """Until the next bytes are here."""
+        """Wait for the next bytes."""
         blob = self._blob
         while not (blob.parts and blob.parts[0].chunks):
             if blob.closed:

@@ -34,16 +34,16 @@ class Patience:
 
     connect_seconds: float = 10.0
     stall_seconds: float = 30.0
-    """a connection that brings no byte for so long is given up"""
+    """a connection without data for this long is closed"""
     tries: int = 6
     backoff_seconds: float = 0.5
-    """before the second try; doubled before each further one"""
+    """before the second attempt; doubled before each further one"""
     longest_wait_seconds: float = 60.0
-    """a server that asks us to wait longer (Retry-After) ends the work"""
+    """fail if a server asks to wait longer (Retry-After)"""
 
 
 class Answer:
-    """A server's answer: status, headers (any case), the URL that gave it, and a body that is read piece by piece."""
+    """A server's answer: status, headers (any case), the URL that gave it, and a body to read in pieces."""
 
     def __init__(self, response: BaseHTTPResponse, url: str, web: Web) -> None:
         self.status = response.status
@@ -53,7 +53,7 @@ class Answer:
         self._web = web
 
     def read(self, size: int) -> bytes:
-        """The next bytes, at most `size`; b"" at the end. Raises Transient where the connection breaks."""
+        """The next bytes, at most `size`; b"" at the end. Raises Transient if the connection breaks."""
         import http.client
 
         from urllib3.exceptions import HTTPError
@@ -62,7 +62,7 @@ class Answer:
             return self._response.read(size, decode_content=False)
         except (HTTPError, OSError, http.client.HTTPException) as error:
             raise Transient(web_errors.words(error, self._web.patience.stall_seconds)) from error
-        except (ValueError, AttributeError) as error:  # what a socket says that close() has just shut
+        except (ValueError, AttributeError) as error:  # errors of a socket that close() has just shut
             if self._web.stopped.is_set():
                 raise Transient("stopped") from error
             raise
@@ -75,7 +75,7 @@ class Answer:
             left -= len(piece)
         if not left:
             raise RunnerError(
-                f"{host_of(self.url)} sends more than {limit:,} bytes where a short document is due",
+                f"{host_of(self.url)} sends more than {limit:,} bytes instead of a short document",
                 "no image has a manifest or configuration of that size",
                 "check the registry's name",
             )
@@ -90,7 +90,7 @@ class Answer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # a body that was read to its end has given its connection back by itself
+        # a body read to its end has returned its connection already
         self._response.close()
 
 
@@ -118,7 +118,7 @@ class Web:
     def get(self, url: str, headers: Mapping[str, str] | None = None, *, authorization: str = "") -> Answer:
         """The answer after redirects; `authorization` goes only to the host, port and scheme of `url` itself.
 
-        Raises Transient for what may pass, RunnerError for what will not.
+        Raises Transient for temporary failures, RunnerError for others.
         """
         first = origin(url)
         for _ in range(MAX_REDIRECTS + 1):
@@ -130,31 +130,31 @@ class Web:
                 after = urljoin(url, answer.headers["Location"])
             if url.startswith("https:") and not after.startswith("https:") and not self.allow_http:
                 raise RunnerError(
-                    f"{host_of(url)} sends us to {host_of(after)} without encryption",
+                    f"{host_of(url)} redirects to {host_of(after)} without encryption",
                     "it redirects from https to plain http",
                     "check the registry's name; to read without encryption: --allow-http",
                 )
             url = after
         raise RunnerError(
-            f"{first[1]} sends us in a circle",
+            f"too many redirects from {first[1]}",
             f"more than {MAX_REDIRECTS} redirects, the last to {host_of(url)}",
-            "a login page or a proxy may stand in between: check the registry's name and HTTPS_PROXY",
+            "the answer may come from a login page or a proxy: check the registry's name and HTTPS_PROXY",
         )
 
     def post(self, url: str, fields: Mapping[str, str]) -> Answer:
-        """The answer to a form; redirects are not followed, for the form holds a secret."""
+        """The answer to a form; redirects are not followed because the form contains a secret."""
         from urllib.parse import urlencode
 
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         return self._request("POST", url, headers, urlencode(fields).encode())
 
     def takes_login(self, url: str) -> bool:
-        """Whether a login may be sent there: encrypted, to this machine, or in clear text by the user's own word."""
+        """Whether a login may be sent there: encrypted, to this machine, or in clear text if the user allowed it."""
         parts = urlsplit(url)
         return parts.scheme == "https" or is_loopback(parts.hostname or "") or self.allow_http > 1
 
     def close(self) -> None:
-        """End every connection, those that another thread is reading from too."""
+        """End every connection, also while another thread reads from it."""
         import socket
 
         self.stopped.set()
@@ -183,24 +183,24 @@ class Web:
                 raise Transient("stopped") from error
             final = web_errors.unreachable(error, host, proxy, first=host not in self._reached)
             raise final or Transient(web_errors.words(error, self.patience.stall_seconds)) from error
-        except ValueError as error:  # an address or a header that no request can be made of
-            raise RunnerError(f"cannot ask {host}", str(error), "check the image's name") from error
+        except ValueError as error:  # an invalid address or header
+            raise RunnerError(f"cannot send a request to {host}", str(error), "check the image's name") from error
         self._reached.add(host)
         return Answer(response, url, self)
 
     def _check(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RunnerError(f"cannot fetch from {url!r}", "it is no web address", "check the registry's name")
+            raise RunnerError(f"cannot fetch from {url!r}", "it is not a web address", "check the registry's name")
         if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
             raise RunnerError(
-                f"{host_of(url)} would be asked without encryption",
-                "plain http is taken for this machine's own addresses only",
+                f"refusing to contact {host_of(url)} without encryption",
+                "plain http is allowed for this machine's own addresses only",
                 "use https; to read without encryption: --allow-http",
             )
 
     def _manager(self, proxy: str, tls: bool) -> PoolManager:
-        """The pool of connections by that proxy; the TLS context is made where it is needed (it takes 20 ms)."""
+        """The pool of connections by that proxy; the TLS context is made on first use (it takes 20 ms)."""
         with self._lock:
             if (proxy, tls) not in self._managers:
                 self._managers[proxy, tls] = self._make_manager(proxy, tls)
@@ -219,7 +219,7 @@ class Web:
         return manager
 
     def _keep(self, connected: Any) -> None:
-        """A new connection's socket: remembered for close(), refused after it."""
+        """Register a new connection's socket for close(); raises OSError after it."""
         if self.stopped.is_set():
             raise OSError("stopped")
         self._sockets.add(connected)
@@ -266,7 +266,7 @@ def _pool_classes(keep: Any) -> dict[str, Any]:
 
 
 def origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port: what a credential belongs to."""
+    """Scheme, host and port: the scope of a credential."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
@@ -286,7 +286,7 @@ def is_loopback(host: str) -> bool:
 
 
 def proxy_for(url: str, environ: Mapping[str, str]) -> str:
-    """The proxy's URL for a URL by HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY (small letters win); empty: none."""
+    """The proxy's URL for a URL by HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and NO_PROXY (lower case first); empty: none."""
     parts = urlsplit(url)
     host = parts.hostname or ""
 
@@ -302,7 +302,7 @@ def proxy_for(url: str, environ: Mapping[str, str]) -> str:
 
 
 def _excepted(host: str, with_port: str, exceptions: str) -> bool:
-    """Whether NO_PROXY names the host: by itself, by a domain that it lies in, by an address or network, or by `*`."""
+    """Whether NO_PROXY names the host: by name, domain, address or network, or by `*`."""
     for entry in exceptions.lower().split(","):
         name = entry.strip().removeprefix("*").removeprefix(".")
         if entry.strip() == "*" or (name and (name in (host, with_port) or host.endswith(f".{name}"))):
@@ -317,7 +317,7 @@ PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 class Tries:
-    """The tries for one thing: `failed` waits before the next one, or raises when there were enough."""
+    """The attempts for one request: `failed` waits before the next one, or raises after the last."""
 
     def __init__(self, web: Web, what: str, registry: str) -> None:
         self._web = web
@@ -331,7 +331,7 @@ class Tries:
         self.count += 1
         delay = trouble.delay
         if delay is None:
-            # the threads that one event broke do not come back all at once
+            # random: threads that one event interrupted should not all return at once
             delay = patience.backoff_seconds * 2 ** (self.count - 1) * random.uniform(0.75, 1.25)
         if self.count >= patience.tries or delay > patience.longest_wait_seconds:
             raise self._enough(trouble)
@@ -342,9 +342,11 @@ class Tries:
         what = f"cannot fetch {self._what} from {self._registry}"
         if trouble.status == 429:
             return _too_many(what, self._registry, trouble)
-        often = "once" if self.count == 1 else f"{self.count} times"
+        often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
         return RunnerError(
-            what, f"tried {often}, the last time: {trouble.why}", "try again later; the network or the registry is ill"
+            what,
+            f"{often}, the last one: {trouble.why}",
+            "try again later: the network or the registry has problems",
         )
 
 
@@ -355,18 +357,18 @@ def _too_many(what: str, registry: str, trouble: Transient) -> RunnerError:
             f"Docker Hub's limit on pulls is reached for this address or account: {trouble.why}",
             "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait some hours",
         )
-    return RunnerError(what, f"the registry asks for fewer requests: {trouble.why}", "try again later, or log in")
+    return RunnerError(what, f"the registry limits the rate of requests: {trouble.why}", "try again later, or log in")
 
 
 def check_passing(status: int, headers: Mapping[str, str], said: str) -> None:
-    """Raise Transient for a status that may pass."""
+    """Raise Transient for a temporary status."""
     if status in PASSING:
         words = f"{status} {said}".strip()
         raise Transient(words, delay=retry_after(headers.get("Retry-After", "")), status=status)
 
 
 def retry_after(text: str) -> float | None:
-    """Seconds of a Retry-After header, which holds seconds or a date; None where it says nothing readable."""
+    """Seconds of a Retry-After header, which holds seconds or a date; None if it is not readable."""
     import time
     from email.utils import parsedate_to_datetime
 

@@ -1,4 +1,4 @@
-"""What goes wrong between us and a server, in the user's words; and the certificates that are trusted."""
+"""Errors between this machine and a server as RunnerErrors; the trusted certificates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CA_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
 class Transient(Exception):
-    """Trouble that may pass: a reset, a stall, a server's 503. `delay` is the wait that the server asked for."""
+    """A temporary failure: a reset, a stall, a server's 503. `delay` is the wait that the server requested."""
 
     delay: float | None
     status: int
@@ -29,7 +29,7 @@ class Transient(Exception):
 
 
 class Untrusted(RunnerError):
-    """A server whose certificate cannot be verified: whoever answers may be somebody else."""
+    """A server whose certificate cannot be verified: it may be an attacker."""
 
 
 def words(error: BaseException, stall_seconds: float) -> str:
@@ -37,7 +37,7 @@ def words(error: BaseException, stall_seconds: float) -> str:
     from urllib3 import exceptions
 
     if isinstance(error, exceptions.ReadTimeoutError | TimeoutError):
-        return f"no byte came for {stall_seconds:g} s"
+        return f"no data for {stall_seconds:g} s"
     if isinstance(error, exceptions.IncompleteRead):
         return f"the connection ended early, {error.expected or '?'} bytes were missing"
     if isinstance(error, exceptions.ProtocolError) and len(error.args) > 1:
@@ -46,7 +46,7 @@ def words(error: BaseException, stall_seconds: float) -> str:
 
 
 def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> RunnerError | None:
-    """The error for a server that will not be reached by trying again; None where it may pass.
+    """The error for a server that another attempt cannot reach; None if the failure may be temporary.
 
     `first`: the server has not answered before. Then a name that is not known, or a refusal, is taken as final, so
     that a node without a network says so at once.
@@ -61,13 +61,13 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
     if isinstance(error, exceptions.ProxyError):
         return RunnerError(
             f"cannot reach {host}",
-            f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} does not let us through: {words(cause, 0)}",
+            f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} refuses the connection: {words(cause, 0)}",
             "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY names the hosts that are asked without it",
         )
     if isinstance(cause, exceptions.NameResolutionError):
         return RunnerError(
             f"cannot reach {host}",
-            f"this machine does not know the name: {words(cause, 0)}",
+            f"its name cannot be resolved: {words(cause, 0)}",
             "check the registry's name; a compute node without a network: import on a login node, or set HTTPS_PROXY",
         )
     if isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
@@ -96,7 +96,7 @@ def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
 
 
 def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
-    """Certificates as the environment names them, else the system's, else the bundle of `certifi`."""
+    """The certificates that the environment names, else the system's, else the bundle of `certifi`."""
     import ssl
 
     named = next((name for name in CA_VARIABLES if environ.get(name)), "")
@@ -109,12 +109,12 @@ def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
             )
         except (OSError, ssl.SSLError) as error:
             raise RunnerError(
-                f"cannot read the certificates of {named}", f"{path}: {error}", f"mend or unset {named}"
+                f"cannot read the certificates of {named}", f"{path}: {error}", f"correct or unset {named}"
             ) from error
     if folder:
         return ssl.create_default_context(capath=folder)
     system = ssl.get_default_verify_paths()
-    if system.cafile is None and system.capath is None:  # a Python that was built elsewhere
+    if system.cafile is None and system.capath is None:  # a Python built on another machine
         import certifi
 
         return ssl.create_default_context(cafile=certifi.where())
