@@ -120,6 +120,12 @@ def test_sbatch_by_hand_is_the_whole_submission(cluster: Runner, boxed: str, slu
     slurm.wait_for(job_id, "COMPLETED")
     assert (folder / "attempts/2/exit_code").read_text() == "0\n"
     assert (folder / "job.log").read_text().count("by hand\n") == 2
+    held = slurm.run(("sbatch", "--parsable", "--hold", "job.sbatch"), cwd=folder, env=environ).stdout.strip()
+    status = cluster.status(folder.name)  # seen before it starts, when no file names it
+    assert (status["state"], status["job_id"]) == ("PENDING", held)
+    cluster("cancel", folder.name)
+    status = cluster.status(folder.name)
+    assert (status["state"], status["exit_code"]) == ("COMPLETED", 0), "what ran had ended well before"
 
 
 def test_exit_codes_pass_through(cluster: Runner, boxed: str) -> None:

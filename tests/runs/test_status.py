@@ -169,6 +169,12 @@ esac
     assert (found.state, found.reason, found.live) == ("PENDING", "Priority", ("42",))
     assert [ended for _, ended in cancel.cancel([load(folder)], Quiet())] == [True]
     assert (tmp_path / "cancelled").read_text() == "42\n"
+    (bin_folder / "squeue").write_text("#!/bin/sh\n")
+    assert status.ask([load(folder)])[0].state == "CANCELLED"
+    (folder / "attempts/1/exit_code").write_text("0\n")
+    (folder / "attempts/1/ended").touch()
+    os.utime(folder / "attempts/1/ended", (1000, 1000))
+    assert status.ask([load(folder)])[0].state == "COMPLETED", "the attempt had ended well before the cancel"
 
 
 def test_a_script_started_by_hand_on_this_machine_is_seen_and_ended(here: Run, tmp_path: Path) -> None:

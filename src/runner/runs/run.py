@@ -183,9 +183,12 @@ def is_cancelled(run: Run) -> bool:
     if newest is None:
         return True
     try:
-        later = (newest.started or 0.0) > (run.folder / STOP).stat().st_mtime
+        stopped = (run.folder / STOP).stat().st_mtime
     except OSError:
         return True
+    if newest.exit_code == 0 and (newest.ended or stopped) < stopped:
+        return False  # only a job that was submitted by hand after the end, and had not started
+    later = (newest.started or 0.0) > stopped
     return not later or newest.exit_code is None or newest.cause == "cancelled"
 
 
