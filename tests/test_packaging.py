@@ -65,7 +65,7 @@ def test_an_installed_runner_works_outside_of_the_checkout(kind: str, wheel: Pat
         "runner", "launch", "--dry-run", "--site", "local", "--env", "cpu", "--script", "sft", cwd=work, env=env
     )
     assert script.startswith("#!/bin/bash")
-    run("runner", "init", cwd=work, env=env)
+    run("runner", "init", "--all", cwd=work, env=env)
     assert (work / "Containerfile.cpu").read_bytes() == (ROOT / "Containerfile.cpu").read_bytes()
     assert (work / "edf" / "ngc-ds.toml").is_file() and (work / "jobs" / "sft.py").is_file()
 
