@@ -194,18 +194,19 @@ class _Packer:
 
     def _read_again(self, layer: Layer, needed: array[int], leaves: list[Leaf], advance: Callable[[int], None]) -> None:
         """Pack the contents of a layer whose entries are in the tree already, in the order of `needed`."""
-        log, contents, position, passes = LayerLog(), list[FileData](), 0, 0
+        log, contents, position = LayerLog(), list[FileData](), 0
         run = self._writer.begin_run()
-        while passes < 1 or (passes < 2 and position < len(needed)):  # two: see `read`
-            with self._decoded(layer, _ignore if passes else advance) as stream:
+        for again in (False, True):  # twice if needed: see `read`
+            if again and position == len(needed):
+                break
+            with self._decoded(layer, _ignore if again else advance) as stream:
                 for number, (entry, content) in enumerate(entries(stream)):
-                    if not passes:
+                    if not again:
                         log.add(entry)
                     if position < len(needed) and needed[position] == number:
                         data = leaves[position].data = self._writer.add(entry.size, content)
                         contents.append(data)
                         position += 1
-            passes += 1
         if position < len(needed):
             raise RunnerError(
                 "the index of the earlier squashfs does not fit this image",

@@ -249,20 +249,27 @@ def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
 
 
 def _pool_classes(keep: Any) -> dict[str, Any]:
-    """urllib3's pools whose connections hand each new socket to `keep`."""
+    """urllib3's pools, with connections that pass each new socket to `keep`."""
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
-    def keeping(connection: Any, pool: Any) -> Any:
-        def connect(self: Any) -> None:
-            connection.connect(self)
+    class Plain(HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
             keep(self.sock)
 
-        return type(
-            pool.__name__, (pool,), {"ConnectionCls": type(connection.__name__, (connection,), {"connect": connect})}
-        )
+    class Encrypted(HTTPSConnection):
+        def connect(self) -> None:
+            super().connect()
+            keep(self.sock)
 
-    return {"http": keeping(HTTPConnection, HTTPConnectionPool), "https": keeping(HTTPSConnection, HTTPSConnectionPool)}
+    class PlainPool(HTTPConnectionPool):
+        ConnectionCls = Plain
+
+    class EncryptedPool(HTTPSConnectionPool):
+        ConnectionCls = Encrypted
+
+    return {"http": PlainPool, "https": EncryptedPool}
 
 
 def origin(url: str) -> tuple[str, str, int]:
