@@ -36,10 +36,11 @@ def launch(cluster: Runner, *command: str) -> Path:
     return cluster.launch("--engine", "host", "--env", "plain", "--name", "seen", "--", *command)
 
 
-def test_any_number_of_runs_is_one_question(
+def test_any_number_of_runs_takes_two_questions(
     cluster: Runner, counted: tuple[dict[str, str], Callable[[], list[str]]]
 ) -> None:
-    """A thousand runs, nearly all of jobs that Slurm never heard of, or has forgotten: none is asked for by itself."""
+    """A thousand runs, nearly all of jobs that Slurm has forgotten: one question about their jobs, one about jobs that
+    were submitted by hand in their folders."""
     environ, asked = counted
     real = launch(cluster, "sleep", "60")
     record = json.loads((real / "run.json").read_text())
@@ -47,11 +48,11 @@ def test_any_number_of_runs_is_one_question(
         copy = {**record, "name": f"gone-{number}", "created": "2026-01-01T00:00:00+00:00", "job_ids": [f"77{number}"]}
         write(cluster.runs / f"gone-{number}", {"run.json": json.dumps(copy)})
     found = json.loads(cluster("status", "--all", "--json", extra_environ=environ).stdout)
-    assert asked() == ["squeue"]
+    assert asked() == ["squeue", "squeue"]
     assert len(found) == 1001 and {each["state"] for each in found[:-1]} == {"LOST"}
     assert found[-1]["run"] == real.name and found[-1]["state"] in ("PENDING", "CONFIGURING", "RUNNING")
     cluster("status", "gone-1000", extra_environ=environ)
-    assert asked() == ["squeue"]
+    assert asked() == ["squeue", "squeue"]
     cluster("cancel", real.name)
 
 

@@ -1,4 +1,4 @@
-"""What runs are doing: one question to the scheduler for all of them, and what the run folders say.
+"""What runs are doing: at most two questions to the scheduler for all of them, and what the run folders say.
 
 Works without sacct: an attempt writes its exit code into the run folder, and squeue answers for the rest as long as
 Slurm remembers the job. Without a scheduler it relies on the run folder alone.
@@ -78,7 +78,7 @@ class RunStatus:
 
 
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
-    """The status of each run, in order; squeue is asked once for all of them."""
+    """The status of each run, in order: at most two questions to squeue, however many runs there are."""
     runs = [with_newest_job(run) for run in runs]
     job_ids = [job_id for run in runs if run.scheduler == "slurm" for job_id in run.job_ids]
     queue, trouble = _queue(job_ids)
