@@ -84,8 +84,8 @@ class PodmanStore:
         process.need(("podman",))
         # podman keeps both ends of its own stdout open and so never sees that its reader has died (4.3.1); it then
         # holds the container's lock for ever, and `podman ps` waits for that. With this it dies when we do.
-        mortal = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
-        argv = (*mortal, "podman", "export", container)
+        dies_with_us = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
+        argv = (*dies_with_us, "podman", "export", container)
         child = subprocess.Popen(
             argv,
             env=process.environment(self.env),

@@ -243,8 +243,8 @@ def _from_helper(name: str, registry: str, environ: Mapping[str, str]) -> Login 
     server = HUB_SERVER if registry == DOCKER_HUB else registry
     done = process.run((program, "get"), env=environ, text_input=server, check=False, timeout_seconds=HELPER_SECONDS)
     if done.exit_code != 0:
-        said = (done.stdout or done.stderr).strip().splitlines()
-        return said[0][:200] if said else f"exit code {done.exit_code}"
+        output = (done.stdout or done.stderr).strip().splitlines()
+        return output[0][:200] if output else f"exit code {done.exit_code}"
     try:
         answer = json.loads(done.stdout)
         user, secret = str(answer["Username"]), str(answer["Secret"])

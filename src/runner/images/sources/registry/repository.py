@@ -130,24 +130,24 @@ class Repository:
     def _refused(self, answer: Answer, what: str) -> RunnerError:
         """The error for a failure status; raises Transient for a temporary one."""
         body = answer.document(ERROR_LIMIT)
-        said = error_message(body)
-        check_passing(answer.status, answer.headers, said)
+        error_text = error_message(body)
+        check_passing(answer.status, answer.headers, error_text)
         own = origin(answer.url) == origin(self._base)
         if answer.status in (401, 403) and own:
-            return self._tokens.denied(answer.status, said)
+            return self._tokens.denied(answer.status, error_text)
         if answer.status == 404 and own:
-            return self._missing(what, said)
+            return self._missing(what, error_text)
         return RunnerError(
             f"cannot fetch {what} of {self.reference}",
-            f"{host_of(answer.url)} answers {answer.status}{f': {said}' if said else ''}",
+            f"{host_of(answer.url)} answers {answer.status}{f': {error_text}' if error_text else ''}",
             "try again later" if own else "the registry keeps its blobs there: is that host reachable from here?",
         )
 
-    def _missing(self, what: str, said: str) -> RunnerError:
+    def _missing(self, what: str, error_text: str) -> RunnerError:
         reference = self.reference
         if not what.startswith("manifest"):
             return RunnerError(
-                f"{reference} is incomplete", f"the registry has no {what}: {said}", "push the image again"
+                f"{reference} is incomplete", f"the registry has no {what}: {error_text}", "push the image again"
             )
         import difflib
 
@@ -159,7 +159,7 @@ class Repository:
             fix += (
                 "; another registry's image is docker://REGISTRY#IMAGE:TAG: docker://nvcr.io#nvidia/pytorch:24.06-py3"
             )
-        return RunnerError(f"{reference} does not exist", f"{why}{f': {said}' if said else ''}", fix)
+        return RunnerError(f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix)
 
     def _web_page(self, answer: Answer) -> RunnerError:
         return RunnerError(

@@ -50,20 +50,20 @@ class Tokens:
             else:
                 raise self.denied(401, "" if "basic" in schemes else "it names no way to log in that is known here")
 
-    def denied(self, status: int, said: str) -> RunnerError:
+    def denied(self, status: int, error_text: str) -> RunnerError:
         """The error for a registry that does not let us in."""
         login, name = self._search.login, f"{self._registry}/{self._repository}"
-        said = f": {said}" if said else ""
+        error_text = f": {error_text}" if error_text else ""
         if self._withheld:
-            why = f"it wants a login ({status}){said}, and {self._withheld} would get it without encryption"
+            why = f"it requires a login ({status}){error_text}, and {self._withheld} would get it without encryption"
             fix = "use a registry with TLS; to send the password in clear text: --allow-http --allow-http"
         elif login:
             who = f"user {login.user!r}" if login.user else "the identity token"
-            why = f"it refuses {who} from {login.place} ({status}){said}"
+            why = f"it refuses {who} from {login.place} ({status}){error_text}"
             fix = f"check the name of the image, its rights, and the password; {self._advice()}"
         else:
             places = "\n".join(self._search.looked)
-            why = f"it wants a login ({status}){said}, and there is none in\n{places}"
+            why = f"it requires a login ({status}){error_text}, but none is in\n{places}"
             fix = f"check the image's name (many registries say so where there is no such image); {self._advice()}"
         return RunnerError(f"{self._registry} does not let us read {name}", why, fix)
 
@@ -143,10 +143,10 @@ def error_message(body: bytes) -> str:
     try:
         data = json.loads(body)
         errors = data["errors"] if isinstance(data, dict) and "errors" in data else [data]
-        said = [str(error.get("message") or error.get("details") or error.get("code") or "") for error in errors]
+        messages = [str(error.get("message") or error.get("details") or error.get("code") or "") for error in errors]
     except (ValueError, TypeError, AttributeError, RecursionError):
         return ""
-    return " ".join("; ".join(filter(None, said)).split())[:300]
+    return " ".join("; ".join(filter(None, messages)).split())[:300]
 
 
 def describe(body: bytes) -> str:

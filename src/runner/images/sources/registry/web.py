@@ -367,10 +367,10 @@ def _too_many(what: str, registry: str, trouble: Transient) -> RunnerError:
     return RunnerError(what, f"the registry limits the rate of requests: {trouble.why}", "try again later, or log in")
 
 
-def check_passing(status: int, headers: Mapping[str, str], said: str) -> None:
+def check_passing(status: int, headers: Mapping[str, str], error_text: str) -> None:
     """Raise Transient for a temporary status."""
     if status in PASSING:
-        words = f"{status} {said}".strip()
+        words = f"{status} {error_text}".strip()
         raise Transient(words, delay=retry_after(headers.get("Retry-After", "")), status=status)
 
 
