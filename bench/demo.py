@@ -30,7 +30,7 @@ TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu"
 SECONDS: dict[str, float] = {}
 PROMPT = "What does `sorted` do?"
 CLOSING = """
-The answer above makes no sense, as expected: the model has 2.9 million parameters and has trained for 100 steps.
+The answer above is nonsense, as expected: the model has 2.9 million parameters and has trained for 100 steps.
 The loss shows that it learns. Next, after `. {activate}; export RUNNER_SITE=local`:
   runner plot {run}
   runner logs {run}
@@ -78,7 +78,7 @@ def excerpt(stream: IO[str], lines: int) -> tuple[str, ...]:
 
 
 def torch_arguments() -> tuple[str, ...]:
-    """The build argument that takes PyPI's torch, where the CPU build cannot be had."""
+    """The build argument that takes PyPI's torch, where the CPU build is not available."""
     version = next(line for line in PINS.read_text().splitlines() if line.startswith("torch=="))[len("torch==") :]
     pip = (sys.executable, "-m", "pip", "index", "versions", "torch", "--disable-pip-version-check")
     listed = subprocess.run(pip, capture_output=True, text=True, check=False).stdout
@@ -92,7 +92,7 @@ def torch_arguments() -> tuple[str, ...]:
     except OSError as error:
         why = f"cannot be reached ({getattr(error, 'reason', error)})"
     plain = version.partition("+")[0]
-    print(f"pip finds no torch {version} and {TORCH_FOR_CPU} {why}: using PyPI's torch {plain}.")
+    print(f"pip does not find torch {version} and {TORCH_FOR_CPU} {why}: using PyPI's torch {plain}.")
     print("  It brings CUDA libraries, about 3 GB more. With a mirror of PyTorch's index: PIP_EXTRA_INDEX_URL=URL")
     return (f"--build-arg=TORCH={plain}",)
 
@@ -103,7 +103,7 @@ def container_engine() -> str | None:
 
 
 def install_without_container() -> Path:
-    """A folder with a Python that holds the job's packages: what stands in for the image where none can be built."""
+    """A folder with a Python that holds the job's packages: used instead of the image where none can be built."""
     folder = ROOT / ".nox" / "demo-host"
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
@@ -126,7 +126,7 @@ def can_enter_squashfs() -> bool:
 
 
 def prepare() -> tuple[str, ...]:
-    """Make the image and the squashfs; returns the options of the launch. What cannot be done here is said."""
+    """Make the image and the squashfs; returns the options of the launch. Prints what cannot be done here."""
     engine = container_engine()
     if engine is None:
         print("neither podman nor docker is here: the demo runs the same job WITHOUT a container (--engine host)")

@@ -84,7 +84,7 @@ def earlier(work: Path, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def describe(image: Path) -> dict[str, Any]:
-    """The image's layers as they lie in the layout, bottom first, in MB."""
+    """The image's layers as the layout stores them, bottom first, in MB."""
     layers = layout.layers_of(image)
     return {"layers": len(layers), "gzip_mb": [round(layer.stat().st_size / 1e6) for layer in layers]}
 
@@ -110,7 +110,7 @@ def one(name: str, setting: Setting) -> Cost:
 
 
 def empty(folder: Path) -> None:
-    """Make the bench's own scratch folder anew."""
+    """Empty the bench's own scratch folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
 

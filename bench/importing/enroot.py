@@ -98,7 +98,7 @@ def _pack(folders: Sequence[Path], mount: Path, target: Path, options: Sequence[
 
 
 def kernel_overlay(folder: Path) -> bool:
-    """Whether the kernel mounts an overlay here; else fuse-overlayfs stands in, and the table says so."""
+    """Whether the kernel mounts an overlay here; else fuse-overlayfs is used, and the table says so."""
     probe = folder / "probe"
     for name in ("a", "b", "at"):
         (probe / name).mkdir(parents=True, exist_ok=True)

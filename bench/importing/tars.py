@@ -77,7 +77,7 @@ class Member:
 
 
 def members(stream: Inflated) -> Iterator[Member]:
-    """The members of a tar as GNU tar writes it, PAX or GNU; data that nobody reads are skipped."""
+    """The members of a tar as GNU tar writes it, PAX or GNU; data that is not read is skipped."""
     prefix, name, size = b"", b"", -1
     while len(block := stream.read(BLOCK)) == BLOCK and block.strip(b"\0"):
         kind, length = block[156:157], int(block[124:136].strip(b" \0") or b"0", 8)

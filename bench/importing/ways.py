@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a way works: the image and its twin (another last layer), a folder it may fill, made anew for each run."""
+    """Where a way works: the image and its twin (another last layer), a folder it may fill, emptied for each run."""
 
     image: Path
     twin: Path
@@ -126,14 +126,14 @@ def _ours_zstd(setting: Setting) -> Path:
 
 
 def _previous(setting: Setting) -> None:
-    """Our file of the image, and what lies beside it, where the import of the twin will look for them."""
+    """Our file of the image and the files beside it, where the import of the twin will look for them."""
     if not setting.previous.exists():
         setting.previous.parent.mkdir(parents=True, exist_ok=True)
         ours(setting.image, setting.previous)
     for path in setting.previous.parent.iterdir():
         if path.is_file():
             subprocess.run(("cp", "--reflink=never", "-p", str(path), str(setting.scratch)), check=True)
-    # as in the image folder, the older file stays: freeing 2 GB is no part of an import, nor of the copy beside it
+    # as in the image folder, the older file stays: freeing 2 GB is not part of an import, nor of the copy beside it
     os.link(setting.scratch / setting.previous.name, setting.scratch / "older.sqsh")
 
 

@@ -41,7 +41,7 @@ def write_model(work: Path, config: Mapping[str, Any], half: bool) -> tuple[Path
 
 
 def write_text(work: Path, tokens: int, rows: bool, longest: int) -> Path:
-    """Return a folder with at least so many tokens: one long document, or rows of random length up to `longest` tokens.
+    """Return a folder with at least `tokens` tokens: one long document, or rows of random length up to `longest`.
 
     One document is cut into the same blocks by every script.
     """

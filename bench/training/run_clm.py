@@ -1,4 +1,4 @@
-"""What transformers' example run_clm.py does, written anew for comparison; none of its code is here.
+"""What transformers' example run_clm.py does, rewritten for comparison; none of its code is here.
 
 By its documentation: tokenize with a batched `map`; join and cut 1,000 documents at a time to blocks of one length with
 a second one, the remainder dropped, labels a copy of the ids; Trainer with `default_data_collator`. It prints a line

@@ -1,7 +1,7 @@
 """`--micro_batch N|auto`: sequences of one process in one forward pass; `auto` is the largest number that fits.
 
 `auto` starts this script again on every rank, as a child that trains a few steps on full-length sequences with one size
-after another: doubling, then what lies between. After each size the ranks agree on the memory that it took. A size
+after another: doubling, then the sizes in between. After each size the ranks agree on the memory that it took. A size
 that would need more than 92% of the memory, as the two sizes before it tell, is not tried. accelerate's
 `find_executable_batch_size` decides for one process alone, and the others would wait in a collective for ever.
 """

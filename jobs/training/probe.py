@@ -95,7 +95,7 @@ class Search:
         self.used: dict[int, int] = {}  # bytes by size, the most of any rank
 
     def done(self, used_bytes: int, limit_bytes: int) -> bool:
-        """Note what the size took on the fullest rank; go on to the next size, or return True where there is none."""
+        """Note the memory of the fullest rank; continue with the next size, or return True after the last one."""
         self.used[self.size] = used_bytes
         self.write(Outcome(self.size))
         following = self.following(limit_bytes)

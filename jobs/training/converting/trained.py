@@ -67,7 +67,7 @@ def _on_hub(name: str, path: Path) -> Trained:
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or not HUB_NAME.fullmatch(name):
         raise JobError(
             f"no checkpoint {name!r}",
-            "it is a file" if path.exists() else "this process sees no such folder",
+            "it is a file" if path.exists() else "this process does not see such a folder",
             "name the folder of a run, of a checkpoint or of a model",
         )
     return Trained(HUGGING_FACE, name, name)

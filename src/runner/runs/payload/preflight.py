@@ -38,7 +38,7 @@ class Busy(Exception):
 
 
 class Unsure(Exception):
-    """Nodes or their network are to blame, and nobody can say which."""
+    """Nodes or their network are to blame, and the test cannot tell which."""
 
 
 class Wrong(Exception):

@@ -32,7 +32,7 @@ class Worker:
         self.found: dict[str, Any] = {}
         self.backend = "nccl" if device == "cuda" else "gloo"
         if device == "cuda" and not (torch.version.cuda or torch.version.hip):
-            self.tell(skipped="torch here knows no GPUs: they are not measured")
+            self.tell(skipped="torch here does not see a GPU: GPUs are not measured")
             raise SystemExit(0)
         if device == "cuda" and torch.cuda.device_count() <= rank:
             self.tell(busy=f"CUDA shows {torch.cuda.device_count()} GPUs")
@@ -202,4 +202,6 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(code)  # all is told: torch's own end, which hung once with torch 2.4 and gloo, is not waited for
+    os._exit(
+        code
+    )  # everything is reported: torch's own end, which hung once with torch 2.4 and gloo, is not waited for

@@ -12,7 +12,7 @@ tell() {
     [ "$runner_pid" = "$$" ] || return 0
     runner_signal=$1
     shift
-    # all are found before the first one is told: podman answers by starting a process that passes the signal on
+    # find all before signalling the first: podman answers by starting a process that passes the signal on
     runner_found=
     while [ $# -gt 0 ]; do
         for runner_file in /proc/"$1"/task/*/children; do

@@ -32,7 +32,7 @@ if [ -n "$runner_colons" ]; then
 fi
 
 # --- the place of this task: from srun, or from payload/processes.sh where no scheduler is
-# shellcheck disable=SC2153  # RUNNER_TASKS is no misspelling of RUNNER_TASK
+# shellcheck disable=SC2153  # RUNNER_TASKS is not a misspelling of RUNNER_TASK
 if [ -n "${RUNNER_TASK:-}" ]; then
     runner_rank=$RUNNER_TASK runner_local_rank=$RUNNER_TASK runner_tasks=$RUNNER_TASKS runner_node=0
 else
@@ -202,7 +202,7 @@ done
 [ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
 runner_code=$RUNNER_EXIT_CODE
 if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
-    # "continue me" is no failure: it must not end the tasks that are still saving
+    # "continue me" is not a failure: it must not end the tasks that are still saving
     [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"
     runner_code=0
 elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then

@@ -142,7 +142,7 @@ def _by_class(exception: str) -> Cause | None:
 
 
 def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> list[Evidence]:
-    """The evidence of an error of runner itself: `what` stands in the line before `because:`, the fix after `try:`."""
+    """The evidence of an error of runner itself: `what` is the line before `because:`, the fix after `try:`."""
     before = window(because.path, because.offset - 2048, min(because.offset, 2048))
     lines = [without_prefix(line)[1] for line in window(because.path, because.offset, 4096)]
     last = next((index for index, line in enumerate(lines) if line.startswith("  try: ")), None)

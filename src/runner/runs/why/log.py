@@ -67,7 +67,7 @@ class Scan:
 
 
 def scan(path: Path, words: Sequence[bytes], start: int = 0) -> Scan:
-    """Read a file from byte `start` on; what cannot be read is told in `trouble`."""
+    """Read a file from byte `start` on; `trouble` says what could not be read."""
     result, sieve = Scan(path), Sieve(words)
     try:
         with path.open("rb") as file:
@@ -123,7 +123,7 @@ def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]
 
 
 def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result: Scan) -> None:
-    """Keep the piece's lines with a word: the first ones of a file, and the last ones."""
+    """Keep the piece's lines that have one of the words, and the first and last lines of a file."""
     marks: list[int] = []
     for pattern in _PROGRESS:
         marks += [found.start() for found in pattern.finditer(piece)]
@@ -174,7 +174,7 @@ def plain(data: bytes) -> str:
 
 
 def window(path: Path, offset: int, size_bytes: int) -> list[str]:
-    """The lines from a byte on, at most so many bytes; empty where the file has gone."""
+    """The lines from a byte on, up to a number of bytes; empty where the file has gone."""
     try:
         with path.open("rb") as file:
             file.seek(max(offset, 0))
@@ -200,7 +200,7 @@ class Sieve:
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 
     def words_in(self, piece: bytes) -> tuple[bytes, ...]:
-        """The words that may stand in a piece: all that do, and those that only differ from them in digits."""
+        """The words that may be in a piece: all that are, and those that only differ from them in digits."""
         shapes = set(piece.translate(_LINE_ENDS, _NUMBERS).split(b"\n"))
         new = shapes - self._known.keys()
         found = {word for shape in shapes & self._known.keys() for word in self._known[shape]}

@@ -53,7 +53,7 @@ class Traceback:
 
 
 def read(lines: Sequence[str], start: int) -> Traceback | None:
-    """The traceback whose header stands at index `start`; lines of other ranks in between are passed over."""
+    """The traceback whose header is at index `start`; lines of other ranks in between are passed over."""
     prefix, header = without_prefix(lines[start])
     indent = len(header) - len(header.lstrip())
     frames: list[Frame] = []
