@@ -34,20 +34,8 @@ CONTAINERS = (
 )
 LAB = (
     *("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
-    *(
-        "libslurm-dev",
-        "gcc",
-        "g++",
-        "libc6-dev",
-        "python3-dev",
-        "buildah",
-        "docker-registry",
-        "busybox-static",
-        "shellcheck",
-        "git",
-        "umoci",
-        "faketime",
-    ),
+    *("libslurm-dev", "gcc", "g++", "libc6-dev", "python3-dev", "buildah", "docker-registry", "busybox-static"),
+    *("shellcheck", "git", "umoci", "faketime", "zsh", "fish"),
 )
 IMPORTERS = ("pigz", "umoci", "zstd")
 TEST_TOOLS = (

@@ -177,7 +177,7 @@ def test_a_failed_run_is_never_said_to_be_fine_and_its_last_lines_are_shown(tmp_
 
 @pytest.mark.parametrize("label", ["", "0: ", "[rank 1] "])
 def test_an_error_of_runner_itself_is_told_with_its_own_reason_and_fix(tmp_path: Path, label: str) -> None:
-    first = "runner: the mount source /data is not there on nid001"
+    first = "runner: the mount source /data does not exist on nid001"
     others = ("  because: mounts.0 asks for /data", "  try:     create it")
     rest = "".join(f"{label if label.startswith('0') else ''}{line}\n" for line in others)
     run = ended(tmp_path, 1, f"{label}{first}\n{rest}")

@@ -107,7 +107,7 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
         given = site.origins.get(field.partition(".")[0])
         return f"site {site.name}: {given}" if given else f"site {site.name}"
 
-    yield "image", environment.image or "(none: no container is entered)", origin("image")
+    yield "image", environment.image or "(none: no container)", origin("image")
     yield "workdir", environment.workdir or "(the image's own)", origin("workdir")
     yield "entrypoint", str(environment.entrypoint).lower(), origin("entrypoint")
     yield "writable", str(environment.writable).lower(), origin("writable")

@@ -30,7 +30,7 @@ class Environment:
     path: Path | None
     """the EDF file; None for an environment made in code"""
     image: str
-    """a squashfs path, `[USER@][REGISTRY#]IMAGE[:TAG]`, or empty: no container is entered"""
+    """a squashfs path, `[USER@][REGISTRY#]IMAGE[:TAG]`, or empty: no container"""
     workdir: str | None = None
     """None: the image's own working directory"""
     entrypoint: bool = False

@@ -96,7 +96,7 @@ def prepare(
     report.detail(f"engine {engine} ({engine_why})")
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
     if engine == "host" and environment.image:
-        report.warn(f"no container is entered: the image {environment.image!r} is not used")
+        report.warn(f"running without a container: the image {environment.image!r} is not used")
         environment = replace(environment, image="")  # so it need not be here
     image = preflight.find_image(environment, site, environ, strict=not request.dry_run)
     if image.missing and make_image is not None:
