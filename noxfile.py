@@ -93,7 +93,7 @@ def demo(session: nox.Session) -> None:
     """The main job end to end on this machine: no GPU, no registry account, no cluster, no model download."""
     session.log("builds an image, imports it as squashfs, trains a tiny model in it and asks the model a question")
     session.log(
-        "the first time: 8 to 12 minutes on two cores, 0.5 GB to download; again: 2 minutes, nothing to download"
+        "the first time: 4 to 12 minutes on two cores, 0.5 GB to download; again: 1 to 3 minutes, nothing to download"
     )
     debian_packages(session, CONTAINERS)
     session.install("-q", "-e", ".")

@@ -139,7 +139,9 @@ def _tag(path: Path) -> str:
         return (path / "latest").read_text(encoding="utf-8").strip()
     except OSError as error:
         raise JobError(
-            f"{path} has no shards of DeepSpeed", f"latest: {error.strerror}", "resume from another checkpoint"
+            f"{path} has no DeepSpeed shards",
+            f"cannot read its file latest: {error.strerror}",
+            "resume from another checkpoint",
         ) from error
 
 

@@ -119,7 +119,7 @@ def test_the_same_image_answers_at_once(tiny: Bench) -> None:
     tiny.report.lines.clear()
     second = tiny.import_image("tiny")
     assert second == first
-    assert tiny.said("was imported before")
+    assert tiny.said("already imported")
     assert not tiny.said("packing")
     assert tiny.import_image("tiny", again=True).sha256 == first.sha256  # the same bytes again
 
@@ -365,7 +365,7 @@ def test_a_file_of_the_users_own_name(tiny: Bench, tmp_path: Path) -> None:
     ]
     assert not tiny.images.exists()
     assert tiny.import_image("tiny", output=target) == squashfs
-    assert tiny.said("was imported before")
+    assert tiny.said("already imported")
 
 
 def test_a_file_that_we_did_not_make_is_replaced_only_by_force(tiny: Bench, tmp_path: Path) -> None:

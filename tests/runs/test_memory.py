@@ -176,7 +176,7 @@ def test_shape_flags_stand_for_a_config_or_change_it(tmp_path: Path, capsys: pyt
         (["--micro_batch", "1,x"], "is not a list of numbers"),
         (["--deepspeed", "zero9"], "zero9"),
         (["--gpus", "0"], "--gpus 0"),
-        (["--gpu", "Voodoo"], "the memory of a 'Voodoo' is not known"),
+        (["--gpu", "Voodoo"], "no memory size known for GPU 'Voodoo'"),
     ],
 )
 def test_bad_words_are_one_clear_error(

@@ -148,7 +148,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         if image.stable.parent != folder:
             raise RunnerError(
                 f"--build cannot make {image.stable}",
-                f"only files in the image folder {folder} are made from the recipe of the same name",
+                f"--build only makes {folder}/RECIPE.sqsh, from the recipe RECIPE",
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")

@@ -74,7 +74,9 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     words = list(run.command_line)
     if "launch" not in words:
         raise RunnerError(
-            f"how {run.name} was launched is not known", "its record has no command line", "name a second run"
+            f"cannot tell how {run.name} was launched",
+            "its record has no command line",
+            f"compare it with another run: runner diff {run.name} OTHER",
         )
     at = words.index("--") if "--" in words else len(words)
     named = words[:at].index("launch")

@@ -167,7 +167,9 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
         found = memory_bytes(args.gpu)
         if found is None:
             raise RunnerError(
-                f"the memory of a {args.gpu!r} is not known", f"known: {', '.join(USABLE_GIB)}", "--gpu_memory 80GiB"
+                f"no memory size known for GPU {args.gpu!r}",
+                f"known: {', '.join(USABLE_GIB)}",
+                "give it, for example --gpu_memory 80GiB",
             )
         return found
     site, _ = find_site(args.site, os.environ)

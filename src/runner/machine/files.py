@@ -213,6 +213,6 @@ def _acquire(descriptor: int, lock: Path, timeout_seconds: float | None) -> None
                 raise RunnerError(
                     f"another process holds {lock}",
                     f"waited {timeout_seconds:.0f} s for it",
-                    "wait for it, or end it; its lock goes with it",
+                    "wait for that process or stop it; the lock is released when it exits",
                 ) from None
             time.sleep(0.1)

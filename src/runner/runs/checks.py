@@ -88,7 +88,7 @@ def _check_numbers(job: Job) -> None:
     if job.save_seconds < 0 or job.save_seconds > 65535:
         raise RunnerError(
             f"save_seconds is {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
-            "Slurm gives a warning 0 to 65535 seconds before the time limit",
+            "it must be 0 to 65535 seconds, Slurm's range for --signal",
             "0 for no warning, 120 for two minutes",
         )
     if job.hang_seconds < 0:

@@ -39,7 +39,7 @@ def check(environment: Environment) -> None:
         field = f"mounts.{index}"
         if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
             why = f"it expands a mount twice, so a dollar sign starts a variable: {mount.text()!r}"
-            raise refuse(environment, field, "sarus", why, "link the folder from a path without a dollar sign")
+            raise refuse(environment, field, "sarus", why, "make a symlink to it at a path without `$`, and mount that")
         if "sqsh" in mount.flags:
             raise refuse(
                 environment, field, "sarus", "it cannot mount squashfs files", "unpack it, or use the engine ce"

@@ -99,7 +99,9 @@ class Wanted:
         self._remembered += len(target) + 8
         if self._remembered > _REMEMBERED:
             raise RunnerError(
-                "the image is refused", "too many of its hard links point to lower layers", "build the image again"
+                "the image is refused",
+                "too many of its hard links point to lower layers",
+                "squash its layers: podman build --squash-all",
             )
 
     def file(self, path: bytes, found: Leaf | int) -> None:

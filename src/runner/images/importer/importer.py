@@ -140,7 +140,7 @@ def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
 def _found(found: Squashfs, plan: ImportPlan, report: Report) -> Imported:
     """The answer where the same image is there already."""
     owner = files.owner(plan.target)
-    report.say(f"{plan.target}: the same image was imported before{f' by {owner}' if owner else ''}")
+    report.say(f"{plan.target}: already imported{f' by {owner}' if owner else ''}; nothing to do")
     return Imported(_with_link(found, plan, report), made=False)
 
 

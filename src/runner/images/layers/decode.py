@@ -197,7 +197,7 @@ def _compare(digest: str, found: hashlib._Hash, named: str) -> None:
     if found.hexdigest() != digest.partition(":")[2].lower():
         raise RunnerError(
             "a layer of the image is damaged",
-            f"{named} {digest}, but its bytes are {found.name}:{found.hexdigest()}",
+            f"{named} {digest}, but its content hashes to {found.name}:{found.hexdigest()}",
             "pull or copy the image again",
         )
 

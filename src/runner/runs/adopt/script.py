@@ -143,7 +143,7 @@ def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Comma
             scope.values.pop(word.text, None)
             scope.exported.pop(word.text, None)
             adopted.env[word.text] = ""
-            adopted.note(f"line {command.line}: {command.raw}", "unset in the container, also the image's value")
+            adopted.note(f"line {command.line}: {command.raw}", "unset in the container, even if the image sets it")
 
 
 def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
