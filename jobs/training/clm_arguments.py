@@ -155,7 +155,7 @@ def _refuse_contradictions(settings: Settings) -> None:
     data, files = settings["dataset_name"], [settings[key] for key in DATA[1:] if settings[key]]
     stream = settings["streaming"]
     for found, what, why, fix in (
-        (not name and not scratch, "no model is named", "there is text, but nothing to train on it",
+        (not name and not scratch, "no model is given", "there is text, but nothing to train on it",
          "--model_name_or_path NAME|FOLDER to continue, --model_type gpt2 or --config_name NAME from scratch"),
         (name and settings["config_overrides"], "--config_overrides and --model_name_or_path are both given",
          "the shape of existing weights cannot change",
@@ -166,7 +166,7 @@ def _refuse_contradictions(settings: Settings) -> None:
          "both name the type of model", "remove one of them"),
         (not name and not settings["tokenizer_name"], "no tokenizer is named", "a model from scratch has none",
          f"--tokenizer_name NAME|FOLDER, or {TINY_MODEL} for one made on the spot"),
-        (not data and not files, "no data are named", f"the model is {models.name_of(settings)!r}",
+        (not data and not files, "no data is given", f"the model is {models.name_of(settings)!r}",
          f"--train_file FILE, or --dataset_name NAME|FOLDER|{PYTHON_DOCS}"),
         (data and files, "--dataset_name and a file are both given", "the text comes from one of them",
          "remove one of them"),
@@ -183,12 +183,13 @@ def _refuse_contradictions(settings: Settings) -> None:
         _check_file(file)
     for key, low, high in (("validation_split_percentage", 0, 99.99), ("data_percentage", 0, 100)):
         if not low < settings[key] <= high:
-            raise JobError(f"--{key} {settings[key]:g}", "it is a share of the whole, in percent", f"--{key} 10")
+            limits = f"it must be above {low} and at most {high}"
+            raise JobError(f"--{key} cannot be {settings[key]:g}", limits, f"--{key} 10")
     for key, least in (
         ("block_size", 2), ("max_train_samples", 1), ("max_eval_samples", 1), ("preprocessing_num_workers", 1)
     ):  # fmt: skip
         if settings[key] is not None and settings[key] < least:
-            raise JobError(f"--{key} {settings[key]}", f"it must be {least} or more", f"--{key} {least}")
+            raise JobError(f"--{key} cannot be {settings[key]}", f"it must be {least} or more", f"--{key} {least}")
 
 
 def _check_file(name: str) -> None:

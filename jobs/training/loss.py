@@ -39,6 +39,10 @@ def is_plain(wanted: str, model: Any, config: Any) -> bool:
     elif any(getattr(model.config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
         other = "a mixture of experts, whose router has a loss of its own"
     if wanted == "plain" and other:
-        raise JobError(f"--loss_path plain with {other}", "the model's own loss is another one", "--loss_path auto")
+        raise JobError(
+            f"--loss_path plain cannot be used with {other}",
+            "it uses the model's own loss, which is not the one requested",
+            "use --loss_path auto",
+        )
     same = not other and not getattr(config, "label_smoothing_factor", 0)
     return wanted == "plain" or (wanted == "auto" and same and not torch.cuda.is_available())

@@ -51,14 +51,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, need
     if needs_template and not tokenizer.chat_template and not template:
         raise JobError(
             f"the tokenizer of {name!r} has no chat template",
-            "the dataset has conversations, and a template turns one into text",
-            "--chat_template_path FILE.jinja, or the name of an instruct model",
+            "the dataset contains conversations, and only a chat template can turn them into text",
+            "--chat_template_path FILE.jinja, or --chat_template_path NAME of an instruct model",
         )
     if tokenizer.pad_token is None and tokenizer.eos_token is None:
         raise JobError(
             f"the tokenizer of {name!r} has neither a padding nor an end token",
-            "batches need a padding token, and answers an end token",
-            "--eos_token TOKEN, one of its vocabulary",
+            "batches need a padding token, and answers need an end token",
+            "give --eos_token TOKEN, a token of its vocabulary",
         )
 
 

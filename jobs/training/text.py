@@ -41,12 +41,13 @@ def find(settings: Settings, job: Job) -> tuple[Text | None, Text | None]:
         texts = _of_files(settings)
     train, held_out = texts.get("train"), texts.get("validation")
     if train is None and (settings["do_train"] or held_out is None):
-        raise JobError(f"{name!r} has no split 'train'", "it has others", "name another dataset")
+        splits = "its split is 'validation'" if held_out else "it has neither 'train' nor 'validation'"
+        raise JobError(f"{name!r} has no split 'train'", splits, "use a dataset with a 'train' split")
     if settings["streaming"] and settings["do_eval"] and held_out is None:
         raise JobError(
             "--do_eval on a stream that has no split 'validation'",
-            "the length of a stream is not known, so no share of it can be held out",
-            "--validation_file FILE, or no --streaming",
+            "the length of a stream is unknown, so no share of it can be held out",
+            "use --validation_file FILE, or leave out --streaming",
         )
     return train, held_out
 
@@ -101,7 +102,7 @@ def _of_datasets(settings: Settings, job: Job) -> dict[str, Text]:
             name = settings["dataset_name"] or settings[f"{split}_file"]
             first = next(iter(rows), None)
             if first is None:
-                raise JobError(f"{name!r} has no documents", f"its split {split!r} has no rows", "name another one")
+                raise JobError(f"{name!r} has no documents", f"its split {split!r} has no rows", "use another dataset")
             if split == "train" and settings["data_percentage"] < 100:
                 rows = rows.select(range(max(1, round(len(rows) * settings["data_percentage"] / 100))))
             found[split] = Text(name, column_of(first, name, settings), rows=rows)

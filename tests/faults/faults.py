@@ -37,7 +37,7 @@ GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 FAULTS: Mapping[str, Fault] = {
     "time_limit": Fault(by_slurm.time_limit, steps=450, cause="time_limit"),
     "time_limit_deaf": Fault(
-        by_slurm.time_limit_deaf, "the training ignores the warning", steps=450, cause="time_limit"
+        by_slurm.time_limit_deaf, "the training program ignores the warning", steps=450, cause="time_limit"
     ),
     "preemption": Fault(by_slurm.preemption, "PreemptMode=REQUEUE", cause="preemption"),
     "preemption_cancel": Fault(by_slurm.preemption_cancel, "PreemptMode=CANCEL", cause="preemption"),
@@ -57,7 +57,9 @@ FAULTS: Mapping[str, Fault] = {
     "node_down": Fault(by_slurm.node_down, "set by an admin", cause="node_failure"),
     "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and back after 3 s: no effect"),
     "slurmctld_submitting": Fault(
-        by_launch.slurmctld_while_submitting, "a launch that fails reports it and leaves nothing", by_hand=True
+        by_launch.slurmctld_while_submitting,
+        "a failed launch says so, leaves nothing behind, and was launched again",
+        by_hand=True,
     ),
     "rank_killed": Fault(by_hand.rank_killed, cause="script_failure"),
     "rank_hung": Fault(by_hand.rank_hung, "ended, with the stacks of all ranks", cause="hang"),

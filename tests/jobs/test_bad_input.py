@@ -73,8 +73,8 @@ def test_one_rank_says_it_and_all_end_with_1(
         (["--model=x"], "did you mean '--model_name_or_path'?"),
         (["--chat_template=x"], "did you mean '--chat_template_path'?"),
         (["--packing_strategy=best"], "invalid choice"),
-        (["--dataset_name="], "no dataset is named"),
-        (["--model_name_or_path="], "no model is named"),
+        (["--dataset_name="], "no dataset is given"),
+        (["--model_name_or_path="], "no model is given"),
     ],
 )
 def test_arguments_are_refused_before_any_process_waits_for_another(

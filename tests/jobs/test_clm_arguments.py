@@ -38,8 +38,8 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--train_file={corpus}"], "no model is named"),
-        ([*SCRATCH], "no data are named"),
+        (["--train_file={corpus}"], "no model is given"),
+        ([*SCRATCH], "no data is given"),
         (["--model_type=gpt2", "--train_file={corpus}"], "no tokenizer is named"),
         ([*SCRATCH, "--train_file={corpus}", "--dataset_name=x"], "are both given"),
         ([*SCRATCH, "--train_file={corpus}", "--model_name_or_path=x"], "--model_type and --model_name_or_path"),
@@ -52,9 +52,12 @@ def corpus(tmp_path: Path) -> Path:
         ([*SCRATCH, "--validation_file={corpus}", "--do_train"], "there is no text to train on"),
         ([*SCRATCH, "--train_file={corpus}", "--streaming"], "--streaming without --max_steps"),
         ([*SCRATCH, "--train_file={corpus}", "--streaming", "--max_steps=1", "--data_percentage=5"], "--data_percent"),
-        ([*SCRATCH, "--train_file={corpus}", "--data_percentage=0"], "--data_percentage 0"),
-        ([*SCRATCH, "--train_file={corpus}", "--validation_split_percentage=100"], "--validation_split_percentage 100"),
-        ([*SCRATCH, "--train_file={corpus}", "--block_size=1"], "--block_size 1"),
+        ([*SCRATCH, "--train_file={corpus}", "--data_percentage=0"], "--data_percentage cannot be 0"),
+        (
+            [*SCRATCH, "--train_file={corpus}", "--validation_split_percentage=100"],
+            "--validation_split_percentage cannot be 100",
+        ),
+        ([*SCRATCH, "--train_file={corpus}", "--block_size=1"], "--block_size cannot be 1"),
         ([*SCRATCH, "--train_file={corpus}", "--block_size=2000"], "--block_size 2000 is longer than the model"),
         ([*SCRATCH, "--train_file={corpus}", "--global_batch_size=7"], "7 sequences cannot be split evenly"),
         ([*SCRATCH, "--train_file={corpus}", "--config_overrides=n_emb=8"], "(did you mean 'n_embd'?)"),

@@ -250,8 +250,8 @@ BAD = {
     "the model's own loss asked for beside another one": (
         lambda n: {"text": "red green"},
         ("--loss_path=plain", "--loss_type=dft"),
-        "--loss_path plain with --loss_type dft",
-        "another one",
+        "--loss_path plain cannot be used with --loss_type dft",
+        "not the one requested",
     ),
     "a null in a row of text": (lambda n: {"text": "red" if n != 7 else None}, (), "row 7", "is not text"),
     "a template that is not there": (

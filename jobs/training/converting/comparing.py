@@ -46,7 +46,7 @@ def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
     if math.isnan(relative) or relative > tolerance:
         raise JobError(
             f"the converted model answers differently: {text}",
-            "the checkpoint has values that this type cannot hold, or a weight is wrong",
-            "--dtype float32 shows which; --tolerance SHARE if the difference is acceptable",
+            f"the checkpoint has values that {dtype} cannot represent, or a weight is wrong",
+            "convert with --dtype float32 to tell the two apart; --tolerance SHARE accepts the difference",
         )
     return text

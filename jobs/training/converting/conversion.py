@@ -82,7 +82,11 @@ def output_folder(named: Path | None, found: Trained, environment: Mapping[str, 
         if parent.name == "checkpoints":
             return parent.parent / (f"model-{step}" if step else "model")
     if not path.is_dir():
-        raise JobError(f"no folder to write {found.weights!r} to", "it is a name on the hub", "--output FOLDER")
+        raise JobError(
+            f"cannot choose an output folder for {found.weights!r}",
+            "it is a Hub name, not a local folder",
+            "give --output FOLDER",
+        )
     return path.with_name(f"{path.name}-model")
 
 

@@ -1,4 +1,4 @@
-"""memory: estimate what a training needs on each GPU."""
+"""memory: estimate what a training run needs on each GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    verb = subparsers.add_parser("memory", parents=[common], help="estimate the memory per GPU of a training")
+    verb = subparsers.add_parser("memory", parents=[common], help="estimate the memory per GPU of a training run")
     verb.add_argument(
         "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
     )
@@ -117,7 +117,7 @@ def _shape(args: argparse.Namespace) -> Shape:
     if args.model is None:
         if not given:
             raise RunnerError(
-                "no model is named",
+                "no model is given",
                 "the estimate needs its shape",
                 "runner memory MODEL, or --hidden_size and others",
                 exit_code=2,

@@ -78,7 +78,10 @@ def prepared(
         yield Call((_python(environ), str(script), *arguments), values, project.start)
         return
     if prefetch.engine in ONLY_BY_SRUN:
-        report.say(f"on a node, through srun: as {prefetch.engine} requires (--engine host uses this machine's Python)")
+        report.say(
+            f"fetching on a node through srun, as {prefetch.engine} requires"
+            " (with --engine host: on this machine, with its Python)"
+        )
     request = ShellRequest(
         where=prefetch.environment,
         command=("sh", "-c", PYTHON, "sh", f"{shell.FOLDER}/prefetch.py", *arguments),

@@ -185,7 +185,8 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
     squashfs = image.squashfs
     if squashfs is None or squashfs.sha256:
         return image
-    report.say(f"computing the sha256 of {squashfs.path.name} ({squashfs.size_bytes / 1e9:.1f} GB) for the lock, once")
+    size = f"{squashfs.size_bytes / 1e9:.1f} GB"
+    report.say(f"computing the sha256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
     try:
         return replace(image, squashfs=with_sha256(squashfs))
     except OSError as error:

@@ -199,7 +199,7 @@ def _read_only(value: str, given: str, adopted: Adopted, folder: Path) -> None:
 
 def _gpus(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    adopted.note(given, "becomes NVIDIA_VISIBLE_DEVICES; the number of GPUs is gpus_per_node of the job file")
+    adopted.note(given, "becomes NVIDIA_VISIBLE_DEVICES; its count is ignored: set gpus_per_node in the job file")
 
 
 def _device(value: str, given: str, adopted: Adopted, folder: Path) -> None:

@@ -160,7 +160,9 @@ def parse_submit(stdout: str) -> str:
     found = re.fullmatch(r"(\d+)(?:;\S*)?", lines[-1].strip()) if lines else None
     if not found:
         raise RunnerError(
-            "cannot read the job id that sbatch printed", f"it printed {stdout.strip()!r}", "look with squeue --me"
+            "cannot read the job id that sbatch printed",
+            f"it printed {stdout.strip()!r}",
+            "the job may have been submitted: check with squeue --me before retrying",
         )
     return found[1]
 

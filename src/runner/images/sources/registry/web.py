@@ -361,8 +361,8 @@ def _too_many(what: str, registry: str, trouble: Transient) -> RunnerError:
     if registry == "docker.io":
         return RunnerError(
             what,
-            f"Docker Hub's limit on pulls is reached for this address or account: {trouble.why}",
-            "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait some hours",
+            f"Docker Hub's pull limit has been reached for this address or account: {trouble.why}",
+            "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait a few hours",
         )
     return RunnerError(what, f"the registry limits the rate of requests: {trouble.why}", "try again later, or log in")
 
