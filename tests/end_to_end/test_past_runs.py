@@ -30,7 +30,7 @@ def test_a_run_differs_from_a_launch_here_by_what_was_changed_since(local: Runne
 def test_history_tells_what_became_of_each_launch_without_any_scheduler(local: Runner) -> None:
     """The states, filters and JSON of real run folders, with an empty PATH: nobody is asked."""
     alone = {"PATH": "/nonexistent"}
-    assert "no such runs" in local("history", extra_environ=alone).stderr
+    assert "no runs in" in local("history", extra_environ=alone).stderr
     local.finished(*HOST, "--name", "good", "--", "a b")
     local.finished("--engine", "host", "--env", "plain", "--name", "bad", "--", "sh", "-c", "exit 3", code=3)
     shown = local("history", extra_environ=alone).stdout.splitlines()

@@ -59,7 +59,7 @@ def test_any_number_of_runs_takes_two_questions(
 def test_progress_stands_beside_the_state_and_watch_ends_with_the_run(
     cluster: Runner, counted: tuple[dict[str, str], Callable[[], list[str]]]
 ) -> None:
-    """The job writes metrics as the training jobs do; the watch needs one question each two seconds at most."""
+    """The watch asks every two seconds at most, and once more at the end: about jobs that were submitted by hand."""
     environ, asked = counted
     entries = [{"step": step, "total_steps": 40, "loss": 2.5, "tokens_per_second": 1200.0, "attempt": 1,
                 "time": time.time() + step} for step in (10, 20)]  # fmt: skip
@@ -84,5 +84,7 @@ def test_progress_stands_beside_the_state_and_watch_ends_with_the_run(
     (run / "go").touch()
     watched += watch.communicate(timeout=60)[0].splitlines()
     took, questions = time.monotonic() - started, asked()
-    assert set(questions) == {"squeue"} and 2 <= len(questions) <= took / 2 + 1
+    assert (
+        set(questions) == {"squeue"} and 2 <= len(questions) <= took / 2 + 2
+    )  # one more about jobs by hand, once it has ended
     assert "COMPLETED" in watched[-1] and "RUNNING" in watched[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
@@ -52,6 +52,12 @@ def contradicts_itself(operations) -> bool:
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(stacks())
+@example(  # a file of a lower layer at the place of an opaque directory, and a link to it
+    [
+        [("f", "a", "content 1", 65), ("h", "b", "a", 66), ("h", "a", "b", 67)],
+        [("d", "", "", 68), ("o", "b", "", 69), ("f", "b/a", "content 6", 70)],
+    ]
+)
 def test_top_down_is_bottom_up(layers) -> None:
     assume(not any(below_own_symlink(operations) or contradicts_itself(operations) for operations in layers))
     try:

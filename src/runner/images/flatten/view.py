@@ -26,11 +26,12 @@ class View:
         self._made: set[int] = set()  # ids of the directories that this layer created
         # by parent and name: directories with only whiteouts of layers above, where this layer has a file
         self._aside: dict[tuple[int, bytes], Directory] = {}
+        self._replaced: set[int] = set()  # ids of directories of layers above where this layer has a file
 
     def begin_layer(self) -> None:
         """Switch to the next layer."""
         self.layer += 1
-        self._made, self._aside, self.symlinks = set(), {}, {}
+        self._made, self._aside, self.symlinks, self._replaced = set(), {}, {}, set()
 
     def walk(self, path: bytes, way: Literal["make", "mark", "look"]) -> tuple[Directory | None, bytes]:
         """The directory at a path and its path without symlinks; None if layers above hide it.
@@ -103,6 +104,7 @@ class View:
 
     def reopen(self, directory: Directory) -> None:
         """Make a directory visible that only had whiteouts, or that a file of the same layer replaced."""
+        self._replaced.discard(id(directory))
         if directory.layer == PHANTOM:
             directory.layer = IMPLICIT
             self._made.add(id(directory))
@@ -121,12 +123,13 @@ class View:
             self._aside[id(parent), name] = directory
         else:
             close(directory, self.layer)
+            self._replaced.add(id(directory))
         return own
 
     def is_own(self, directory: Directory) -> bool:
         """Whether this layer, so far, has a directory there."""
         named = directory.layer == self.layer or (id(directory) in self._made and directory.layer == IMPLICIT)
-        return named and directory.opaque != self.layer
+        return named and directory.opaque != self.layer and id(directory) not in self._replaced
 
     def _prune(self, directory: Directory) -> None:
         """Remove what this layer added to a directory; names that layers above hide remain hidden."""
