@@ -110,7 +110,7 @@ def test_a_second_user_gets_the_file_of_the_first(shared: Place) -> None:
 
     def bring(name: str) -> list[object]:
         imported = shared.bring(name)
-        return [str(imported.squashfs.path), imported.made, shared.said("before by nobody")]
+        return [str(imported.squashfs.path), imported.made, shared.said("already imported by nobody")]
 
     first = as_user("nobody", lambda: bring("one"))
     assert as_user("daemon", lambda: bring("one")) == [first[0], False, True]
