@@ -33,6 +33,14 @@ def test_a_name_is_the_projects_script_before_the_shipped_one(project: Project, 
     assert find_script("hello", project) == project.root / "jobs/hello.sh"
     assert find_script("sft", project) == shipped / "jobs/sft.py"
     assert find_script("sft.py", project) == shipped / "jobs/sft.py"
+    assert find_script("jobs/sft.py", project) == shipped / "jobs/sft.py", "also from a folder below the project"
+
+
+def test_a_suffix_chooses_between_two_scripts_of_one_name(project: Project, shipped: Path) -> None:
+    assert project.root is not None
+    make(shipped, "jobs/hello.py")
+    assert find_script("hello.py", project) == shipped / "jobs/hello.py"
+    assert find_script("hello.sh", project) == project.root / "jobs/hello.sh"
 
 
 def test_a_path_is_read_from_where_the_user_stands(project: Project) -> None:

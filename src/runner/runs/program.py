@@ -36,14 +36,14 @@ def find_script(word: str, project: Project) -> Path:
 
     Raises RunnerError that lists the known scripts, or says why a path will not do.
     """
+    name = word.removeprefix("jobs/")
     if "/" in word or word.endswith(SUFFIXES):
         path = (project.start / Path(word).expanduser()).absolute()
-        if not path.is_file() and "/" not in word:
-            return find_script(Path(word).stem, project)
-        return _checked(path, word)
+        if path.is_file() or "/" in name:
+            return _checked(path, word)
     for root in project.roots:
-        for suffix in SUFFIXES:
-            path = root / "jobs" / (word + suffix)
+        for suffix in ("",) if name.endswith(SUFFIXES) else SUFFIXES:
+            path = root / "jobs" / (name + suffix)
             if path.is_file():
                 return path
     raise unknown("script", word, script_names(project), "give a name of jobs/, or a path to a .py or .sh file")
