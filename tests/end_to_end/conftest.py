@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.lab.slurm import SlurmLab
+from tests.waiting import SECONDS
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -71,21 +72,13 @@ class Runner:
         found: list[dict[str, Any]] = json.loads(self("status", "--json", run).stdout)
         return found[0]
 
-    def wait(self, run: str, until: Callable[[dict[str, Any]], bool], seconds: float = 40) -> dict[str, Any]:
+    def wait(self, run: str, until: Callable[[dict[str, Any]], bool], seconds: float = SECONDS) -> dict[str, Any]:
         """The status as soon as it is as wanted."""
         deadline = time.monotonic() + seconds
         while not until(status := self.status(run)):
             assert time.monotonic() < deadline, status
             time.sleep(0.2)
         return status
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    """Wait for something that happens soon."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:.0f} s for {what}"
-        time.sleep(0.05)
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:

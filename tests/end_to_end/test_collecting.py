@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Runner, environment, until, write
+from tests.end_to_end.conftest import Runner, environment, write
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 
 def aged(folder: Path) -> Path:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Runner, environment, until, write
+from tests.end_to_end.conftest import Runner, environment, write
 from tests.lab import processes
+from tests.waiting import until
 
 HOST = ("--engine", "host", "--env", "plain")
 
@@ -82,15 +83,15 @@ def test_a_script_of_the_users_own_from_anywhere(local: Runner, tmp_path: Path) 
 
 def test_the_job_outlives_the_command_that_started_it(local: Runner) -> None:
     """Ctrl-C while waiting leaves the job alone, and says so."""
-    waiting = local.start(
-        "launch", "--wait", *HOST, "--name", "long", "--", "sh", "-c", "echo started; sleep 4; echo done"
-    )
+    text = "echo started; until [ -e ../go ]; do sleep 0.1; done"
+    waiting = local.start("launch", "--wait", *HOST, "--name", "long", "--", "sh", "-c", text)
     until(lambda: "started" in log_of(local, "long-0001"), "the job to start")
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=20)
+    _, said = waiting.communicate(timeout=120)
     assert waiting.returncode == 130
     assert "long-0001 keeps running" in said
     assert local.status("long-0001")["state"] == "RUNNING"
+    (local.runs / "long-0001/go").touch()
     assert local.wait("long-0001", lambda status: status["state"] == "COMPLETED")["exit_code"] == 0
 
 
@@ -152,7 +153,7 @@ def test_ctrl_c_while_the_folder_is_made_leaves_nothing(local: Runner) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             launching.wait(timeout=delay)
         launching.send_signal(signal.SIGINT)
-        out, _ = launching.communicate(timeout=30)
+        out, _ = launching.communicate(timeout=120)
         found = [path.name for path in local.made()]
         # either it was stopped and nothing is there, or it had submitted and the run is whole
         # (-2: the signal came while Python itself was starting, which a shell shows as 130 too)

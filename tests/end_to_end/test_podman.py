@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Runner, clean_environ, environment, until, write
+from tests.end_to_end.conftest import Runner, clean_environ, environment, write
 from tests.lab.podman import Podman
+from tests.waiting import until
 
 
 @pytest.fixture

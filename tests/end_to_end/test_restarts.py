@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Runner, until, write
+from tests.end_to_end.conftest import Runner, write
+from tests.waiting import until
 
 LONG = """\
 command = ["sh", "-c", "[ -d $RUNNER_RUN/attempts/2 ] || exit 75"]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Runner, environment, until, write
+from tests.end_to_end.conftest import Runner, environment, write
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 TOKEN, KEY = "hf_" + "Ab3" * 11, "0123456789abcdef" * 2 + "-wandb"
 ASKS = """\

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import need
-from tests.end_to_end.conftest import Runner, environment, until, write
+from tests.end_to_end.conftest import Runner, environment, write
 from tests.lab.images import busybox_root, enroot_files
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 SEEN = """\
 echo "task $SLURM_PROCID of $SLURM_NTASKS: $GREETING, $FROM_EDF, $FROM_JOB, $HOST_OR_IMAGE"
@@ -270,7 +271,7 @@ def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
     launching = slow.start("launch", "--env", "box", "--", "sleep", "60", start_new_session=True)
     until(mark.exists, "sbatch")
     os.killpg(launching.pid, signal.SIGINT)
-    _, said = launching.communicate(timeout=30)
+    _, said = launching.communicate(timeout=120)
     assert launching.returncode == 130, said
     (folder,) = cluster.made()
     record = json.loads((folder / "run.json").read_text())

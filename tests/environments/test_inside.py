@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from runner.expansion import expand
 from tests.environments.inside import environment_of, prepared, run_inside
 from tests.lab.ordinary_user import ordinary_user
+from tests.waiting import until
 
 HOST = {"ONLY_HOST": "host", "HOST_OR_IMAGE": "host", "GREETING": "host", "LC_ALL": "C", "LD_PRELOAD": ""}
 ENGINES = ("sandbox", "sandbox-unpacked", "podman", "ce", "pyxis")
@@ -143,11 +143,8 @@ def test_a_killed_sandbox_leaves_no_process_and_no_mount(tmp_path, busybox_sqsh,
         os.kill(child.pid, blow)  # the first process alone: the others go with its namespace
     else:
         os.killpg(child.pid, blow)  # how Slurm ends a step
-    child.wait(timeout=20)
-    deadline = time.monotonic() + 10
-    while processes_of(str(image)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert processes_of(str(image)) == []
+    child.wait(timeout=120)
+    until(lambda: processes_of(str(image)) == [])
     assert str(image) not in Path("/proc/self/mountinfo").read_text()
 
 

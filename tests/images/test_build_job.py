@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from runner.machine import probe
 from runner.site_files import load_site
 from tests.images.bench import TINY, Bench, content
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 SITE = """\
 name = "alps-lab"
@@ -120,21 +120,15 @@ def test_a_build_that_fails_in_its_job_is_told_with_its_words(alps: Bench, stora
 
 @pytest.mark.uses("podman", "busybox")
 def test_ctrl_c_cancels_the_job_and_its_storage_goes(alps: Bench, slurm: SlurmLab, storage: Path) -> None:
-    alps.write("longjob", TINY.replace("WORKDIR /srv", "RUN sleep 60"))
+    alps.write("longjob", TINY.replace("WORKDIR /srv", "RUN sleep 600"))
     child = alps.start("build", "longjob", "--import")
     log = alps.folder / "cache/runner/build-jobs/longjob-0001/log"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and "sleep 60" in log.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: log.exists() and "sleep 600" in log.read_text())
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=30) == 130
+    assert child.wait(timeout=120) == 130
     queue = slurm.run(("squeue", "--noheader", "--name=build-longjob", "--states=PENDING,RUNNING")).stdout
     assert queue == ""
-    deadline = time.monotonic() + 90  # Slurm gives the job 30 s to end by itself
-    while list(storage.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: not list(storage.iterdir()), "the job, which Slurm gives 30 s to end by itself", 240)
 
 
 def test_a_dry_run_prints_the_jobs_script(alps: Bench) -> None:

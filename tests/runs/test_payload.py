@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from runner.runs import lock
 from runner.runs.checks import LaunchImage
 from runner.runs.job import Job, Resources
 from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
+from tests.waiting import until
 
 STEP = {"SLURM_JOB_ID": "71", "SLURM_JOB_NODELIST": "nid[001-002]", "SLURM_NTASKS": "2", "SLURM_NNODES": "2"}
 
@@ -54,14 +54,15 @@ def test_the_user_says_where_the_cache_is(run: Path, tmp_path: Path) -> None:
     assert Path(named).is_dir()
 
 
-@pytest.mark.parametrize("named", ["relative", "/tmp/a:b", "/tmp/a,b", "/dev/null/x"])
+@pytest.mark.parametrize("named", ["relative", "TMP/a:b", "TMP/a,b", "/dev/null/x"])
 def test_a_cache_that_cannot_be_mounted_or_made_is_the_runs_own(run: Path, named: str) -> None:
     """The job goes on: what it would have shared lies in its run folder."""
+    named = named.replace("TMP", str(run.parent))
     assert (
         on_host(run, 'shared_cache 2>/dev/null; printf %s "$RUNNER_CACHE"', {"RUNNER_CACHE": named}) == f"{run}/cache"
     )
     assert (run / "cache").is_dir()
-    assert not Path("/tmp/a:b").exists() and not Path("/tmp/a,b").exists()
+    assert not Path(named).exists()
 
 
 # what `getent ahostsv4 nid001` and `scontrol show node --oneliner nid001` print
@@ -132,7 +133,7 @@ def test_a_folder_that_takes_no_attempts_ends_the_script(run: Path) -> None:
     """Never an endless search for a free number."""
     (run / "attempts").mkdir()
     (run / "attempts" / "1").write_text("a file of somebody's")
-    done = run_locally(run, timeout=20)
+    done = run_locally(run)
     assert done.returncode == 1
     assert "disk full" in done.stderr
 
@@ -161,10 +162,8 @@ def test_a_rank_that_leaves_early_does_not_end_the_one_that_saves(tmp_path: Path
 
 def test_one_failure_ends_the_step_with_its_code(tmp_path: Path) -> None:
     """The others are ended, and their codes do not hide the first one's."""
-    run = write_run(tmp_path, shell_job('[ "$RANK" = 1 ] && exit 7; exec sleep 60', launcher="srun", tasks=3))
-    started = time.monotonic()
+    run = write_run(tmp_path, shell_job('[ "$RANK" = 1 ] && exit 7; exec sleep 1000', launcher="srun", tasks=3))
     assert run_locally(run).returncode == 7
-    assert time.monotonic() - started < 20
     assert (run / "attempts/1/first_failure").read_text() == "7 task 1 node 0\n"
 
 
@@ -199,7 +198,7 @@ def words_of(tmp_path: Path, launcher: str, script: str | None, name: str = "pyt
         (tmp_path / "bin" / program).symlink_to(f"/bin/{program}")
     environ = {"PATH": str(tmp_path / "bin"), "RANK": "9", "WORLD_SIZE": "9"}
     programs(tmp_path / "bin", {name: FAKE_PYTHON})
-    done = run_locally(run, extra_environ=environ, timeout=30)
+    done = run_locally(run, extra_environ=environ)
     assert done.returncode == 0, done.stderr
     return done.stdout.replace(str(run), "RUN").splitlines()
 
@@ -370,11 +369,9 @@ def test_the_signal_reaches_the_trainer_alone(tmp_path: Path, name: str, shell: 
     script.write_text(script.read_text().replace("/bin/sh", str(tmp_path / "bin/sh")))
     with (run / "job.log").open("wb") as log:
         child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stdout=log, stderr=log)
-        deadline = time.monotonic() + 30
-        while not all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
         child.send_signal(getattr(signal, f"SIG{name}"))
-        code = child.wait(30)
+        code = child.wait(120)
     log_text = (run / "job.log").read_text()
     assert code == 75, log_text
     assert f"SIG{name} True\n" in log_text
@@ -385,14 +382,11 @@ def test_the_signal_reaches_the_trainer_alone(tmp_path: Path, name: str, shell: 
 
 def test_term_ends_a_program_that_does_not_listen(tmp_path: Path) -> None:
     """`runner cancel` without a scheduler: nothing is left running, and the code says how it ended."""
-    run = write_run(tmp_path, shell_job("touch ../ready; exec sleep 321", launcher="srun", tasks=2))
+    run = write_run(tmp_path, shell_job('touch "../ready-$RANK"; exec sleep 321', launcher="srun", tasks=2))
     child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 20
-    while not (run / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.2)
+    until(lambda: all((run / f"ready-{rank}").exists() for rank in (0, 1)))
     child.terminate()
-    assert child.wait(20) == 143
+    assert child.wait(120) == 143
     assert (run / "attempts/1/exit_code").read_text() == "143\n"
 
 
@@ -412,7 +406,7 @@ def test_term_spares_what_holds_the_container_up(tmp_path: Path) -> None:
     """
     write_run(tmp_path, command_job("true"))
     for shell in ("bash", "dash"):
-        done = subprocess.run((shell, "-c", text, shell, str(tmp_path)), capture_output=True, text=True, timeout=20)
+        done = subprocess.run((shell, "-c", text, shell, str(tmp_path)), capture_output=True, text=True, timeout=120)
         assert done.stdout == "squashfuse 0\nbwrap 0\nother 143\n", done.stderr
 
 

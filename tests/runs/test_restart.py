@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from runner.runs import resolve, status
 from runner.runs.job import Restart, load_job_file
 from runner.runs.run import Run, load, save
 from tests.runs.scripts import SLURM, run_locally, script, shell_job, write_run
+from tests.waiting import until
 
 # saves a checkpoint, and asks to be continued, until there are three
 TRAINING = """
@@ -178,9 +178,9 @@ def test_the_limit_of_gpu_hours_holds_when_slurm_starts_the_attempt(tmp_path: Pa
 
 def test_a_clock_that_is_wrong_is_no_hang(tmp_path: Path) -> None:
     """The file server's is an hour behind: progress is what changes, not what is young."""
-    text = """for n in 1 2 3 4 5 6 7 8 9; do
-    touch -d "$((3600 - n)) seconds ago" "$RUNNER_ATTEMPT/heartbeat"; sleep 0.5; done"""
-    run = write_run(tmp_path, shell_job(text, hang_seconds=2, restart=Restart(hang=1)))
+    text = """n=0; until [ "$((n += 1))" = 50 ]; do
+    touch -d "$((3600 - n)) seconds ago" "$RUNNER_ATTEMPT/heartbeat"; sleep 0.2; done"""
+    run = write_run(tmp_path, shell_job(text, hang_seconds=8, restart=Restart(hang=1)))
     assert run_locally(run, extra_environ={"RUNNER_WATCH_SECONDS": "1"}).returncode == 0
     assert causes(run) == ["done"]
 
@@ -190,8 +190,7 @@ def test_nothing_is_started_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path, shell_job("touch ../here; until [ -e ../go ]; do sleep 0.1; done"))
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(run_locally, run)
-        while not (run / "here").exists():
-            time.sleep(0.05)
+        until((run / "here").exists)
         second = run_locally(run)
         (run / "go").touch()
         assert first.result().returncode == 0

@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from runner.environments.mount import Mount
 from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import LOCAL, SLURM, command_job, write_run
-from tests.runs.test_script_slurm import LAUNCHER, TRAINER, submit, until
+from tests.runs.test_script_slurm import LAUNCHER, TRAINER, submit
+from tests.waiting import until
 
 pytestmark = pytest.mark.uses("squashfuse", "/dev/fuse", "bubblewrap")
 
@@ -53,8 +53,7 @@ def test_on_slurm(plain_slurm: SlurmLab, python_sqsh: Path, tmp_path: Path, name
     """Slurm's own TERM goes to every process of the step, the file system's too."""
     run = trainer_in_image(tmp_path, python_sqsh, "generic-slurm", name, 2)
     job_id = submit(plain_slurm, run)
-    until(lambda: all((run / f"ready-{rank}").exists() for rank in range(4)), 60)
+    until(lambda: all((run / f"ready-{rank}").exists() for rank in range(4)))
     plain_slurm.run(("scancel", job_id) if name == "TERM" else ("scancel", "--batch", "--signal=USR2", job_id))
-    until((run / "attempts/1/exit_code").exists)
-    time.sleep(0.2)
+    until((run / "attempts/1/ended").exists)
     all_saved(run, name, 4)

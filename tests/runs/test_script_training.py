@@ -4,13 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from runner.runs.job import Job, Resources
 from tests.runs.scripts import BARE, run_locally, write_run
+from tests.waiting import until
 
 pytestmark = pytest.mark.training
 pytest.importorskip("torch")
@@ -70,12 +70,9 @@ def test_the_signal_reaches_every_rank_and_spares_the_launcher(tmp_path: Path, l
     run = write_run(tmp_path, job(launcher), code={"jobs/train.py": SAVE})
     with (run / "job.log").open("wb") as log:
         child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, env={**os.environ, **ENVIRON}, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
-        while not all((run / f"ready-{rank}").exists() for rank in (0, 1)):
-            assert time.monotonic() < deadline, (run / "job.log").read_text()
-            time.sleep(0.05)
+        until(lambda: all((run / f"ready-{rank}").exists() for rank in (0, 1)), "both ranks")
         child.send_signal(signal.SIGUSR2)
-        code = child.wait(60)
+        code = child.wait(120)
     assert code == 75, (run / "job.log").read_text()
     assert (run / "saved-0").exists()
     assert (run / "saved-1").exists()

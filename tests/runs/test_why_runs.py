@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from runner.runs.metrics import pace
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.why.explain import explain_run
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 ERROR = "Traceback (most recent call last):\n  File \"/home/u/train.py\", line 3, in main\n    f()\nKeyError: 'text'\n"
 
@@ -267,7 +267,8 @@ def test_reasons_for_waiting_are_explained_on_a_real_cluster(
         submitted("after", "true", f"--dependency=afterok:{submitted('first', 'true', '--hold').job_id}").name:
             "pending-dependency",
     }  # fmt: skip
-    time.sleep(2.5)  # the scheduler's next pass gives the reasons
+    pending = ("squeue", "--noheader", "--states=PENDING", "--format=%r")
+    until(lambda: "None" not in plain_slurm.run(pending).stdout, "the pass of the scheduler that gives the reasons")
     for name, code in expected.items():
         record = json.loads(why(tmp_path, name, "--json", env=plain_slurm.environ).stdout)
         assert (record["cause"]["code"], record["evidence"]["place"]) == (code, "squeue")

@@ -95,6 +95,10 @@ class Request(http.server.BaseHTTPRequestHandler):
                 return
 
 
+def download_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("download-")]
+
+
 class Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     hostile: Hostile

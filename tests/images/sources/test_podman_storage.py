@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.images.sources import stored
 from tests.images.sources.handmade import make_tar, plain_digests, write_docker_archive
 from tests.lab.ordinary_user import ordinary_user
 from tests.lab.podman import Podman
+from tests.waiting import until
 
 pytestmark = pytest.mark.uses("podman", "busybox")
 
@@ -179,10 +179,7 @@ def test_helpers_end_with_a_reader_that_was_killed(podman: Podman, many: str) ->
         found += [grandchild for pid in found for grandchild in children(pid)]
         assert len(found) == 2
         child.kill()
-    deadline = time.monotonic() + 5
-    while any(is_alive(pid) for pid in found):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not any(is_alive(pid) for pid in found), seconds=60)  # the layer is never read to its end
 
 
 def diff_folder(podman: Podman, name: str, *, layer: int) -> Path:

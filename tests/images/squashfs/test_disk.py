@@ -93,25 +93,26 @@ def test_what_goes_wrong_is_raised_by_a_later_call(tmp_path: Path) -> None:
 
 
 def test_what_has_not_begun_is_left_out_when_it_is_closed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    begun, go = threading.Event(), threading.Event()
+    """The disk is slow until close() waits for its thread."""
+    begun, go, join = threading.Event(), threading.Event(), threading.Thread.join
 
     def slow(target: int, pieces: Sequence[Block], position: int) -> int:
         begun.set()
         go.wait()
         return write_pieces(target, pieces, position)
 
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        go.set()
+        join(thread, timeout)
+
     monkeypatch.setattr(module, "write_pieces", slow)
+    monkeypatch.setattr(threading.Thread, "join", joined)
     target = opened(tmp_path / "file")
     disk = Disk(target)
     disk.write([b"begun"], 0)
     disk.write([b"waits"], 5)
     begun.wait()
-    closing = threading.Thread(target=disk.close)
-    closing.start()
-    while not disk._closed:
-        time.sleep(0.01)
-    go.set()
-    closing.join()
+    disk.close()
     os.close(target)
     assert (tmp_path / "file").read_bytes() == b"begun"
 
