@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.lab import images, parts
 from tests.lab.golden import compare
@@ -16,6 +17,12 @@ from tests.lab.slurm import SlurmLab
 
 # A shell starts background commands with SIGINT ignored, and children inherit that: the tests of Ctrl-C need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A machine under load may take a second for an example: speed is measured in bench/.
+settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("tests")
 
 GOLDEN = Path(__file__).parent / "golden"
 counts: Counter[str] = Counter()

@@ -3,7 +3,7 @@
 import subprocess
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner import quoting
@@ -12,7 +12,7 @@ from tests.runs.scripts import CORPUS
 
 ANY_TEXT = st.text(max_size=200)
 NASTY = st.text(alphabet="'\"$`\\(){}[]#%j -!&|;<>*?~\n\r\t=,:^é😀\x01\x7f", max_size=60)
-MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=300)
 
 
 def bash_words(line: str) -> list[bytes]:

@@ -73,7 +73,7 @@ def test_corpus_in_the_container(cluster: Runner, boxed: Path, site: str, engine
 
 
 @pytest.mark.parametrize(("site", "engine"), ENGINES[:2])
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=4, suppress_health_check=list(HealthCheck))
 @given(
     words=st.lists(TEXT, min_size=60, max_size=80).map(taken),
     variables=st.lists(TEXT, min_size=20, max_size=30).map(taken),

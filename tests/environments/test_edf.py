@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.environments.engines import attach
@@ -233,7 +233,6 @@ _environments = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(_environments)
 def test_any_environment_that_is_emitted_is_read_again_unchanged(tmp_path_factory, environment):
     again = environment_of(tmp_path_factory.getbasetemp(), emit_edf(environment, "by a test"))
@@ -260,7 +259,6 @@ def test_expansion():
     assert "the variable B in mounts.0 is not defined" in caught.value.what
 
 
-@settings(deadline=None)
 @given(texts)
 def test_literal_text_reaches_sarus_suite_unchanged(text):
     """Its expander: `$$` is a dollar sign, `$NAME` and `${NAME}` are variables, any other `$` stays."""
@@ -289,7 +287,6 @@ def test_the_edf_of_sarus_suite_keeps_dollar_signs_from_it(tmp_path):
         assert why in caught.value.why
 
 
-@settings(deadline=None)
 @given(texts)
 def test_literal_text_expands_to_itself(text):
     assert expand(literal(text), {}, "it") == text

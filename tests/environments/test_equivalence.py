@@ -277,7 +277,6 @@ def environments(draw, here: str) -> Environment:
 
 @settings(
     max_examples=int(os.environ.get("RUNNER_LAB_EXAMPLES", "5")),
-    deadline=None,
     database=None,
     phases=[Phase.generate],  # each example starts a container: to make a failing one smaller would take minutes
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],

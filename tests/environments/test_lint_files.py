@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runner.environments.lint.check import Linter
@@ -196,14 +196,18 @@ def test_mounts_without_a_target_share_one_note_and_one_fix(tmp_path):
 ENGINES = st.sampled_from(["ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host"])
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120)
+@example(text='[env]\nB = "1"\n', cuts=[(2, 0, "image")], engine="sarus")
 @given(
     text=st.sampled_from([case.broken for case in CASES] + ["#!/bin/sh\n" + case.broken for case in SCRIPTS]),
     cuts=st.lists(st.tuples(st.integers(2, 300), st.integers(0, 4), PIECES), max_size=4),
     engine=ENGINES,
 )
 def test_any_text_gives_findings_and_never_a_fault_of_our_own(tmp_path, text, cuts, engine):
-    """Whatever is cut out of a file or put into it: an EDF that does not load has an error, at a place in the file."""
+    """Whatever is cut out of a file or put into it: an EDF that does not load has an error, at a place in the file.
+
+    Of what Sarus itself accepts and runner does not load, the finding is a warning.
+    """
     for at, length, piece in cuts:
         text = text[:at] + piece + text[at + length :]
     path = tmp_path / "it.toml"
@@ -215,4 +219,5 @@ def test_any_text_gives_findings_and_never_a_fault_of_our_own(tmp_path, text, cu
     assert all(isinstance(place.path, Path) and (place.line or 1) <= text.count("\n") + 1 for place in places)
     if not text.startswith("#!"):
         loads = linter.environment(path)[1] is not None
-        assert loads or any(finding.severity == "error" for finding in checked[0].findings)
+        told = {finding.severity for finding in checked[0].findings}
+        assert loads or "error" in told or (engine == "sarus" and "warning" in told)

@@ -4,7 +4,7 @@ import difflib
 import tomllib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.environments.rewriting import APPEND, Rename, Set, Unset, rewrite
@@ -147,7 +147,6 @@ _paths = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.builds(Set, _paths, texts), st.builds(Unset, _paths)), max_size=4))
 def test_comments_outlive_any_changes(changes):
     text = rewrite(TEXT, changes)

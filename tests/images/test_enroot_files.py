@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
@@ -44,7 +44,7 @@ def test_hostile_words_reach_the_program_unchanged(tmp_path: Path, shell: tuple[
     assert run_rc(tmp_path, config, shell, "given", word) == [word, "given", word]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(entry=st.lists(TEXT, max_size=3), command=st.lists(TEXT, max_size=3), labels=st.dictionaries(TEXT, TEXT))
 def test_any_text_reaches_the_program_unchanged(
     tmp_path: Path, entry: list[str], command: list[str], labels: dict[str, str]

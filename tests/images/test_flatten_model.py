@@ -50,7 +50,7 @@ def contradicts_itself(operations) -> bool:
     return any(mark == file or mark.startswith(file + "/") for mark in marked for file in files)
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 @given(stacks())
 @example(  # a file of a lower layer at the place of an opaque directory, and a link to it
     [

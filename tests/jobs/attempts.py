@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from tests.lab.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 AFTER_A_FAILURE_SECONDS = 30.0
@@ -84,7 +85,7 @@ class Start:
         fixed = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(self.cache / "huggingface"), "OMP_NUM_THREADS": "1"}
         os.environ.update(fixed, DS_ACCELERATOR="cpu")
         FORKS.set_forkserver_preload(["tests.jobs.imported"])
-        port = free_port()
+        port = free_ports(1)[0]
         processes = [FORKS.Process(target=rank, args=(self, number, port)) for number in range(self.processes)]
         for process in processes:
             process.start()
@@ -136,10 +137,3 @@ def entries(run: Path) -> list[dict[str, Any]]:
 def losses(run: Path) -> dict[int, float]:
     """Return the loss by step; of a step taken twice, the later."""
     return {entry["step"]: entry["loss"] for entry in entries(run)}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
-from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.jobs.conftest import JOBS, SMALL, Attempt, Launcher, free_port
@@ -40,7 +40,8 @@ def search(number: int, memory: Callable[[int], int], limit: int, short: int | N
     return found.fits, tried
 
 
-@given(
+@hypothesis.settings(deadline=None)
+@hypothesis.given(
     number=some.integers(1, 400), weights=some.integers(0, 50), each=some.integers(1, 9), limit=some.integers(80, 3000)
 )
 def test_the_search_finds_the_largest_that_fits_and_never_tries_one_that_does_not(
@@ -54,7 +55,8 @@ def test_the_search_finds_the_largest_that_fits_and_never_tries_one_that_does_no
     assert set(tried) <= {*fitting, *divisors[:2]}
 
 
-@given(number=some.integers(1, 400), short=some.integers(2, 500))
+@hypothesis.settings(deadline=None)
+@hypothesis.given(number=some.integers(1, 400), short=some.integers(2, 500))
 def test_a_size_that_runs_out_all_the_same_is_an_answer_too(number: int, short: int) -> None:
     found, _ = search(number, lambda size: 10, 1000, short)
     assert found == max(one for one in range(1, number + 1) if number % one == 0 and one < short)

@@ -22,6 +22,7 @@ import numpy as np  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
+from tests.jobs.conftest import free_port  # noqa: E402
 from training import demo  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
@@ -457,14 +458,6 @@ def test_all_ranks_have_the_file_that_one_has_made(tmp_path: Path, plain: Any, l
     else:
         assert done.returncode != 0
         assert "is empty" in done.stderr
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_job_before_makes_the_cache_that_clm_would_make(tmp_path: Path, plain: Any, launcher: Any) -> None:

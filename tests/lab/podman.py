@@ -79,7 +79,7 @@ class Podman:
         argv = ("podman", "system", "service", "--time=0", f"unix://{path}")
         server = processes.spawn(argv, self.environ, self.folder / "service.log", self.folder)
         try:
-            processes.wait_until(path.exists, 20, "podman's socket")
+            processes.wait_until(path.exists, 120, "podman's socket")
             yield f"unix://{path}"
         finally:
             processes.kill((server.pid,))

@@ -111,7 +111,7 @@ def kill(pids: Iterable[int]) -> None:
     """Kill at once and wait until each is gone."""
     asked = frozenset(pids)
     _signal(asked, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_alive, asked)), 5, f"killed processes {sorted(asked)} to be gone")
+    wait_until(lambda: not any(map(is_alive, asked)), 60, f"killed processes {sorted(asked)} to be gone")
 
 
 def end_all(folder: Path) -> None:

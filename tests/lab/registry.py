@@ -57,14 +57,14 @@ class Registry:
                 config.write_text(config.read_text() + USERS.format(folder=self.folder))
             environ = {"PATH": "/usr/bin:/bin"}
             server = processes.spawn((program, "serve", str(config)), environ, self.folder / "log", self.folder)
-            processes.wait_until(lambda s=server: s.poll() is not None or self._answers(), 10, "the registry")  # type: ignore[misc]
+            processes.wait_until(lambda s=server: s.poll() is not None or self._answers(), 60, "the registry")  # type: ignore[misc]
             if server.poll() is None:
                 return self
         self.stop()
         raise LabError("the registry does not start")
 
     def _answers(self) -> bool:
-        connection = http.client.HTTPConnection(self.address, timeout=2)
+        connection = http.client.HTTPConnection(self.address, timeout=20)
         try:
             connection.request("GET", "/v2/")
             return connection.getresponse().status == (401 if self.users else 200)

@@ -61,7 +61,7 @@ class SlurmLab:
             "text": True,
             "capture_output": True,
             "stdin": subprocess.DEVNULL,
-            "timeout": 60,
+            "timeout": 300,
             "check": True,
             **options,
         }
@@ -74,7 +74,7 @@ class SlurmLab:
         shown = self.run(("scontrol", "show", "--oneliner", "job", job_id), check=False).stdout
         return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
-    def wait_for(self, job_id: str, states: Sequence[str] | str, timeout: float = 30.0) -> dict[str, str]:
+    def wait_for(self, job_id: str, states: Sequence[str] | str, timeout: float = 120.0) -> dict[str, str]:
         """The job's fields as soon as its state is one of `states`; LabError with the last state otherwise."""
         wanted = (states,) if isinstance(states, str) else tuple(states)
         deadline = time.monotonic() + timeout
@@ -129,7 +129,7 @@ class SlurmLab:
         self.start_controller("-c", "-i")
         for node in self.nodes:
             self.start_node(node)
-        processes.wait_until(self._all_idle, 20, f"{len(self.nodes)} idle nodes\n{self.logs()}", pause=0.03)
+        processes.wait_until(self._all_idle, 120, f"{len(self.nodes)} idle nodes\n{self.logs()}", pause=0.03)
 
     def start_controller(self, *flags: str) -> None:
         """Start slurmctld; without `-c` it goes on with the state that an earlier one has left."""

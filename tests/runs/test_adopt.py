@@ -403,7 +403,7 @@ _environments = st.builds(
 
 
 @pytest.mark.parametrize("engine", ["pyxis", "podman"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(environment=_environments)
 def test_what_emit_writes_for_an_engine_is_adopted_again(engine, environment):
     if engine == "podman" and environment.image.startswith("/"):

@@ -97,7 +97,7 @@ def test_following_finds_the_files_of_a_later_attempt_and_cuts_no_line(run: Run)
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_the_times_say_each_file_is_shown_whole_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

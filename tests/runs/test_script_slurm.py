@@ -204,7 +204,7 @@ def test_corpus_survives_sbatch(plain_slurm: SlurmLab, tmp_path: Path, text: str
     check_directive(plain_slurm, tmp_path, text)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="'\"#\\ ab%j=,:;()é😀|~`-", max_size=20))
 def test_any_text_survives_sbatch(plain_slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     """Quotes, backslashes, blanks and `#` in any order."""

@@ -62,7 +62,7 @@ def test_corpus(folders: Path, number: int) -> None:
     check(folders / f"corpus-{number}", replace(job, arguments=(text, "last")))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(
     arguments=st.lists(TEXT, max_size=5),
     env=st.dictionaries(NAMES | USED, TEXT, max_size=4),

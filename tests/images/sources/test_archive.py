@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
@@ -178,7 +178,7 @@ def test_a_tar_cut_at_any_place_is_an_error(tmp_path: Path) -> None:
         refuse(path, "cannot read")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 255)), min_size=1, max_size=6), st.booleans())
 def test_any_changed_bytes_are_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]], as_oci: bool) -> None:
     path = tmp_path / "x"

@@ -220,7 +220,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 40), JSON), min_size=1, max_size=3), st.sampled_from(["manifest", "config"]))
 def test_any_value_in_any_place_is_read_or_refused(changes: list[tuple[int, Any]], where: str) -> None:
     value = json.loads(MANIFEST if where == "manifest" else CONFIG)

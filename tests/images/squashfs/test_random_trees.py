@@ -75,7 +75,7 @@ def whole_trees(draw: st.DrawFn) -> dict[bytes, Node | Link]:
 
 
 @pytest.mark.uses("unsquashfs", "tar2sqfs")
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(tree=whole_trees(), runs=st.integers(1, 3), metadata=st.booleans())
 def test_any_tree_is_read_back_as_it_was_given(tree: dict[bytes, Node | Link], runs: int, metadata: bool) -> None:
     """By the kernel where it may be mounted, by unsquashfs, and by sqfs2tar."""
