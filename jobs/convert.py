@@ -3,8 +3,8 @@
     python jobs/convert.py --checkpoint runs/sft-0001 --dtype bfloat16
     python jobs/convert.py --checkpoint runs/sft-0001/checkpoints/checkpoint-500 --output my-model --max_shard_size 2GB
 
-DeepSpeed's fp32 weights are preferred; weights are read and written one shard at a time. An adapter is merged into its
-base model. The new folder appears when the model's logits have been compared with the checkpoint's. stdout is its path.
+DeepSpeed's fp32 weights are preferred. An adapter is merged into its base model. The new folder appears when the
+model's logits have been compared with the checkpoint's. stdout is its path.
 To publish it, at any time and from any machine: `python jobs/push.py FOLDER --repo NAME`.
 """
 
@@ -38,12 +38,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=Path, help="a run, checkpoint or model; default: RUNNER_AFTER, RUNNER_RUN")
     parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
     parser.add_argument("--dtype", choices=DTYPES, help="default: the one in the checkpoint's config.json")
-    parser.add_argument("--max_shard_size", default="5GB", help="KB, MB, GB, KiB, MiB or GiB")
+    parser.add_argument("--max_shard_size", default="5GB", help="as transformers reads it")
     parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
     parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
     parser.add_argument(
-        "--check", choices=("logits", "weights"), default="logits",
-        help="logits: load it and compare, which needs memory for the model in fp32; weights: read them back",
+        "--check", choices=("logits", "none"), default="logits",
+        help="logits: load it and compare, which needs memory for the model in fp32",
     )  # fmt: skip
     parser.add_argument("--tolerance", type=float, help="share of the largest logit; default: by the type")
     parser.add_argument("--device", default="cpu", help="where logits are computed")

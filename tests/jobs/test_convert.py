@@ -20,8 +20,8 @@ import torch  # noqa: E402
 
 from tests.jobs.conftest import JOBS, STEPS, Attempt, free_port, older_step  # noqa: E402
 from training import universal  # noqa: E402
-from training.converting import conversion, pickles, trained, writing  # noqa: E402
-from training.converting.shards import Stored, open_shards  # noqa: E402
+from training.converting import conversion, models, pickles, trained  # noqa: E402
+from training.converting.shards import open_shards  # noqa: E402
 from training.errors import JobError  # noqa: E402
 
 # Two processes make a small model, take two steps and save; the weights that they then hold are what must be found.
@@ -123,7 +123,7 @@ def test_each_weight_is_the_one_that_deepspeed_held(written: Path, case: dict[st
     truth = torch.load(folder / "truth.pth")
     assert set(truth) <= set(shards.weights)
     for name, expected in truth.items():
-        found = shards.weights[name].read()
+        found = shards.weights[name]()
         assert found.dtype == torch.float32 or case["name"] == "llama-2-frozen"
         assert torch.equal(found.float(), expected), name
 
@@ -171,11 +171,15 @@ def test_a_model_that_answers_otherwise_never_becomes_visible(written: Path, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_weights_alone_are_compared_where_memory_is_short(written: Path, tmp_path: Path) -> None:
-    output = conversion.convert(
-        options(written / "llama-2-fp32", tmp_path / "model", "--dtype=float32", "--check=weights"), {}
-    )
-    assert "read back bit by bit" in json.loads((output / "converted.json").read_text())["check"]
+def test_without_a_check_the_weights_are_the_same(written: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    words = ("--dtype=bfloat16", "--check=none")
+    output = conversion.convert(options(written / "llama-2-fp32", tmp_path / "model", *words), {})
+    truth = torch.load(written / "llama-2-fp32" / "truth.pth")
+    for name, weight in AutoModelForCausalLM.from_pretrained(str(output), dtype="auto").named_parameters():
+        assert torch.equal(weight, truth[name].bfloat16()), name
+    assert json.loads((output / "converted.json").read_text())["check"] == "not checked"
 
 
 def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: Path) -> None:
@@ -193,7 +197,7 @@ def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: 
         assert (found.kind, found.weights) == (trained.UNIVERSAL, str(output))
         shards = open_shards(found.kind, output)
         for weight_name, expected in torch.load(written / name / "truth.pth").items():
-            assert torch.equal(shards.weights[weight_name].read(), expected), weight_name
+            assert torch.equal(shards.weights[weight_name](), expected), weight_name
 
 
 def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
@@ -208,18 +212,23 @@ def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
         conversion.convert(options(folder, tmp_path / "model"), {})
 
 
-def test_a_checkpoint_of_another_model_is_refused(written: Path, tmp_path: Path) -> None:
-    for config, said in (("gpt2-1-fp32", "weights are missing"), ("wider", "by the config")):
-        folder = written / config
-        if config == "wider":
-            folder = tmp_path / "wider"
-            folder.mkdir()
-            wider = json.loads((written / "llama-2-fp32" / "config.json").read_text())
-            (folder / "config.json").write_text(json.dumps({**wider, "intermediate_size": 60}))
-        arguments = options(written / "llama-2-fp32", tmp_path / "model", f"--config={folder}")
-        with pytest.raises(JobError, match="not a checkpoint of the model") as caught:
-            conversion.convert(arguments, {})
-        assert said in caught.value.why
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("intermediate_size", 60, "size mismatch"),
+        ("num_hidden_layers", 3, "weights are missing"),
+        ("num_hidden_layers", 1, "weights do not belong to it"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    written: Path, tmp_path: Path, key: str, value: int, why: str
+) -> None:
+    config = json.loads((written / "llama-2-fp32" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    arguments = options(written / "llama-2-fp32", tmp_path / "model", f"--config={tmp_path}")
+    with pytest.raises(JobError, match="not a checkpoint of the model") as caught:
+        conversion.convert(arguments, {})
+    assert why in caught.value.why
 
 
 def test_a_run_gives_its_newest_whole_checkpoint_with_tokenizer_and_template(whole: Attempt, tmp_path: Path) -> None:
@@ -341,14 +350,12 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, case: str) -> None:
 
 
 def test_convert_and_generate_refuse_a_hostile_checkpoint(tmp_path: Path) -> None:
-    from training import generation
-
     archive(tmp_path / "mp_rank_00_model_states.pt", call("torch", "os.system", f"touch {tmp_path}/was-here"))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1}))
     with pytest.raises(JobError, match="cannot read"):
         conversion.convert(options(tmp_path, tmp_path / "model"), {})
     with pytest.raises(JobError, match="cannot read"):
-        generation.load_model(trained.find(str(tmp_path), {}), "float32", "cpu", False)
+        models.load(trained.find(str(tmp_path), {}), "float32")
     assert not (tmp_path / "was-here").exists()
 
 
@@ -407,7 +414,7 @@ def test_the_stage_is_read_whatever_python_has_written_it(
         assert (b"getattr" in zipfile.ZipFile(path).read(f"{path.stem}/data.pkl")) == (pickled is ByName)
     weights = open_shards(trained.ZERO, folder).weights
     for weight_name, expected in torch.load(written / name / "truth.pth").items():
-        assert torch.equal(weights[weight_name].read(), expected), weight_name
+        assert torch.equal(weights[weight_name](), expected), weight_name
 
 
 def test_a_member_of_an_enumeration_alone_may_be_asked_for_by_name(tmp_path: Path) -> None:
@@ -419,25 +426,6 @@ def test_a_member_of_an_enumeration_alone_may_be_asked_for_by_name(tmp_path: Pat
     with pytest.raises(JobError, match="cannot read") as caught:
         pickles.load(tmp_path / "evil.pt")
     assert "attribute" in caught.value.why
-
-
-@pytest.mark.parametrize(("text", "expected"), [("5GB", 5 * 10**9), ("1.5 MiB", 1572864), ("100kb", 100_000)])
-def test_sizes_are_read_as_people_write_them(text: str, expected: int) -> None:
-    assert writing.parse_size(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "5 apples", "0GB"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(JobError, match="is not a size"):
-        writing.parse_size(text)
-
-
-def test_a_weight_larger_than_a_shard_gets_one_of_its_own() -> None:
-    def stored(count: int) -> Stored:
-        return Stored((count,), torch.float32, lambda: torch.zeros(count))
-
-    weights = {"a": stored(2), "b": stored(100), "c": stored(2), "d": stored(2)}
-    assert writing.plan(weights, torch.float32, 40) == [["a"], ["b"], ["c", "d"]]
 
 
 def test_after_another_run_its_model_is_read_and_the_new_one_lies_in_this_runs_own_folder(tmp_path: Path) -> None:

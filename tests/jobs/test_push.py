@@ -152,7 +152,7 @@ def test_without_a_token_nothing_is_asked_of_the_hub(hub: ThreadingHTTPServer, m
 def test_a_wrong_token_and_a_hub_out_of_reach_are_errors_with_a_way_out(hub: ThreadingHTTPServer, model: Path) -> None:
     wrong = push(model, HF_TOKEN="hf_bad", HF_ENDPOINT=hub.address)
     assert wrong.returncode == 1
-    assert "create a new one" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert "401" in wrong.stderr and "write access" in wrong.stderr and "Traceback" not in wrong.stderr
     away = push(model, HF_TOKEN="hf_good", HF_ENDPOINT="http://127.0.0.1:9")
     assert away.returncode == 1
     assert "push again" in away.stderr and "Traceback" not in away.stderr

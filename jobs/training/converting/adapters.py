@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training.converting.models import unreadable
 from training.converting.shards import Shards
 from training.converting.trained import Trained
 from training.errors import JobError
@@ -15,21 +14,12 @@ from training.errors import JobError
 def base_name(trained: Trained) -> str:
     """Return the model that an adapter was trained on. Raises JobError if it is not named, or its folder is missing."""
     path = Path(trained.model) / "adapter_config.json"
-    try:
-        name = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError) as error:
-        raise unreadable("adapter_config.json", trained.model, error) from error
-    if not name:
-        raise JobError(
-            f"{path} names no base model",
-            "the adapter was trained on a model that was never saved",
-            "save the base model first, and train the adapter on that",
-        )
-    if Path(name).is_absolute() and not Path(name).is_dir():
+    name = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         raise JobError(
             f"the adapter's base model {name!r} is missing",
-            f"{path} names this folder, and this process does not see it",
-            "mount it, or write its new path into adapter_config.json",
+            f"{path} names it, and this process does not see it",
+            "save or mount the base model, and write its path into adapter_config.json",
         )
     return str(name)
 
@@ -43,10 +33,10 @@ def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise unreadable("base model", base, error) from error
-    _fit_vocabulary(model, shards)
+        raise JobError(f"cannot load the base model {base!r}", str(error), "check the name, or its folder") from error
     if shards is None:
-        return PeftModel.from_pretrained(model, trained.weights).eval()
+        return PeftModel.from_pretrained(model, trained.weights)
+    _fit_vocabulary(model, shards)
     config = PeftConfig.from_pretrained(trained.model)
     config.inference_mode = True
     wrapped = get_peft_model(model, config)
@@ -59,18 +49,16 @@ def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
             "name the checkpoint that this adapter_config.json was saved with",
         )
     for name, value in own.items():
-        value.data.copy_(shards.weights[name].read())
-    return wrapped.eval()
+        value.data.copy_(shards.weights[name]())
+    return wrapped
 
 
 def _is_of_adapter(name: str) -> bool:
     return any(part in name for part in ("lora_", "modules_to_save", "trainable_tokens"))
 
 
-def _fit_vocabulary(model: Any, shards: Shards | None) -> None:
+def _fit_vocabulary(model: Any, shards: Shards) -> None:
     """Widen the embedding where the training has added tokens: the adapter then brings the new rows."""
-    if shards is None:
-        return
-    rows = [stored.shape[0] for name, stored in shards.weights.items() if "embed_tokens.modules_to_save" in name]
+    rows = [len(read()) for name, read in shards.weights.items() if "embed_tokens.modules_to_save" in name]
     if rows and rows[0] != model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(rows[0])

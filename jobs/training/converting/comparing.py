@@ -14,11 +14,12 @@ TEXT = "The quick brown fox jumps over the lazy dog. def main(argv): return {'lo
 TOKENS = 64
 
 
-def sample(tokenizer: Any | None, vocabulary: int, positions: int | None) -> Any:
+def sample(tokenizer: Any | None, config: Any) -> Any:
     """Return tokens to compare with: int64 (1, tokens), of a text if there is a tokenizer."""
     import torch
 
-    length = min(TOKENS, positions or TOKENS)
+    text = config.get_text_config()
+    vocabulary, length = text.vocab_size, min(TOKENS, getattr(text, "max_position_embeddings", None) or TOKENS)
     ids = tokenizer(TEXT * 2, add_special_tokens=False)["input_ids"] if tokenizer is not None else []
     ids = [token for token in ids if token < vocabulary]
     ids = ids or [(7 + 101 * index) % vocabulary for index in range(length)]

@@ -1,116 +1,92 @@
-"""A model built from a config and from weights that are read one at a time."""
+"""Load what a training has saved as a model of transformers, from a checkpoint in any form."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.converting.shards import Shards, Stored
+from training.converting import adapters
+from training.converting.shards import Shards, open_shards
 from training.converting.trained import Trained
 from training.errors import JobError
 
 
-@dataclass(frozen=True)
-class Expected:
-    """The weights that a model needs: each once, and the other names of those that it uses twice."""
+def load(trained: Trained, dtype: str, device: str = "cpu", trust_remote_code: bool = False) -> tuple[Any, str]:
+    """Return the model, ready to answer, and what its weights came from; an adapter is on its base, not merged.
 
-    shapes: Mapping[str, tuple[int, ...]]
-    aliases: Mapping[str, tuple[str, ...]]
-    optional: frozenset[str]  # buffers, which can be made from the config
+    `dtype` is float32, bfloat16, float16 or auto: the type in the model's config.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
 
-
-def blank(trained: Trained, trust_remote_code: bool = False) -> Any:
-    """Return the model of a config, without memory for its weights. Raises JobError if the config cannot be loaded."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    shards = open_shards(trained.kind, Path(trained.weights)) if trained.sharded else None
+    what = shards.what if shards else "as saved"
+    if trained.adapter:
+        base = f"{what}, on {adapters.base_name(trained)}"
+        return adapters.with_adapter(trained, shards, dtype).to(device).eval(), base
     try:
-        config = AutoConfig.from_pretrained(trained.model, trust_remote_code=trust_remote_code)
-        with init_empty_weights():
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise unreadable("config", trained.model, error) from error
-    return model
-
-
-def expected(model: Any) -> Expected:
-    """Return the names and shapes of a model's weights."""
-    tied = tied_names(model)
-    shapes: dict[str, tuple[int, ...]] = {}
-    aliases: dict[str, list[str]] = {}
-    for name, value in model.state_dict().items():
-        if name in tied:
-            aliases.setdefault(tied[name], []).append(name)
+        if shards:
+            model = _filled(trained, shards, dtype, trust_remote_code)
         else:
-            shapes[name] = tuple(value.shape)
-    buffers = frozenset(name for name, _ in model.named_buffers())
-    return Expected(shapes, {name: tuple(others) for name, others in aliases.items()}, buffers)
+            model = AutoModelForCausalLM.from_pretrained(
+                trained.weights, trust_remote_code=trust_remote_code, dtype=dtype
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise unreadable("model", trained.weights, error) from error
+    return model.to(device).eval(), what
 
 
-def tied_names(model: Any) -> dict[str, str]:
-    """Return the weights that are another weight, by name: an output head that is the input embedding."""
-    known = getattr(model, "all_tied_weights_keys", None)  # transformers 5
-    if known is not None:
-        return dict(known)
-    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
-        return {}
-    source = _name_of(model, model.get_input_embeddings())
-    target = _name_of(model, model.get_output_embeddings())
-    return {f"{target}.weight": f"{source}.weight"} if source and target else {}
+def dtype_name(trained: Trained, trust_remote_code: bool = False) -> str:
+    """Return the type of the weights that the config names; that of an adapter's base model."""
+    from transformers import AutoConfig
 
-
-def _name_of(model: Any, module: Any) -> str | None:
-    return next((name for name, each in model.named_modules() if each is module), None) if module is not None else None
-
-
-def match(wanted: Expected, shards: Shards, where: str) -> dict[str, Stored]:
-    """Return the stored weight for each that the model needs. Raises JobError if they do not fit together."""
-    found = {}
-    for name in wanted.shapes:
-        names = (name, *wanted.aliases.get(name, ()))
-        stored = next((shards.weights[each] for each in names if each in shards.weights), None)
-        if stored is not None:
-            found[name] = stored
-    known = {*wanted.shapes, *(name for names in wanted.aliases.values() for name in names)}
-    missing = [name for name in wanted.shapes if name not in found and name not in wanted.optional]
-    strange = [name for name in shards.weights if name not in known and not name.endswith("inv_freq")]
-    named = ((missing, "weights are missing"), (strange, "do not belong to it"))
-    faults = [f"{len(names)} {word}, such as {names[0]}" for names, word in named if names]
-    for name, stored in found.items():
-        if not faults and stored.shape != wanted.shapes[name]:
-            faults.append(f"{name} has shape {_shape(stored.shape)}, and {_shape(wanted.shapes[name])} by the config")
-    if faults:
-        raise JobError(
-            f"{where} is not a checkpoint of the model that config.json describes",
-            "; ".join(faults),
-            "--config FOLDER|NAME of the model that was trained",
-        )
-    return found
-
-
-def filled(model: Any, weights: Mapping[str, Stored], dtype: Any, device: str = "cpu") -> Any:
-    """Return the blank model with its weights in `dtype` on a device, ready to answer."""
-    from accelerate.utils import set_module_tensor_to_device
-
-    for name, stored in weights.items():
-        tensor = stored.read()
-        wanted = dtype if tensor.is_floating_point() else None
-        set_module_tensor_to_device(model, name, device, value=tensor, dtype=wanted, clear_cache=False)
-    model.tie_weights()
-    return model.to(device).eval()
-
-
-def dtype_name(config: Any) -> str:
-    """Return the type of the weights that a config names."""
+    name = adapters.base_name(trained) if trained.adapter else trained.model
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreadable("config", name, error) from error
     return str(getattr(config, "dtype", None) or "float32").replace("torch.", "")
 
 
-def torch_type(name: str) -> Any:
-    import torch
+def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+    from transformers import AutoTokenizer
 
-    return getattr(torch, name)
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable("tokenizer", name, error) from error
+
+
+def _filled(trained: Trained, shards: Shards, dtype: str, trust_remote_code: bool) -> Any:
+    """Return the model of a config with the weights of the shards. Raises JobError if they do not fit together."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(trained.model, trust_remote_code=trust_remote_code)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    wanted = getattr(torch, dtype_name(trained, trust_remote_code) if dtype == "auto" else dtype)
+    known, weights = model.state_dict().keys(), {}
+    strange = [name for name in shards.weights if name not in known and not name.endswith("inv_freq")]
+    for name in shards.weights.keys() & known:
+        tensor = shards.weights[name]()
+        weights[name] = tensor.to(wanted) if tensor.is_floating_point() else tensor
+    try:
+        model.load_state_dict(weights, strict=False, assign=True)
+    except RuntimeError as error:  # shapes
+        raise _of_another_model(trained, str(error).splitlines()[-1].strip()) from error
+    model.tie_weights()
+    missing = [name for name, value in model.state_dict().items() if value.is_meta]
+    for names, fault in ((missing, "are missing"), (strange, "do not belong to it")):
+        if names:
+            raise _of_another_model(trained, f"{len(names)} weights {fault}, such as {names[0]}")
+    return model
+
+
+def _of_another_model(trained: Trained, why: str) -> JobError:
+    what = f"{trained.weights} is not a checkpoint of the model that config.json describes"
+    return JobError(what, why, "--config FOLDER|NAME of the model that was trained")
 
 
 def unreadable(part: str, name: str, error: Exception) -> JobError:
@@ -120,7 +96,3 @@ def unreadable(part: str, name: str, error: Exception) -> JobError:
         lines[0] if lines else type(error).__name__,
         "name another one if it is incomplete" if Path(name).is_dir() else "check the name, or give a folder",
     )
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape)) or "a single number"

@@ -22,13 +22,7 @@ ZERO_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 
 RANK = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_(?:optim|model)_states\.pt")
 
 
-@dataclass(frozen=True)
-class Stored:
-    """A weight on disk."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    read: Callable[[], Any]  # returns the tensor; nothing is kept
+Read = Callable[[], Any]  # returns a weight's tensor; nothing is kept
 
 
 @dataclass(frozen=True)
@@ -36,14 +30,14 @@ class Shards:
     """All weights of a checkpoint, by the name that the model gives them."""
 
     what: str  # e.g. `ZeRO-3 of 4 processes, DeepSpeed 0.19.8`
-    weights: Mapping[str, Stored]
+    weights: Mapping[str, Read]
 
 
 def open_shards(kind: str, folder: Path) -> Shards:
     """Return what a folder of shards holds; no weight is read yet. Raises JobError if a part is missing."""
     found = _universal(folder) if kind == UNIVERSAL else _zero(folder)
     # torch.compile puts its own name in front of the model's.
-    weights = {name.replace("_orig_mod.", ""): stored for name, stored in found.weights.items()}
+    weights = {name.replace("_orig_mod.", ""): read for name, read in found.weights.items()}
     return Shards(found.what, weights)
 
 
@@ -97,16 +91,16 @@ def _of_ranks(folder: Path, part: str, patterns: Sequence[str] = ("*zero_pp_rank
     return [pickles.load(path) for path, _ in in_order]
 
 
-def _of_module(module: Mapping[str, Any]) -> dict[str, Stored]:
+def _of_module(module: Mapping[str, Any]) -> dict[str, Read]:
     tensors = {name: value for name, value in module.items() if hasattr(value, "shape")}
     return {name: _whole(value, tuple(value.shape)) for name, value in tensors.items()}
 
 
-def _whole(tensor: Any, shape: tuple[int, ...]) -> Stored:
-    return Stored(shape, tensor.dtype, lambda: tensor.reshape(shape))
+def _whole(tensor: Any, shape: tuple[int, ...]) -> Read:
+    return lambda: tensor.reshape(shape)
 
 
-def _stage_1_and_2(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Stored]:
+def _stage_1_and_2(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Read]:
     """The weights of a group are one long vector; each process has an equal part of it."""
     weights = {}
     frozen = states[0].get("frozen_param_fragments") or {}
@@ -127,7 +121,7 @@ def _stage_1_and_2(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, St
     return weights
 
 
-def _stage_3(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Stored]:
+def _stage_3(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Read]:
     """Each process has an equal part of every weight, one after the other in its sub-groups."""
     weights = {}
     for name, shape in (states[0].get("frozen_param_shapes") or {}).items():
@@ -144,7 +138,7 @@ def _stage_3(states: Sequence[Any], shards: Sequence[Any]) -> dict[str, Stored]:
     return weights
 
 
-def _joined(rows: Sequence[Sequence[Any]], offset: int, count: int, shape: tuple[int, ...]) -> Stored:
+def _joined(rows: Sequence[Sequence[Any]], offset: int, count: int, shape: tuple[int, ...]) -> Read:
     """Return the weight made of `count` numbers, from `offset` on, of each row of pieces. The rest is padding."""
 
     def read() -> Any:
@@ -154,7 +148,7 @@ def _joined(rows: Sequence[Sequence[Any]], offset: int, count: int, shape: tuple
         flat = parts[0] if len(parts) == 1 else torch.cat(parts)
         return flat[: math.prod(shape)].reshape(shape)
 
-    return Stored(shape, rows[0][0].dtype, read)
+    return read
 
 
 def _span(pieces: Sequence[Any], offset: int, count: int) -> list[Any]:
@@ -185,9 +179,8 @@ def _universal(folder: Path) -> Shards:
     weights = _of_module(state.get("module") or {})
     shapes = {name: tuple(shape) for group in state.get("param_shapes") or () for name, shape in group.items()}
     for path in sorted((folder / "zero").glob("*/fp32.pt")):
-        tensor = _of_file(path)
-        shape = shapes.get(path.parent.name, tuple(tensor.shape))  # ZeRO-3's are flat
-        weights[path.parent.name] = Stored(shape, tensor.dtype, _reader(path, shape))
+        shape = shapes.get(path.parent.name) or tuple(_of_file(path).shape)  # ZeRO-3's are flat
+        weights[path.parent.name] = _reader(path, shape)
     for alias, name in dict(state.get("shared_params") or {}).items():
         if name in weights:
             weights[alias] = weights[name]
@@ -200,5 +193,5 @@ def _of_file(path: Path) -> Any:
     return found["param"] if isinstance(found, dict) else found
 
 
-def _reader(path: Path, shape: tuple[int, ...]) -> Callable[[], Any]:
+def _reader(path: Path, shape: tuple[int, ...]) -> Read:
     return lambda: _of_file(path).reshape(-1)[: math.prod(shape)].reshape(shape)
