@@ -33,10 +33,7 @@ class Batch:
 
 
 def plan(micro: int, accumulation: int, world_size: int, length: int | None, global_batch: int | None) -> Batch:
-    """Return the batch; a global batch gives the accumulation. Raises JobError where it does not divide."""
-    for name, value in (("micro batch", micro), ("accumulation", accumulation), ("world size", world_size)):
-        if value < 1:
-            raise JobError(f"the {name} is {value}", "it must be 1 or more", f"give a {name} of 1 or more")
+    """Return the batch; a global batch gives the accumulation. Raises JobError if it does not divide."""
     if global_batch is None:
         return Batch(micro, accumulation, world_size, length)
     per_pass = micro * world_size
@@ -47,6 +44,4 @@ def plan(micro: int, accumulation: int, world_size: int, length: int | None, glo
             f"{micro} per process x {world_size} processes = {per_pass} per pass; {global_batch} is not a multiple",
             f"--global_batch_size {' or '.join(map(str, near))}, or another --per_device_train_batch_size",
         )
-    batch = Batch(micro, global_batch // per_pass, world_size, length)
-    assert batch.sequences == global_batch
-    return batch
+    return Batch(micro, global_batch // per_pass, world_size, length)

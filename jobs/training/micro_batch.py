@@ -1,9 +1,8 @@
 """`--micro_batch N|auto`: sequences of one process in one forward pass; `auto` is the largest number that fits.
 
 `auto` starts this script again on every rank, as a child that trains a few steps on full-length sequences with one size
-after another: doubling, then the sizes in between. After each size the ranks agree on the memory that it took. A size
-that would need more than 92% of the memory, as the two sizes before it tell, is not tried. accelerate's
-`find_executable_batch_size` decides for one process alone, and the others would wait in a collective for ever.
+after another (probe.py). If a size runs out of memory on one rank, the others would wait in a collective for ever: this
+process ends its child then. accelerate's `find_executable_batch_size` decides for one process alone.
 """
 
 from __future__ import annotations
@@ -14,19 +13,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from training import batch, files, host_memory, probe
+from training import batch, files, probe
 from training.errors import JobError
 from training.processes import Processes, free_port
 from training.run import RunFolder
 from training.settings import Settings
 
-ROUND_SECONDS = 1800.0
-FromFirst = Callable[[str, Callable[[], int]], int]
+SEARCH_SECONDS = 1800.0
+GRACE_SECONDS = 5.0  # a child fails where another rank's has just run out of memory: wait for that rank's answer
+OUTCOME = "outcome"  # key in the store: what the first rank has found that ran out of memory
 
 
 def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | None) -> None:
@@ -74,13 +74,19 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     """Return the largest micro batch that fits on all ranks; a restart of the run takes the one found before."""
     kept, started = run.path / "micro_batch.json", time.monotonic()
     question = {"words": list(settings.words), "processes": peers.world_size, "sequences": each, "length": length}
-    with talking(peers) as from_first:
-        known = from_first("known", lambda: remembered(kept, question))
+    with shared_store(peers) as store:
+        if peers.first:
+            store.set("known", str(remembered(kept, question)))
+            store.set("port", str(free_port("")))
+        known = int(store.get("known"))
         if known:
             if peers.first:
                 print(f"micro batch: {known}, as found before ({kept})", flush=True)
             return known
-        found = _search(settings.words, run, peers, each, from_first)
+        sizes = [size for size in range(1, each + 1) if each % size == 0]
+        if peers.first:
+            print(f"micro batch: trying {', '.join(map(str, sizes))}", flush=True)
+        found = search(sizes, settings, run, peers, store)
     if found.fits == 0:
         raise JobError(
             f"one sequence of {length} tokens does not fit into memory (rank {found.rank})",
@@ -95,102 +101,86 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     return found.fits
 
 
-def _search(words: Sequence[str], run: RunFolder, peers: Processes, each: int, from_first: FromFirst) -> probe.Outcome:
-    """Return what fits: a round of tries, and another one where a size ran out of memory and others lie below it."""
-    found = probe.Outcome()
-    while sizes := [size for size in range(found.fits + 1, (found.fails or each + 1)) if each % size == 0]:
-        if peers.first:
-            print(f"micro batch: trying {', '.join(map(str, sizes))}", flush=True)
-        port = from_first(f"port-{sizes[0]}", lambda: free_port(""))
-        after = _round(sizes, min(2, each // sizes[0]), words, run, peers, port)
-        if after.fails is None:
-            return after
-        found = probe.Outcome(max(found.fits, after.fits), after.fails, after.rank)
-        if found.fits == 0:
-            break
-    return found
-
-
-def remembered(path: Path, question: Mapping[str, Any]) -> int:
+def remembered(path: Path, question: dict[str, Any]) -> int:
     """Return the answer to exactly this question, or 0."""
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kept = json.loads(path.read_text(encoding="utf-8"))
         return int(kept["micro_batch"]) if kept["for"] == question else 0
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
+    return 0
 
 
 @contextlib.contextmanager
-def talking(peers: Processes) -> Iterator[FromFirst]:
-    """Give a function that returns what rank 0 made, on every rank, while there is no process group.
+def shared_store(peers: Processes) -> Iterator[Any]:
+    """Give a store that all ranks share while there is no process group.
 
-    It uses the store of torchrun's agent; with another launcher rank 0 opens one beside the port of the process group.
+    It is that of torchrun's agent; with another launcher rank 0 opens one beside the port of the process group.
     """
-    if peers.world_size == 1:
-        yield lambda key, make: make()
-        return
     from torch import distributed
 
+    if peers.world_size == 1:
+        yield distributed.HashStore()
+        return
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = int(os.environ["MASTER_PORT"]) + (0 if agent else 1)
     server = peers.first and not agent
-    wait = timedelta(seconds=ROUND_SECONDS + 60)
-    shared: Any = distributed.TCPStore(
-        os.environ["MASTER_ADDR"], port, peers.world_size, server, wait, wait_for_workers=False
-    )
-    store: Any = distributed.PrefixStore(f"micro_batch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
-
-    def from_first(key: str, make: Callable[[], int]) -> int:
-        if peers.first:
-            store.set(key, str(make()))
-        return int(store.get(key))
-
-    yield from_first
+    wait = timedelta(seconds=SEARCH_SECONDS + 60)
+    address = os.environ["MASTER_ADDR"]
+    shared = distributed.TCPStore(address, port, peers.world_size, server, wait, wait_for_workers=False)
+    store = distributed.PrefixStore(f"micro_batch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+    yield store
     store.add("left", 1)
     while server and store.add("left", 0) < peers.world_size:  # the store is in this process
         time.sleep(0.05)
 
 
-def _round(
-    sizes: Sequence[int], accumulation: int, words: Sequence[str], run: RunFolder, peers: Processes, port: int
-) -> probe.Outcome:
-    """Start this rank's child with the sizes to try and return what it found. Raises JobError on another failure."""
-    folder = run.attempt / "probe" / f"{sizes[0]}-{sizes[-1]}"
-    (folder / f"rank-{peers.rank}").mkdir(parents=True, exist_ok=True)
-    order, log = folder / f"rank-{peers.rank}.json", folder / f"rank-{peers.rank}.log"
-    share = host_memory.free_bytes() // peers.local_world_size  # for a machine without a GPU
-    files.write_json(order, {"sizes": list(sizes), "accumulation": accumulation, "memory_bytes": share})
-    own = {
-        probe.VARIABLE: order, "MASTER_PORT": port, "RUNNER_CACHE": run.cache, "RUNNER_RUN": folder,
-        "WANDB_MODE": "disabled", "RUNNER_ATTEMPT": folder / f"rank-{peers.rank}",
-        "RUNNER_SAVE_AND_EXIT": folder / "never",
+def search(sizes: list[int], settings: Settings, run: RunFolder, peers: Processes, store: Any) -> probe.Outcome:
+    """Start this rank's child with the sizes to try and return what all ranks found. Raises JobError if it fails."""
+    folder = run.attempt / "probe"
+    own = folder / f"rank-{peers.rank}"
+    own.mkdir(parents=True, exist_ok=True)
+    order = {"sizes": sizes, "accumulation": min(2, sizes[-1]), "processes_per_node": peers.local_world_size}
+    files.write_json(own / "order.json", order)
+    (own / "outcome.json").unlink(missing_ok=True)
+    variables = {
+        probe.VARIABLE: own, "MASTER_PORT": int(store.get("port")), "RUNNER_CACHE": run.cache, "RUNNER_RUN": folder,
+        "RUNNER_ATTEMPT": own, "RUNNER_SAVE_AND_EXIT": folder / "never", "WANDB_MODE": "disabled",
     }  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
-    environment = {**kept, **{name: str(value) for name, value in own.items()}}
-    command = (sys.executable, str(Path(sys.argv[0]).resolve()), *words)
-    with log.open("wb") as stream:
-        try:
-            code = subprocess.run(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, timeout=ROUND_SECONDS
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = -1
-    result = order.with_suffix(".outcome")
-    if code in (0, probe.OUT_OF_MEMORY) and result.is_file():
+    environment = {**kept, **{name: str(value) for name, value in variables.items()}}
+    command = (sys.executable, str(Path(sys.argv[0]).resolve()), *settings.words)
+    with (own / "log").open("wb") as log:
+        child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    code = _wait(child, store)
+    result = own / "outcome.json"
+    if code == probe.OUT_OF_MEMORY:
+        store.set(OUTCOME, result.read_text(encoding="utf-8"))
+    elif code != 0:
+        with contextlib.suppress(Exception):  # no rank ran out of memory: the library's error for a key without value
+            store.wait([OUTCOME], timedelta(seconds=GRACE_SECONDS))
+    if store.check([OUTCOME]):
+        return probe.Outcome(**json.loads(store.get(OUTCOME)))
+    if code == 0:
         return probe.Outcome(**json.loads(result.read_text(encoding="utf-8")))
-    raise _error(peers.rank, code, log, folder / f"rank-{peers.rank}" / "error.txt")
+    raise _error(peers.rank, code, own)
 
 
-def _error(rank: int, code: int, log: Path, note: Path) -> JobError:
-    """Return the child's own error, else the last line of its log."""
-    with contextlib.suppress(OSError, ValueError):
-        what, rest = note.read_text(encoding="utf-8").strip().split("\n  because: ")
-        why, fix = rest.split("\n  try:     ", 1)
-        return JobError(what.split(": ", 1)[-1], why, fix)
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    last = lines[-1] if lines else "it printed nothing"
+def _wait(child: subprocess.Popen[bytes], store: Any) -> int:
+    """Return the child's exit code; end it if another rank has run out of memory, or after SEARCH_SECONDS."""
+    end = time.monotonic() + SEARCH_SECONDS
+    while child.poll() is None:
+        if store.check([OUTCOME]) or time.monotonic() > end:
+            child.kill()
+        time.sleep(0.25)
+    return child.wait()
+
+
+def _error(rank: int, code: int, folder: Path) -> JobError:
+    """Return what the child reported, else the last line of its log."""
+    note, log = folder / "error.txt", folder / "log"
+    text = (note if note.is_file() else log).read_text(encoding="utf-8", errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it printed nothing"]
     return JobError(
         f"the search for --micro_batch auto failed on rank {rank} with exit code {code}",
-        f"no answer in {ROUND_SECONDS:.0f} s" if code == -1 else last,
+        " ".join(lines) if note.is_file() else lines[-1],
         f"see {log}, or give --micro_batch NUMBER",
     )

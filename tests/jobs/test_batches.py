@@ -34,9 +34,3 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_its_neighbours(glob
         batches.plan(2, 1, 2, 16, global_batch)
     assert f"a global batch of {global_batch}" in caught.value.what
     assert f"--global_batch_size {near}," in caught.value.fix
-
-
-@pytest.mark.parametrize(("micro", "accumulation"), [(0, 1), (-2, 1), (1, 0)])
-def test_parts_below_one_are_refused(micro: int, accumulation: int) -> None:
-    with pytest.raises(JobError, match="1 or more"):
-        batches.plan(micro, accumulation, 2, 16, None)
