@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: a preset by name or a file, checked before anything slow starts."""
+"""DeepSpeed's configuration: a preset by name or a file, made to agree with the arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from training.settings import Settings
 
 PRESETS = Path(__file__).resolve().parents[1] / "deepspeed"
-NUMBERS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 # transformers 5.23 renamed gradient_checkpointing.
 CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 # Sections and keys that the scripts use or document; others get a warning only.
@@ -38,7 +37,7 @@ DROPPED = {
 
 
 def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
-    """Replace a preset's name by the path of the checked file; `none` turns DeepSpeed off. Return notes for the user.
+    """Replace a preset's name by the path of the file; `none` turns DeepSpeed off. Return notes for the user.
 
     bf16 and fp16 of the file become the arguments, since the trainer refuses a difference. A section
     activation_checkpointing turns on the trainer's own. Keys of DROPPED are left out of a copy in the attempt's folder.
@@ -61,7 +60,7 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
         # The older name only warns: set the newest one.
         newest = next(key for key in CHECKPOINTING if key in settings.values)
         settings.default({newest: True}, f"{path.name}: activation_checkpointing")
-    notes = [*unknown_keys(path, config), *without_effect(config)]
+    notes = unknown_keys(path, config)
     dropped = [key for key in DROPPED if config.get("checkpoint", {}).get(key)]
     source = settings.sources["deepspeed"]
     if dropped:
@@ -91,9 +90,9 @@ def resolve(name: str) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the configuration. Raises JobError for broken JSON, duplicate keys, and settings that contradict."""
+    """Return the configuration. Raises JobError for what is not a JSON object."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _once(path, pairs))
+        config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
         raise JobError(f"{where} is not valid JSON", error.msg, "fix that line; JSON has no comments") from error
@@ -101,12 +100,6 @@ def read(path: Path) -> dict[str, Any]:
         raise JobError(f"cannot read {path}", str(error), "give a text file that the container sees") from error
     if not isinstance(config, dict):
         raise JobError(f"{path} is not a JSON object", "DeepSpeed's configuration is one", "begin with '{'")
-    for section in ("bf16", "fp16", "zero_optimization", "activation_checkpointing", "checkpoint", "optimizer"):
-        if not isinstance(config.get(section, {}), dict):
-            raise JobError(
-                f"{path}: {section} is {config[section]!r}", "it is a section with keys", f'write "{section}": {{...}}'
-            )
-    _refuse_contradictions(path, config)
     return config
 
 
@@ -145,17 +138,6 @@ def batch_conflict(path: Path, config: Mapping[str, Any], expected: Mapping[str,
             )
 
 
-def without_effect(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a note for each setting that is on and changes nothing with a model of transformers."""
-    section = config.get("activation_checkpointing", {})
-    known = ("partition_activations", "contiguous_memory_optimization", "cpu_checkpointing", "number_checkpoints")
-    return tuple(
-        f"activation_checkpointing.{key} has no effect: models of transformers recompute by torch, not by DeepSpeed"
-        for key in known
-        if section.get(key)
-    )
-
-
 def skip_unbuilt_shm_comm() -> None:
     """Keep DeepSpeed from compiling its all-reduce for CPUs at the first start; torch's own works as well.
 
@@ -184,76 +166,3 @@ def _take_precision(path: Path, config: Mapping[str, Any], settings: Settings) -
                 f'write "auto" in the file, or remove --{name}',
             )
         settings.derive(name, enabled, f"{path.name}: {name}.enabled")
-
-
-def _once(path: Path, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise JobError(f"{path}: the key {name!r} appears twice", "JSON keeps the last one", "remove one of them")
-    return dict(pairs)
-
-
-def _refuse_contradictions(path: Path, config: Mapping[str, Any]) -> None:
-    zero = config.get("zero_optimization", {})
-    level = zero.get("stage", 0)
-    if isinstance(level, bool) or level not in (0, 1, 2, 3):
-        raise JobError(f"{path}: zero_optimization.stage is {level!r}", "the stages are 0, 1, 2 and 3", "use one")
-    enabled = {name: config.get(name, {}).get("enabled", False) for name in ("bf16", "fp16")}
-    for name, value in enabled.items():
-        if value not in (True, False, "auto"):
-            raise JobError(f"{path}: {name}.enabled is {value!r}", 'it is true, false or "auto"', 'write "auto"')
-    if enabled["bf16"] is True and enabled["fp16"] is True:
-        raise JobError(f"{path} turns on both bf16 and fp16", "a model trains in one of them", 'write "auto" for both')
-    _check_batch(path, config)
-    _check_offload(path, config, zero, level)
-
-
-def _check_batch(path: Path, config: Mapping[str, Any]) -> None:
-    for key in NUMBERS:
-        value = config.get(key, "auto")
-        if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise JobError(f"{path}: {key} is {value!r}", 'it must be 1 or more, or "auto"', 'write "auto"')
-    total, micro, accumulation = (config.get(key, "auto") for key in NUMBERS)
-    if "auto" not in (total, micro, accumulation) and total % (micro * accumulation):
-        raise JobError(
-            f"{path}: train_batch_size {total} is not a multiple of {micro} x {accumulation}",
-            "train_batch_size = micro batch x accumulation x processes",
-            'write "auto" for the three; the command line sets them',
-        )
-
-
-def _check_offload(path: Path, config: Mapping[str, Any], zero: Mapping[str, Any], level: int) -> None:
-    for key in ("offload_param", "stage3_gather_16bit_weights_on_model_save"):
-        if _is_on(zero.get(key)) and level != 3:
-            raise JobError(
-                f"{path}: zero_optimization.{key} with stage {level}",
-                "only stage 3 splits the weights",
-                f"set stage to 3, or remove {key}",
-            )
-    for key in ("offload_optimizer", "offload_param"):
-        table = zero.get(key) or {}
-        if table.get("device") == "nvme" and not table.get("nvme_path"):
-            raise JobError(
-                f"{path}: zero_optimization.{key} goes to nvme, and nvme_path is missing",
-                "DeepSpeed would write to a folder named None",
-                f'"nvme_path": a folder on the node\'s own disk, or "device": "cpu" in {key}',
-            )
-    if not _is_on(zero.get("offload_optimizer")):
-        return
-    if level == 0:
-        raise JobError(
-            f"{path}: zero_optimization.offload_optimizer with stage 0",
-            "with stage 0 the optimizer is not split and stays on the GPU",
-            "set stage to 1, 2 or 3, or remove offload_optimizer",
-        )
-    if "optimizer" not in config and config.get("zero_force_ds_cpu_optimizer", True):
-        raise JobError(
-            f"{path}: zero_optimization.offload_optimizer without an optimizer section",
-            "the trainer would bring torch's optimizer, which DeepSpeed refuses to run on the CPU",
-            'add the optimizer section of the preset zero2-offload, or "zero_force_ds_cpu_optimizer": false',
-        )
-
-
-def _is_on(value: Any) -> bool:
-    return bool(value) and not (isinstance(value, Mapping) and value.get("device") in (None, "none"))

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration is checked key by key before anything slow starts."""
+"""A DeepSpeed configuration agrees with the command line, or the job does not start."""
 
 import json
 import re
@@ -71,29 +71,6 @@ def test_a_preset_that_is_not_there_names_those_that_are() -> None:
     [
         ('{"train_batch_size": 8,}', "is not valid JSON"),
         ("[]", "is not a JSON object"),
-        ('{"bf16": {"enabled": true}, "fp16": {"enabled": true}}', "both bf16 and fp16"),
-        ('{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}', "offload_param with stage 2"),
-        ('{"zero_optimization": {"stage": 4}}', "stage is 4"),
-        ('{"zero_optimization": true}', "zero_optimization is True"),
-        ('{"bf16": {"enabled": "yes"}}', "bf16.enabled is 'yes'"),
-        ('{"train_batch_size": 8, "train_batch_size": 8}', "appears twice"),
-        ('{"train_batch_size": "8"}', "train_batch_size is '8'"),
-        (
-            '{"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 1}',
-            "10 is not a multiple of 4 x 1",
-        ),
-        (
-            '{"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}}',
-            "offload_optimizer with stage 0",
-        ),
-        (
-            '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
-            "offload_optimizer without an optimizer section",
-        ),
-        (
-            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
-            "nvme_path is missing",
-        ),
     ],
 )
 def test_a_broken_configuration_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -206,13 +183,6 @@ def test_the_file_from_alps_trains_as_it_is(script: str, launcher: Launcher, tmp
     assert attempt.code == 0, attempt.output
     assert attempt.output.count("is ignored") == 2
     assert len(attempt.losses) == 2
-
-
-def test_what_changes_nothing_is_said() -> None:
-    config = {"activation_checkpointing": {"cpu_checkpointing": True, "partition_activations": False}}
-    assert [line.split()[0] for line in deepspeed_config.without_effect(config)] == [
-        "activation_checkpointing.cpu_checkpointing"
-    ]
 
 
 HEAVIER = ("zero3-offload", "alps-zero3")
