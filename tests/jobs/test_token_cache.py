@@ -406,15 +406,33 @@ def test_text_that_cannot_be_read_is_refused(
     assert not [path for path in tmp_path.glob("*tokens-*") if path.suffix != ".lock"]
 
 
-def test_a_process_that_ends_is_an_error_that_says_so(tmp_path: Path, plain: Any) -> None:
-    note = tmp_path / "state.json"
-    note.write_text("{")
-    process = building._Process(note, "tokenizers")
-    try:
-        with pytest.raises(JobError, match="a process that encodes text has ended"):
-            process.ask({"piece": {}})
-    finally:
-        process.end()
+def end_this_process(*_: Any) -> None:
+    os._exit(1)
+
+
+def test_an_error_in_another_process_is_the_same_error_here(tmp_path: Path, plain: Any) -> None:
+    path = lines(tmp_path / "a.jsonl", source_texts())
+    path.write_text(path.read_text() + "{broken\n")
+    with pytest.raises(JobError, match=r"line 101 is not JSON: '{broken'"):
+        opened(path, plain, tmp_path)
+
+
+def test_a_process_that_ends_is_an_error_that_says_so(
+    tmp_path: Path, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "_encode", end_this_process)
+    pieces = documents.plan((lines(tmp_path / "a.jsonl", source_texts()),), "text", True, 1 << 20)
+    with pytest.raises(JobError, match="a process that encodes text has ended"):
+        building.build(tmp_path / "made", pieces, identity.state_of(plain, False), "tokenizers", 2, {"files": []})
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_tokenizer_in_python_is_refused(tmp_path: Path) -> None:
+    class Slow:
+        eos_token_id = 0
+
+    with pytest.raises(JobError, match=r"has no tokenizer\.json"):
+        opened(lines(tmp_path / "a.jsonl"), Slow(), tmp_path)
 
 
 RANK = """
@@ -428,14 +446,18 @@ from training import errors, processes
 from training.token_cache import cache
 from transformers import PreTrainedTokenizerFast
 
-with errors.reported("rank", Path(sys.argv[1])):
-    peers = processes.from_environment(os.environ)
-    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
-    cache.BEAT_SECONDS = 0.2
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[3])
-    tokens = cache.open_tokens(cache.Corpus((Path(sys.argv[2]),)), tokenizer, Path(sys.argv[1]), peers)
-    sys.stdout.write(f"rank {{peers.rank}}: {{tokens.tokens}} {{tokens.file.prefix}}\\n")
-    torch.distributed.destroy_process_group()
+def main():
+    with errors.reported("rank", Path(sys.argv[1])):
+        peers = processes.from_environment(os.environ)
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+        cache.BEAT_SECONDS = 0.2
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[3])
+        tokens = cache.open_tokens(cache.Corpus((Path(sys.argv[2]),)), tokenizer, Path(sys.argv[1]), peers)
+        sys.stdout.write(f"rank {{peers.rank}}: {{tokens.tokens}} {{tokens.file.prefix}}\\n")
+        torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    main()
 """
 
 

@@ -141,18 +141,17 @@ def _build(folder: Path, corpus: Corpus, tokenizer: Any, state: TokenizerState, 
     share = size_bytes // (4 * processes) + 1
     pieces = documents.plan(corpus.files, corpus.column, corpus.line_ends, max(1 << 20, min(PIECE_BYTES, share)))
     about = {**options, "files": [str(path.absolute()) for path in corpus.files]}
-    if identity.is_fast(state) and _is_plain(tokenizer, state):
-        line = building.build(folder, pieces, state, how.back_end, processes, about)
-    else:
-        line = building.build_in_place(folder, pieces, state, encoding.Slow(tokenizer), about)
-    print(f"tokenized {line}", flush=True)
+    _refuse_own_rules(tokenizer, state)
+    print(f"tokenized {building.build(folder, pieces, state, how.back_end, processes, about)}", flush=True)
 
 
-def _is_plain(tokenizer: Any, state: TokenizerState) -> bool:
-    """Return whether transformers adds nothing of its own to the `tokenizers` object inside."""
+def _refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
+    """Raise JobError if the tokenizer's Python class gives other ids than the `tokenizers` object inside."""
     inner = encoding.HuggingFace(state).encode(encoding.HARD)
-    outer = encoding.Slow(tokenizer).encode(encoding.HARD)
-    return all(np.array_equal(ours, theirs) for ours, theirs in zip(inner, outer, strict=True))
+    outer = encoding.flat(tokenizer(list(encoding.HARD), return_attention_mask=False)["input_ids"])
+    if not all(np.array_equal(ours, theirs) for ours, theirs in zip(inner, outer, strict=True)):
+        why = f"{type(tokenizer).__name__} gives other ids than its tokenizer.json"
+        raise JobError("the tokenizer has rules of its own in Python", why, "--streaming takes it")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -119,18 +119,6 @@ class Gigatoken:
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
         raise Differs("the post-processor changes the ids themselves")
-
-
-class Slow:
-    """A tokenizer of transformers that has no `tokenizers` inside; in the process that holds it."""
-
-    name = "transformers, in Python"
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-
-    def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        return flat(self.tokenizer(list(texts), return_attention_mask=False)["input_ids"])
 
 
 def make(state: TokenizerState, back_end: str) -> Encoder:

@@ -45,14 +45,18 @@ def key(contents: Sequence[str], state: TokenizerState, options: dict[str, Any])
 
 
 def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
-    """Return what decides a tokenizer's ids. Raises JobError if it needs an end token and has none."""
+    """Return what decides a tokenizer's ids. Raises JobError if it is written in Python, or lacks an end token."""
     end = tokenizer.eos_token_id if end_of_document else None
     if end_of_document and end is None:
         why = "documents are to be closed with one"
         raise JobError("the tokenizer has no end token", why, "--eos_token TOKEN, or leave it out")
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None or not hasattr(inner, "to_str"):
-        return TokenizerState(f"{_saved(tokenizer)}", False, end, dtype_code(len(tokenizer)))
+        raise JobError(
+            "the tokenizer has no tokenizer.json",
+            f"{type(tokenizer).__name__} is written in Python: it would take days for a large text",
+            "a model with a fast tokenizer; or --streaming, which takes this one",
+        )
     truncation, padding = inner.truncation, inner.padding
     inner.no_truncation()
     inner.no_padding()
@@ -63,21 +67,6 @@ def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
         inner.enable_padding(**padding)
     as_text = bool(getattr(tokenizer, "split_special_tokens", False))
     return TokenizerState(text, as_text, end, dtype_code(len(tokenizer)))
-
-
-def is_fast(state: TokenizerState) -> bool:
-    """Return whether other processes can make the tokenizer from its text."""
-    return state.text.startswith("{")
-
-
-def _saved(tokenizer: Any) -> str:
-    """Return a digest of the files of a tokenizer that is written in Python."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        parts = [f"{path.name} {digest(path)}" for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-    return " ".join((type(tokenizer).__name__, *parts))
 
 
 def _remembered(path: Path, memory: Path) -> str:
