@@ -45,42 +45,44 @@ FAULTS: Mapping[str, Fault] = {
     "requeue": Fault(by_slurm.requeue, "scontrol requeue", cause="requeued"),
     "slurmd_killed": Fault(
         by_slurm.slurmd_killed,
-        "its processes survive; slurmd is back after the next attempt has started",
+        "its processes survive; slurmd is started again after the next attempt has started",
         steps=400,
         config=GIVEN_UP,
         cause="node_failure",
     ),
-    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "killed, and back after 2 s: no effect"),
+    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "killed, and started again after 2 s; no effect"),
     "node_lost": Fault(
-        by_slurm.node_lost, "all of its processes are gone", steps=200, config=GIVEN_UP, cause="node_failure"
+        by_slurm.node_lost, "all processes on the node are gone", steps=200, config=GIVEN_UP, cause="node_failure"
     ),
-    "node_down": Fault(by_slurm.node_down, "set by an admin", cause="node_failure"),
-    "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and back after 3 s: no effect"),
+    "node_down": Fault(by_slurm.node_down, "an administrator sets the node to DOWN", cause="node_failure"),
+    "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and started again after 3 s; no effect"),
     "slurmctld_submitting": Fault(
         by_launch.slurmctld_while_submitting,
-        "a failed launch says so, leaves nothing behind, and was launched again",
+        "a failed launch prints an error and leaves nothing behind; it was repeated",
         by_hand=True,
     ),
     "rank_killed": Fault(by_hand.rank_killed, cause="script_failure"),
-    "rank_hung": Fault(by_hand.rank_hung, "ended, with the stacks of all ranks", cause="hang"),
-    "oom": Fault(by_hand.oom, "simulated: SIGKILL, with slurmd's message as recorded", cause="script_failure"),
-    "disk_full": Fault(by_hand.disk_full, "for 10 s; a restart waits for free space", cause="*", by_hand=True),
+    "rank_hung": Fault(by_hand.rank_hung, "the step is ended; the stacks of all ranks are saved", cause="hang"),
+    "oom": Fault(by_hand.oom, "simulated with SIGKILL and a recorded message from slurmd", cause="script_failure"),
+    "disk_full": Fault(
+        by_hand.disk_full, "the disk is full for 10 s; a restart waits for free space", cause="*", by_hand=True
+    ),
     "unreadable": Fault(
         by_hand.unreadable,
-        "the run folder, for 30 s: a stopped FUSE mount; no effect",
+        "the run folder cannot be read for 30 s (a stopped FUSE mount); no effect",
         steps=120,
         uses=("/dev/fuse",),
     ),
     "clock_jump": Fault(
         by_hand.clock_jump,
-        "by a day, with libfaketime; then a rank is killed",
+        "the clock jumps by a day (libfaketime), then a rank is killed",
         steps=120,  # half of them may be over before the clock has jumped
         cause="script_failure",
         uses=("faketime",),
     ),
-    "launched_twice": Fault(by_launch.launched_twice, "two runs at the same moment"),
+    "launched_twice": Fault(by_launch.launched_twice, "two runs are launched at the same moment"),
     "submitted_twice": Fault(
-        by_hand.submitted_twice, "the same run twice at the same moment: only one of the jobs runs it"
+        by_hand.submitted_twice, "one run is submitted twice at the same moment; only one of the jobs runs it"
     ),
 }
 
