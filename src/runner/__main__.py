@@ -10,7 +10,7 @@ def main() -> int:
     """The exit code of the command line that this process was started with."""
     # A tenth of a short command's time went into looking for garbage among modules, while they are read and at the
     # end, when Python looks once more through all that is about to go anyway.
-    gc.set_threshold(50_000)
+    gc.set_threshold(400_000)
     try:
         from runner.cli import run
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from runner.errors import RunnerError
 
@@ -17,8 +17,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OPEN = re.compile(r"\$?\$\{")
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """`${name}` or `${name:-default}`; the default may hold references of its own."""
 
     name: str

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
@@ -38,7 +39,12 @@ class Document:
 
     path: Path
     data: Mapping[str, Any]
-    lines: Mapping[Keys, int] = field(default_factory=dict)
+    text: str = ""
+
+    @cached_property
+    def lines(self) -> Mapping[Keys, int]:
+        """The line of each key path; found when the first is wanted, which takes longer than to read the data."""
+        return key_lines(self.text)
 
     def place(self, *keys: str) -> Place:
         """The line of a key; of the nearest table around it if the key itself is not in the file."""
@@ -78,7 +84,7 @@ def parse_toml(text: str, path: Path) -> Document:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise _syntax_error(text, path, str(error)) from error
-    return Document(path, data, key_lines(text))
+    return Document(path, data, text)
 
 
 def _syntax_error(text: str, path: Path, message: str) -> RunnerError:

@@ -205,17 +205,32 @@ def signs(
 ) -> Iterator[tuple[str, str]]:
     """(`clusters`, `paths` or `partitions`; word) by which a site is known: the user's file's, else the shipped one's.
 
-    Never those of a base: a variant of a cluster is not that cluster. Files without any of the words `mentioned` are
-    passed over unread: every command looks at every site.
+    Never those of a base: a variant of a cluster is not that cluster.
     """
-    for folder in (user_folder(environ), SHIPPED):
-        path = folder / f"{name}.toml"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        if not any(word in text for word in mentioned):
-            continue
-        document = _site_document(path)
+    for document in _own_documents(name, environ, mentioned):
         kinds = ("clusters", "paths", "partitions")
         found = [(kind, word) for kind in kinds for word in strings(document, ("detect", kind))]
         if found:
             yield from found
             return
+
+
+def own_image_folder(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """The image folder that a site's own files set, unexpanded; None where it is that of a base."""
+    for document in _own_documents(name, environ, ("image_folder",)):
+        keys = ("values", "image_folder")
+        if text := typed(document, (*keys, "value") if _is_sourced(document, keys) else keys, str):
+            return text
+    return None
+
+
+def _own_documents(name: str, environ: Mapping[str, str] | None, words: Sequence[str]) -> Iterator[Document]:
+    """The files of a site itself, the user's first; without those that have none of the words.
+
+    These are not parsed: some commands look at every site.
+    """
+    for folder in (user_folder(environ), SHIPPED):
+        path = folder / f"{name}.toml"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if any(word in text for word in words):
+            yield _site_document(path)

@@ -5,7 +5,6 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -58,7 +57,7 @@ def test_the_note_bears_the_name_that_the_script_gives_it() -> None:
     finally:
         sys.path.remove(str(ROOT / "jobs"))
     for each in (MODEL, DATA, Wanted("model", "gpt2", "refs/pr/1", "tokenizer"), Wanted("dataset", "a/b", part="x/y")):
-        assert payload.Wanted(**asdict(each)).note == each.note
+        assert payload.Wanted(**each._asdict()).note == each.note
 
 
 def test_the_scripts_own_names_are_known() -> None:
@@ -72,7 +71,7 @@ def noted(home: Path, each: Wanted, seen_at: Path | None = None) -> Path:
     (home / folder / "sub").mkdir(parents=True)
     (home / folder / "sub/file.json").write_text("{}\n")
     (home / hub.NOTES).mkdir(exist_ok=True)
-    record = {**asdict(each), "folder": str((seen_at or home) / folder), "files": {"sub/file.json": 3}}
+    record = {**each._asdict(), "folder": str((seen_at or home) / folder), "files": {"sub/file.json": 3}}
     (home / hub.NOTES / each.note).write_text(json.dumps(record))
     return home / folder / "sub/file.json"
 

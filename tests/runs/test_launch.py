@@ -135,6 +135,19 @@ def test_a_missing_image_that_another_site_has_is_named(project: Project, tmp_pa
     assert "runner import cpu" in caught.value.fix
 
 
+def test_a_missing_image_is_sought_where_the_users_own_site_file_says(project: Project, tmp_path: Path) -> None:
+    """The user's own file counts before the shipped one; a damaged file of another site is passed over."""
+    sites = tmp_path / "config/runner/sites"
+    sites.mkdir(parents=True)
+    (sites / "alps.toml").write_text("[values]\nimage_folder = [")
+    (sites / "local.toml").write_text(f'[values]\nimage_folder = "{tmp_path}/mine"\n')
+    import_file(tmp_path / "mine", "cpu")
+    with pytest.raises(RunnerError, match="is not here") as caught:
+        plan(project, request(env="cpu", engine="sandbox", words=("true",)), HOME=str(tmp_path / "home"),
+             XDG_CONFIG_HOME=str(tmp_path / "config"), RUNNER_IMAGES=str(tmp_path / "none"))  # fmt: skip
+    assert f"the image folder of site local has it: {tmp_path}/mine/cpu.sqsh" in caught.value.why
+
+
 def test_a_dry_run_needs_no_account(project: Project) -> None:
     asked = request(site="alps-clariden", engine=None, dry_run=True, words=("true",))
     made = plan(project, asked, SCRATCH="/scratch/me")

@@ -1,11 +1,14 @@
 """The batch script is plain, short, the same for the same job, and knows nothing of the run that it will be."""
 
+import marshal
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from runner.environments.attachment import Attachment
@@ -74,6 +77,27 @@ def rendered(place: str, launcher: str) -> str:
 def test_golden(place: str, launcher: str, golden: Callable[[str, str], None]) -> None:
     """What each site and launcher gets, to be read whole."""
     golden(f"scripts/{place}-{launcher}.sbatch", rendered(place, launcher))
+
+
+def test_the_compiled_template_is_kept_as_byte_code_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python keeps that of modules; what is damaged or of another template does not count."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    text = rendered("local", "srun")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert rendered("local", "srun") == text
+    (kept,) = tmp_path.rglob("*.pyc")
+    whole = kept.read_bytes()
+    for damaged in (b"", b"?", whole[:-1000], marshal.dumps(("other", None)), marshal.dumps(1)):
+        kept.write_bytes(damaged)
+        assert rendered("local", "srun") == text
+        assert kept.read_bytes() == whole
+    with monkeypatch.context() as patch:
+        patch.setattr(jinja2.Environment, "compile", None)
+        assert rendered("local", "srun") == text
+    monkeypatch.setattr(sys, "pycache_prefix", "/dev/null")
+    assert rendered("local", "srun") == text
 
 
 @pytest.mark.uses("shellcheck")

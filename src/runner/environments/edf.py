@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.environments.mount import Mount, parse_mount
 from runner.errors import RunnerError, unknown
@@ -30,8 +29,7 @@ KEYS = (
 SYSTEM_FOLDER = Path("/etc/edf")
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(NamedTuple):
     """The content of one EDF file. None or empty: the file does not set that key."""
 
     document: Document

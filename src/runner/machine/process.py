@@ -8,9 +8,8 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, NamedTuple, TextIO
 
 from runner.errors import RunnerError
 
@@ -32,8 +31,7 @@ PACKAGES = {
 }
 
 
-@dataclass(frozen=True)
-class Completed:
+class Completed(NamedTuple):
     """A finished program: its argv, exit code, and what it printed."""
 
     argv: tuple[str, ...]

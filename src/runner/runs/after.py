@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
@@ -23,8 +23,7 @@ FILE = "after"
 MOUNT = Mount("${RUNNER_AFTER}", "${RUNNER_AFTER}", ("ro",))
 
 
-@dataclass(frozen=True)
-class Dependencies:
+class Dependencies(NamedTuple):
     """The runs that come before."""
 
     succeeded: tuple[Run, ...] = ()

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount
 from runner.errors import RunnerError, unknown
 from runner.expansion import expand
-from runner.images.squashfs_file import Squashfs, find_squashfs
 from runner.machine.files import explain
 from runner.machine.probe import oci_architecture
 from runner.quoting import WORD_BYTES
 from runner.runs.hub import CACHE_MOUNT
 from runner.runs.job import Job
 from runner.site import Origin, Site
+
+if TYPE_CHECKING:
+    from runner.images.squashfs_file import Squashfs
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -202,8 +205,7 @@ CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
 """over RUN_MOUNT: a job cannot change the code it was launched with"""
 
 
-@dataclass(frozen=True)
-class LaunchImage:
+class LaunchImage(NamedTuple):
     """What the emitted EDF names as its image."""
 
     reference: str
@@ -243,10 +245,12 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
     if not stable.is_absolute():
         # plain srun reads it from where it is started; the file's own folder is what its author meant
         stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()
+    if not stable.exists():
+        return LaunchImage(str(stable), None, stable)
+    from runner.images.squashfs_file import find_squashfs  # slow to import
+
     found = find_squashfs(stable)
-    if found is None and stable.exists():
-        return _foreign(stable)
-    return LaunchImage(str(found.path if found else stable), found, stable)
+    return LaunchImage(str(found.path), found, stable) if found else _foreign(stable)
 
 
 def _foreign(stable: Path) -> LaunchImage:
@@ -287,12 +291,12 @@ def missing_image(image: LaunchImage, environment: Environment, environ: Mapping
 
 def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | None:
     """The site, and its image folder, that has the image."""
-    from runner.site_files import load_site, site_names  # only errors need them
+    from runner.site_files import own_image_folder, site_names
 
-    without = {name: value for name, value in environ.items() if name != "RUNNER_IMAGES"}
     for name in site_names(environ):
         try:
-            folder = load_site(name, environ).images(without)
+            text = own_image_folder(name, environ)
+            folder = Path(expand(text, environ, "an image folder")).absolute() if text else image.parent
         except RunnerError:  # a variable that is not defined here
             continue
         if folder != image.parent and (folder / image.name).exists():

@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount
@@ -38,8 +39,7 @@ _FILE = re.compile(r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$")
 _LINE = re.compile(r"^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """A repository of the hub."""
 
     kind: str
@@ -59,8 +59,7 @@ class Wanted:
         return "--".join(word for word in words if word) + ".json"
 
 
-@dataclass(frozen=True)
-class State:
+class State(NamedTuple):
     """Whether a repository is here."""
 
     ready: bool

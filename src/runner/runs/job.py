@@ -133,8 +133,7 @@ class Job:
         return self.resources.nodes * self.resources.tasks_per_node
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """How a setting of a job is written: on the command line, in a job file, in a site file."""
 
     kind: type
@@ -323,8 +322,7 @@ def time_limit_text(total: int) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """GPU hours."""
 
     attempt: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from runner.detection import find_site
@@ -72,7 +72,7 @@ def prepared(
     script = find_script("prefetch", project)
     arguments = ("--home", str(prefetch.home), *options)
     for each in prefetch.wanted:
-        arguments += ("--wanted", json.dumps(asdict(each)))
+        arguments += ("--wanted", json.dumps(each._asdict()))
     if prefetch.engine == "host":
         values = {name: expand(value, environ, name) for name, value in prefetch.env.items() if name != "HF_HOME"}
         yield Call((_python(environ), str(script), *arguments), values, project.start)

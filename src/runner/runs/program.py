@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.errors import RunnerError, unknown
 from runner.project import Project, is_shared_place
@@ -15,8 +15,7 @@ from runner.runs.git import work_tree
 SUFFIXES = (".py", ".sh")
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A script at its place in the snapshot, or a bare command."""
 
     script: str | None

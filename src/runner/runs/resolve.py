@@ -183,9 +183,11 @@ def with_measured(job: Job, runs: Path) -> Job:
 
 def _measured(name: str, runs: Path) -> Iterator[tuple[float, str]]:
     """The longest save of each of the newest runs of a job, with the run's name."""
-    from runner.runs.metrics import newest_records  # a dry run seldom needs it
-
     folders = [path for path in runs.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
+    if not folders:
+        return
+    from runner.runs.metrics import newest_records  # slow to import
+
     folders.sort(key=lambda path: int(path.name[len(name) + 1 :]))
     for folder in folders[-_RUNS:]:
         taken = [entry.get(_SAVE_KEY) for entry in newest_records(folder / "metrics.jsonl", _TAIL_BYTES)]

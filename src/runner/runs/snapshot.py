@@ -6,16 +6,16 @@ Elsewhere: the script's own folder. Deciding (`plan`) reads only; `take` copies.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.errors import RunnerError
-from runner.machine import folders, process, secrets
+from runner.machine import folders, process
 from runner.machine.files import explain
 from runner.runs.git import Git, Question, command, work_tree
 
@@ -31,8 +31,7 @@ _BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
 _SECRET = {".env", ".netrc", ".pypirc", ".git-credentials", "id_rsa", "id_ed25519", "credentials.json"}
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Files of one folder that go into the snapshot."""
 
     root: Path
@@ -320,18 +319,26 @@ def fingerprint_of_folder(code: Path, names: Iterable[str]) -> str:
 
 def check_diff(run_folder: Path) -> None:
     """Raise RunnerError where git's diff shows a secret, in a line that was taken out perhaps."""
+    from runner.machine import secrets
+
     path = run_folder / DIFF
     if path.is_file():
         secrets.refuse(path.read_bytes(), f"the record of what is not committed ({DIFF})")
 
 
 def _total(sums: Mapping[str, str]) -> str:
+    import hashlib
+
     lines = (f"{sums[name]} {name}\n" for name in sorted(sums))
     return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
 def _sums(files: Iterable[tuple[str, Path]], *, careful: bool = False) -> dict[str, str]:
     """Name -> kind and sha256 of each file."""
+    import hashlib
+
+    from runner.machine import secrets  # slow to import, and a dry run takes no sums
+
     sums: dict[str, str] = {}
     try:
         for name, path in files:

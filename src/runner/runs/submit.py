@@ -188,7 +188,7 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
     size = f"{squashfs.size_bytes / 1e9:.1f} GB"
     report.say(f"computing the sha256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
     try:
-        return replace(image, squashfs=with_sha256(squashfs))
+        return image._replace(squashfs=with_sha256(squashfs))
     except OSError as error:
         raise files.explain(error, f"read {squashfs.path}") from error
 

@@ -169,5 +169,5 @@ def _start_local(made: Sequence[Run], waits: Dependencies, at_once: int) -> tupl
     started: list[Run] = []
     for number, run in enumerate(made):
         before = (started[number - at_once],) if number >= at_once else ()
-        started.append(submission.start_local(run, replace(waits, ended=(*waits.ended, *before))))
+        started.append(submission.start_local(run, waits._replace(ended=(*waits.ended, *before))))
     return tuple(started)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from runner.environments.environment import Environment
 from runner.environments.mount import Mount
@@ -39,8 +40,7 @@ MOUNT_OPTIONS = frozenset(
 _CHARACTERS = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a blank", "\t": "a tab", "\\": "a backslash"}
 
 
-@dataclass(frozen=True)
-class MountSyntax:
+class MountSyntax(NamedTuple):
     """How an engine writes mounts. Each engine's module has one, MOUNTS, which the linter reads too."""
 
     separators: str = ""

@@ -14,7 +14,6 @@ from runner.environments.rewriting import Change, Rename, Set, Unset
 from runner.errors import RunnerError
 from runner.expansion import parts
 from runner.located_toml import Document, Place
-from runner.toml_lines import key_lines
 
 _TYPES: dict[str, tuple[type, str]] = {
     "image": (str, 'text: image = "…"'),
@@ -232,7 +231,7 @@ def parse_all(text: str, path: Path) -> tuple[Document | None, list[Finding]]:
             twice = found[-1].code == "table-twice" and _HEADING.match(lines[line - 1])
             lines[line - 1] = f"[{REPAIRED}{number}]" if twice else ""
             continue
-        return Document(path, data, key_lines(text)), found
+        return Document(path, data, text), found
     return None, found
 
 

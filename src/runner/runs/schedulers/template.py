@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from runner import quoting
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
+from runner.machine import files
 from runner.runs.job import Job
 from runner.site import Site
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    import jinja2
 
 COMMAND_BYTES = 1_000_000
 """of all words together; Linux takes 2 MiB with the variables (a quarter of the stack), sbatch 4 MiB of script"""
@@ -23,18 +32,12 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     """
     import jinja2  # slow to import
 
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,  # bash, not HTML: every value goes through a quoter
-    )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **_SYNTAX)
     environment.filters.update(
         literal=quoting.literal, directive=lambda word: quoting.directive(word, f"the sbatch flag {word[:60]!r}")
     )
-    text = (Path(__file__).resolve().parent / "job.sbatch.j2").read_text(encoding="utf-8")
-    return environment.from_string(text).render(
+    template = jinja2.Template.from_code(environment, _compiled(environment), environment.make_globals(None))
+    return template.render(
         job=job,
         slurm=site.scheduler == "slurm",
         restarts=_restarts(job, site),
@@ -47,6 +50,39 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
         texts=_texts(job, site),
         command=_lines(step, attachment, job),
     )
+
+
+_SYNTAX: Mapping[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+    "autoescape": False,  # bash, not HTML: every value goes through a quoter
+    "optimized": False,  # no filter is called when the template is compiled
+}
+
+
+def _compiled(environment: jinja2.Environment) -> CodeType:
+    """The template's code. Compiling takes a tenth of a dry run, so that the code is kept in __pycache__.
+
+    That is as safe as the byte code of modules there: who can write it can write this module too.
+    """
+    import marshal
+    from importlib.util import cache_from_source
+
+    from jinja2.bccache import bc_magic  # the versions of jinja2's code and of Python
+
+    path = Path(__file__).resolve().with_name("job.sbatch.j2")
+    kept = Path(cache_from_source(str(path)))
+    made_of = (bc_magic, repr(_SYNTAX), path.read_text(encoding="utf-8"))
+    with suppress(OSError, EOFError, ValueError, TypeError):
+        found, code = marshal.loads(kept.read_bytes())
+        if found == made_of:
+            return cast("CodeType", code)
+    code = environment.compile(made_of[2], filename=str(path))
+    if not sys.dont_write_bytecode:
+        with suppress(RunnerError):  # another user's folder
+            files.write(kept, marshal.dumps((made_of, code)), mode=0o644)
+    return code
 
 
 RUN = "{run}"
