@@ -73,10 +73,10 @@ def test_options_of_every_verb_may_stand_before_it() -> None:
     assert runner("--site", "generic-pyxis", "site", "show").stdout == runner("site", "show", "generic-pyxis").stdout
 
 
-def test_a_reader_that_goes_away_makes_no_noise() -> None:
-    done = subprocess.run(
-        ("bash", "-o", "pipefail", "-c", f"{sys.executable} -m runner --help | true"), capture_output=True, text=True
-    )
+@pytest.mark.parametrize("words", ["--help", "launch --help", "completion bash"])
+def test_a_reader_that_goes_away_makes_no_noise(words: str) -> None:
+    command = f"env -u PYTHONUNBUFFERED {sys.executable} -m runner {words} | true"
+    done = subprocess.run(("bash", "-o", "pipefail", "-c", command), capture_output=True, text=True)
     assert not done.stderr
 
 

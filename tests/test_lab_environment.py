@@ -249,7 +249,7 @@ def test_refused_before_submission(slurm: SlurmLab, busybox_sqsh: Path, tmp_path
         refused = slurm.run(command, check=False, cwd=tmp_path)
         assert refused.returncode != 0
         assert reason in refused.stderr
-    assert jobs(slurm) == before
+    assert jobs(slurm) <= before, "Slurm forgets old ones meanwhile"
 
 
 REFUSED_ON_THE_NODE = {

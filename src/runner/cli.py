@@ -160,10 +160,11 @@ def run(argv: Sequence[str]) -> int:
     own = split_rest(argv)[0]
     console = Console(verbose="-v" in own or "--verbose" in own, wide="--wide" in own)
     try:
-        args = parse(argv)
-        if args is None:
-            return 0
-        code: int = args.run(args, console)
+        try:
+            args = parse(argv)
+            code: int = 0 if args is None else args.run(args, console)
+        except SystemExit as leave:  # argparse's, after --help
+            code = leave.code if isinstance(leave.code, int) else 0
         sys.stdout.flush()
         return code
     except RunnerError as error:
@@ -176,8 +177,6 @@ def run(argv: Sequence[str]) -> int:
         # the reader of our stdout (head, grep -q) has ended: end silently
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except SystemExit as leave:
-        return leave.code if isinstance(leave.code, int) else 0
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that arrives while a class is created
             console.error_line("runner: stopped by Ctrl-C")

@@ -191,6 +191,8 @@ def diff_folder(podman: Podman, name: str, *, layer: int) -> Path:
 
 def test_a_link_in_the_place_of_a_file_leads_nowhere(podman: Podman, tmp_path: Path) -> None:
     """Whoever may write to the storage cannot make the reader fetch other files of the machine."""
+    if os.geteuid() != 0:
+        pytest.skip("a layer's files belong to subordinate ids: their user cannot replace them from outside")
     name = stored.load_handmade(podman)
     folder = diff_folder(podman, name, layer=0)
     (tmp_path / "file").write_bytes((folder / "folder/file").read_bytes())

@@ -56,7 +56,8 @@ storage="{job.storage}/runner-$SLURM_JOB_ID"
 leave() {{
     code=$?
     umount --lazy "$storage/root/overlay" 2> /dev/null || true
-    rm -rf "$storage" 2> /dev/null || podman unshare rm -rf "$storage" || true
+    # files of subordinate ids, which only podman can remove, while it has its storage.conf; then the mount points
+    podman unshare rm -rf "$storage" 2> /dev/null || rm -rf "$storage" || true
     echo "$code" > "$folder/exit_code"
 }}
 trap leave EXIT
