@@ -55,9 +55,11 @@ storage="{job.storage}/runner-$SLURM_JOB_ID"
 
 leave() {{
     code=$?
+    if [ "$EUID" != 0 ]; then # files of subordinate ids: podman removes them while it still has its storage.conf
+        podman unshare rm -rf "$storage" 2> /dev/null || true
+    fi
     umount --lazy "$storage/root/overlay" 2> /dev/null || true
-    # files of subordinate ids, which only podman can remove, while it has its storage.conf; then the mount points
-    podman unshare rm -rf "$storage" 2> /dev/null || rm -rf "$storage" || true
+    rm -rf "$storage" || true
     echo "$code" > "$folder/exit_code"
 }}
 trap leave EXIT
