@@ -159,8 +159,9 @@ def test_a_checkpoint_of_transformers_is_progress(tmp_path: Path, file: str) -> 
 
 
 def test_a_trainer_that_marks_its_checkpoints_is_held_to_the_mark(tmp_path: Path) -> None:
-    """A save that was broken off has weights too."""
-    text = """cd ..; mkdir -p checkpoints/checkpoint-1 "checkpoints/checkpoint-$((8 * n))"
+    """A save that was broken off has weights too, and its steps are lost."""
+    text = """cd ..; echo "{\\"step\\": $((8 * n))}" >>metrics.jsonl
+    mkdir -p checkpoints/checkpoint-1 "checkpoints/checkpoint-$((8 * n))"
     : >checkpoints/checkpoint-1/complete.json; : >"checkpoints/checkpoint-$((8 * n))/trainer_state.json"; exit 3"""
     text = NEXT + text
     code, found = restarts_of(tmp_path, text, script_failure=9, without_checkpoint=2)

@@ -14,7 +14,7 @@ from runner.machine.report import Quiet
 from runner.runs.job import Restart
 from runner.runs.run import Run, load, save
 from runner.runs.schedulers import slurm as scheduler
-from runner.runs.status import _settle
+from runner.runs.status import RunStatus, ask
 from runner.runs.submit import exclude_flags
 from runner.site import Site
 from tests.conftest import need
@@ -59,6 +59,13 @@ def time_is_over(lab: SlurmLab, run: Path, number: int, job_id: str) -> None:
 
 def submit(lab: SlurmLab, run: Path, *flags: str) -> str:
     return scheduler.parse_submit(lab.run(scheduler.submit(run, flags), cwd=run).stdout)
+
+
+def status_of(lab: SlurmLab, run: Path) -> RunStatus:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in lab.environ.items():
+            patch.setenv(name, value)
+        return ask([load(run)])[0]
 
 
 def began(run: Path, number: int = 1) -> Callable[[], bool]:
@@ -127,8 +134,7 @@ def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
         ids.append(scheduler.parse_submit(lab.run(argv, cwd=run).stdout))
         (run / "job_ids").write_text("".join(f"{each}\n" for each in ids[1:]))
     save(Run("x-1", run, "x", "generic-slurm", "slurm", "2026", state="submitted", job_ids=(ids[0],)))
-    shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
-    assert _settle(load(run), shown, "").job_id in ids[:2]  # the one that counts is not the last of the chain
+    assert status_of(lab, run).job_id in ids[:2]  # the one that counts is not the last of the chain
     for number in (1, 2):
         time_is_over(lab, run, number, ids[number - 1])
     until(lambda: (run / "attempts/3/exit_code").exists())
@@ -136,8 +142,8 @@ def test_a_chain(lab: SlurmLab, tmp_path: Path) -> None:
     assert causes(run) == ["time_limit", "time_limit", "done"]
     states = [lab.wait_for(each, ENDED)["JobState"] for each in ids]
     assert states == ["FAILED", "FAILED", "COMPLETED", "CANCELLED", "CANCELLED"]  # 75 is a failure to Slurm
-    shown = scheduler.parse_status(lab.run(scheduler.status(ids)).stdout)
-    assert (_settle(load(run), shown, "").state, _settle(load(run), shown, "").job_id) == ("COMPLETED", ids[2])
+    found = status_of(lab, run)
+    assert (found.state, found.job_id) == ("COMPLETED", ids[2])
 
 
 def test_nodes_are_free_soon_after_one_rank_has_died(lab: SlurmLab, tmp_path: Path) -> None:

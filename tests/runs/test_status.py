@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from runner.runs import cancel, follow, status
 from runner.runs.history import look
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, find_run, load, save
 from runner.runs.schedulers.slurm import JobStatus
+
+Settle = Callable[..., status.RunStatus]
 
 
 @pytest.fixture
@@ -37,20 +40,61 @@ def attempt(run: Run, number: int, **texts: str) -> None:
         (folder / name).write_text(text)
 
 
-def settle(run: Run, queue: dict[str, JobStatus] | None = None, trouble: str = "") -> status.RunStatus:
-    return status._settle(run, queue or {}, trouble)
+class Queue:
+    """The squeue on PATH: it knows these jobs, and is asked about them by the lines of `asked`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.program, self.asked = folder / "squeue", folder / "asked"
+
+    def answer(self, jobs: Mapping[str, JobStatus], trouble: str = "") -> None:
+        """Answer from now on as the real one would; `trouble`: its last words."""
+        lines = [
+            "|".join(
+                (job_id, job.state, job.reason, job.nodes, job.elapsed, job.time_left, f"{job.exit_code or 0}:0", "")
+            )
+            for job_id, job in jobs.items()
+        ]
+        text = "\n".join(lines)
+        end = f"echo '{trouble}' >&2; exit 1" if trouble else ""
+        self.program.write_text(f"""#!/bin/sh
+echo "$*" >>'{self.asked}'
+case "$*" in *WorkDir*) exit ;; esac
+cat <<'END'
+{text}
+END
+{end}
+""")
+        self.program.chmod(0o755)
 
 
-def test_the_queue_is_believed_first(run: Run) -> None:
+@pytest.fixture
+def queue(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Queue:
+    folder = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return Queue(folder)
+
+
+@pytest.fixture
+def settle(queue: Queue) -> Settle:
+    """settle(RUN, JOBS, TROUBLE): the status of a run where squeue knows these jobs."""
+
+    def ask(run: Run, jobs: Mapping[str, JobStatus] | None = None, trouble: str = "") -> status.RunStatus:
+        queue.answer(jobs or {}, trouble)
+        return status.ask([run])[0]
+
+    return ask
+
+
+def test_the_queue_is_believed_first(run: Run, settle: Settle) -> None:
     attempt(run, 1, exit_code="75\n")
     found = settle(run, {"17": JobStatus("PENDING", "BeginTime")})
     assert (found.state, found.reason, found.active) == ("PENDING", "BeginTime", True)
 
 
-def test_an_exit_code_is_enough_when_the_queue_has_forgotten(run: Run) -> None:
+def test_an_exit_code_is_enough_when_the_queue_has_forgotten(run: Run, settle: Settle) -> None:
     attempt(run, 1, exit_code="0\n")
     attempt(run, 2, exit_code="3\n")
-    found = settle(run, trouble="squeue: no answer")
+    found = settle(run, trouble="no answer")
     assert (found.state, found.exit_code, found.reason) == ("FAILED", 3, "squeue: no answer")
 
 
@@ -60,22 +104,22 @@ def test_attempts_are_ordered_as_numbers(run: Run) -> None:
     assert [attempt.number for attempt in run.attempts] == [2, 9, 10]
 
 
-def test_a_cancelled_run_says_so_whatever_code_it_left(run: Run) -> None:
+def test_a_cancelled_run_says_so_whatever_code_it_left(run: Run, settle: Settle) -> None:
     attempt(run, 1, exit_code="143\n")
     assert settle(replace(run, state=CANCELLED), trouble="x").state == "CANCELLED"
 
 
-def test_a_launch_that_was_broken_off(run: Run) -> None:
+def test_a_launch_that_was_broken_off(run: Run, settle: Settle) -> None:
     assert settle(replace(run, state=PREPARING, job_ids=())).state == "PREPARING"
 
 
-def test_a_live_process_of_ours_is_running(here: Run) -> None:
+def test_a_live_process_of_ours_is_running(here: Run, settle: Settle) -> None:
     attempt(here, 1)
     found = settle(here)
     assert (found.state, found.elapsed) == ("RUNNING", "0:00")
 
 
-def test_another_process_with_the_same_number_is_not_ours(here: Run) -> None:
+def test_another_process_with_the_same_number_is_not_ours(here: Run, settle: Settle) -> None:
     """After a reboot, or when the kernel has come round to that number."""
     child = subprocess.Popen((sys.executable, "-c", "input()"), stdin=subprocess.PIPE)
     reused = replace(here, job_ids=(f"local-{child.pid}",))
@@ -83,7 +127,7 @@ def test_another_process_with_the_same_number_is_not_ours(here: Run) -> None:
     child.communicate()
 
 
-def test_a_run_of_another_machine_is_unknown_until_it_has_ended(here: Run) -> None:
+def test_a_run_of_another_machine_is_unknown_until_it_has_ended(here: Run, settle: Settle) -> None:
     there = replace(here, host="elsewhere", process="x:1", job_ids=("local-1",))
     assert settle(there).state == "UNKNOWN" and "elsewhere" in settle(there).reason
     attempt(there, 1, exit_code="0\n")
@@ -116,27 +160,19 @@ def test_following_a_run_that_has_ended_prints_all_and_returns(here: Run) -> Non
     assert (b"".join(got), found.state, found.exit_code) == (b"all of it\n", "FAILED", 4)
 
 
-def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_job_that_was_submitted_by_hand_is_the_one_that_counts(run: Run, queue: Queue, tmp_path: Path) -> None:
     """`cd RUN && sbatch job.sbatch` after `runner cancel`: the attempt's folder names the new job."""
     save(replace(run, state=CANCELLED))
     attempt(run, 1, started="job 17\n", exit_code="143\n", cause="cancelled\n")
     (tmp_path / "stop").write_text("runner cancel\n")
     attempt(run, 2, started="started now\njob 23\n")
     os.utime(tmp_path / "attempts/2/started", (2e9, 2e9))
-    asked: list[str] = []
-
-    def queue(job_ids: list[str]) -> tuple[dict[str, JobStatus], str]:
-        asked.extend(job_ids)
-        return {"17": JobStatus("CANCELLED", exit_code=143), "23": JobStatus("RUNNING", nodes="nid001")}, ""
-
-    monkeypatch.setattr(status, "_queue", queue)
+    queue.answer({"17": JobStatus("CANCELLED", exit_code=143), "23": JobStatus("RUNNING", nodes="nid001")})
     (found,) = status.ask([load(tmp_path)])
     assert (found.state, found.job_id, found.live, found.active) == ("RUNNING", "23", ("23",), True)
-    assert asked == ["17", "23"] and found.run.job_id == "23"
+    assert "--jobs=17,23 " in queue.asked.read_text() and found.run.job_id == "23"
     (tmp_path / "attempts/2/exit_code").write_text("0\n")
-    monkeypatch.setattr(status, "_queue", lambda job_ids: ({}, ""))
+    queue.answer({})
     (found,) = status.ask([load(tmp_path)])
     assert (found.state, found.exit_code) == ("COMPLETED", 0)
     assert look(load(tmp_path)).state == "COMPLETED"
@@ -187,7 +223,7 @@ def test_a_script_started_by_hand_on_this_machine_is_seen_and_ended(here: Run, t
     assert script.wait() == -15
 
 
-def test_the_exit_code_that_is_written_beats_a_script_that_is_still_leaving(run: Run) -> None:
+def test_the_exit_code_that_is_written_beats_a_script_that_is_still_leaving(run: Run, settle: Settle) -> None:
     """The script tells others of its end before Slurm knows of it."""
     queue = {"17": JobStatus("RUNNING", nodes="nid001")}
     attempt(run, 1, started="job 17\n", exit_code="137\n")
@@ -202,14 +238,14 @@ def test_the_exit_code_that_is_written_beats_a_script_that_is_still_leaving(run:
 
 
 @pytest.mark.parametrize("slurms", ["FAILED", "CANCELLED", "COMPLETING"])
-def test_a_cancelled_run_is_cancelled_whatever_slurm_and_the_log_say(run: Run, slurms: str) -> None:
+def test_a_cancelled_run_is_cancelled_whatever_slurm_and_the_log_say(run: Run, slurms: str, settle: Settle) -> None:
     attempt(run, 1, started="job 17\n", exit_code="1\n")
     (run.folder / "stop").write_text("runner cancel\n")
     (run.folder / "stopped").write_text("the file stop is there\n")
     os.utime(run.folder / "stop", (2e9, 2e9))
     cancelled = replace(run, state=CANCELLED)
     for queue in ({"17": JobStatus(slurms, "NonZeroExitCode", 1)}, {}):
-        found = status._with_folder(settle(cancelled, queue))
+        found = settle(cancelled, queue)
         assert (found.state, found.reason) == ("CANCELLED", "runner cancel")
     assert look(cancelled).state == "CANCELLED"
 
