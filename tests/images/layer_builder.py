@@ -1,19 +1,16 @@
-"""Layers made by hand for tests, and what an image of them holds."""
+"""What flattening gives of layers that are made by hand."""
 
 from __future__ import annotations
 
 import io
 import stat
-import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.images.flatten.flatten import Flattener
 from runner.images.layers.tar import entries
 from runner.images.squashfs.tree import Directory, Leaf
-
-TYPES = {"d": tarfile.DIRTYPE, "f": tarfile.REGTYPE, "l": tarfile.SYMTYPE, "h": tarfile.LNKTYPE, "p": tarfile.FIFOTYPE}
-Operation = tuple[str, str, str, int]  # kind, path, content or target, mode and mtime
+from tests.images.handmade import layer
 
 
 @dataclass(frozen=True)
@@ -21,30 +18,6 @@ class Content:
     """What stands for a packed file's data."""
 
     data: bytes
-
-
-def layer(operations: Iterable[Operation | tuple[str, str] | tuple[str, str, str]]) -> bytes:
-    """The tar stream of operations: (kind, path, content or target, mode and mtime).
-
-    Kinds: d, f, l (symlink), h (hard link), p (fifo), w (whiteout of the path), o (opaque marker in the path).
-    """
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        for kind, path, *rest in operations:
-            text, number = str(rest[0]) if rest else "", int(rest[1]) if len(rest) > 1 else 0
-            parent, _, name = path.rpartition("/")
-            if kind == "w":
-                path = f"{parent}/.wh.{name}".lstrip("/")
-            elif kind == "o":
-                path = f"{path}/.wh..wh..opq".lstrip("/")
-            entry = tarfile.TarInfo(path)
-            entry.type = TYPES.get(kind, tarfile.REGTYPE)
-            entry.mode, entry.mtime = (number & 0o777) or 0o644, number
-            data = text.encode() if kind == "f" else b""
-            entry.size = len(data)
-            entry.linkname = text if kind in "lh" else ""
-            archive.addfile(entry, io.BytesIO(data))
-    return out.getvalue()
 
 
 def flattened(layers: Sequence[bytes], **options: object) -> Directory:

@@ -10,7 +10,8 @@ from runner.errors import RunnerError
 from runner.images.flatten.flatten import Flattener
 from runner.images.layers.tar import Entry
 from runner.images.squashfs.tree import Directory, Leaf
-from tests.images.layer_builder import flattened, layer, listing, shown
+from tests.images.handmade import layer
+from tests.images.layer_builder import flattened, listing, shown
 
 REGULAR = stat.S_IFREG | 0o644
 

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from runner.errors import RunnerError
-from tests.images.layer_builder import flattened, layer, listing
+from tests.images.handmade import layer
+from tests.images.layer_builder import flattened, listing
 from tests.images.model import Unsure, expected
 
 EXAMPLES = int(os.environ.get("RUNNER_EXAMPLES", "500"))

@@ -17,8 +17,7 @@ from runner.images.reference import Source
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import index_path
 from tests.images import trees
-from tests.images.handmade import file, layout, tar, whiteout
-from tests.images.sources.handmade import open_source
+from tests.images.handmade import file, layout, open_source, tar, whiteout
 from tests.images.stacks import CASES
 from tests.images.trees import READERS, Tree, differences
 from tests.lab.podman import Podman

@@ -17,8 +17,8 @@ from runner.errors import RunnerError
 from runner.images.layers.layer import Reader
 from runner.images.reference import Source
 from runner.images.sources.layout import read_layout
+from tests.images.handmade import open_source
 from tests.images.sources import mutations
-from tests.images.sources.handmade import open_source
 
 ARCHITECTURE = "amd64"
 _LARGEST = 3 << 20

@@ -15,7 +15,7 @@ from runner.images.layers.layer import LayeredImage
 from runner.images.reference import Source
 from runner.machine import probe
 from runner.machine.report import Quiet
-from tests.images.sources.handmade import diff_ids, make_tar, open_source, plain_digests, write_docker_archive
+from tests.images.handmade import diff_ids, make_tar, open_source, plain_digests, write_docker_archive
 from tests.lab.podman import Podman
 
 HANDMADE = "localhost/handmade:1"

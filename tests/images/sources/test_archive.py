@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
 from runner.images.reference import Source
-from tests.images.sources import stored
-from tests.images.sources.handmade import (
+from tests.images.handmade import (
+    CONFIG,
+    LAYERS,
+    MANIFEST,
     MANIFEST_TYPE,
     describe,
     diff_ids,
     digest_of,
-    make_config,
     make_index,
-    make_manifest,
     make_tar,
     open_source,
     plain_digests,
@@ -32,11 +32,8 @@ from tests.images.sources.handmade import (
     to_json,
     write_docker_archive,
 )
+from tests.images.sources import stored
 from tests.lab.podman import Podman
-
-LAYERS = [make_tar({"a": b"1"}), make_tar({"b": b"2"})]
-CONFIG = make_config(LAYERS)
-MANIFEST = make_manifest(CONFIG, LAYERS)
 
 
 def read(path: Path, form: str = "docker-archive", tag: str = "") -> list[str]:

@@ -16,8 +16,8 @@ from runner.images.layers.layer import LayeredImage
 from runner.images.reference import Source
 from runner.images.sources.engine_storage import LABEL
 from runner.machine import probe, sessions
+from tests.images.handmade import make_tar, open_source, read_layer, write_docker_archive
 from tests.images.sources import stored
-from tests.images.sources.handmade import make_tar, open_source, read_layer, write_docker_archive
 from tests.lab.podman import Podman
 from tests.lab.processes import wait_until
 

@@ -12,10 +12,13 @@ from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage
 from runner.images.reference import Source
 from runner.images.sources.layout import Folder, read_layout
-from tests.images.sources import stored
-from tests.images.sources.handmade import (
+from tests.images.handmade import (
+    CONFIG,
     INDEX_TYPE,
+    LAYERS,
+    MANIFEST,
     MANIFEST_TYPE,
+    NAME,
     describe,
     diff_ids,
     digest_of,
@@ -29,12 +32,8 @@ from tests.images.sources.handmade import (
     to_json,
     write_layout,
 )
+from tests.images.sources import stored
 from tests.lab.podman import Podman
-
-LAYERS = [make_tar({"a": b"1"}), make_tar({"b": b"2"})]
-CONFIG = make_config(LAYERS)
-MANIFEST = make_manifest(CONFIG, LAYERS)
-NAME = "org.opencontainers.image.ref.name"
 
 
 def read(folder: Path, tag: str = "") -> LayeredImage:

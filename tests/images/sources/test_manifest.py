@@ -15,23 +15,21 @@ from runner.errors import RunnerError
 from runner.images.layers.layer import LayeredImage, Reader
 from runner.images.sources import manifest
 from runner.images.sources.manifest import Descriptor, choose, read_image
-from tests.images.sources.handmade import (
+from tests.images.handmade import (
+    CONFIG,
     CONFIG_TYPE,
     INDEX_TYPE,
     LAYER_TYPE,
+    LAYERS,
+    MANIFEST,
     MANIFEST_TYPE,
     describe,
     digest_of,
     make_config,
     make_index,
     make_manifest,
-    make_tar,
     to_json,
 )
-
-LAYERS = [make_tar({"a": b"1"}), make_tar({"b": b"2"})]
-CONFIG = make_config(LAYERS)
-MANIFEST = make_manifest(CONFIG, LAYERS)
 
 
 class Shelf:

@@ -19,8 +19,8 @@ import runner
 from runner.errors import RunnerError
 from runner.images.sources.podman_storage import NotRebuildable, StoredLayer, chain_of
 from runner.machine.report import Quiet
+from tests.images.handmade import make_tar, plain_digests, write_docker_archive
 from tests.images.sources import stored
-from tests.images.sources.handmade import make_tar, plain_digests, write_docker_archive
 from tests.lab.ordinary_user import ordinary_user
 from tests.lab.podman import Podman
 from tests.waiting import until
@@ -94,6 +94,7 @@ def test_a_users_storage_is_read_within_its_own_namespace() -> None:
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(Path(runner.__file__).parent, user.home / "runner", ignore=ignore)
         shutil.copytree(here, user.home / "tests/images/sources", ignore=ignore)
+        shutil.copy(here.parent / "handmade.py", user.home / "tests/images")
         subprocess.run(("chown", "-R", f"{user.name}:", str(user.home)), check=True)
         done = user.run("/usr/bin/python3", "-m", "tests.images.sources.stored")
         assert done.returncode == 0, done.stderr

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import http.client
 import json
 import socket
 import ssl
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,65 +24,40 @@ from runner.images.sources.registry.tokens import parse_challenges
 from runner.images.sources.registry.web import Patience, Web, is_loopback, proxy_for
 from runner.machine import probe
 from tests.conftest import need
+from tests.images.handmade import INDEX_TYPE, MANIFEST_TYPE, describe, digest_of, make_config, make_index, make_manifest
 from tests.images.sources.hostile import Hostile, Request, download_threads
 from tests.lab.podman import Podman
 from tests.lab.registry import Registry
 from tests.waiting import until
 
 QUICK = Patience(tries=3, backoff_seconds=0.01, longest_wait_seconds=1)
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-INDEX = "application/vnd.oci.image.index.v1+json"
 USER, PASSWORD = "alice", "open sesame"
 # bcrypt of PASSWORD, cost 5
 USERS = f"{USER}:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
-
-
-def digest_of(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 class Made:
     """A small image: two layers, a configuration, a manifest for each architecture, an index of both."""
 
     def __init__(self) -> None:
-        self.blobs: dict[str, bytes] = {}
+        layers = (b"lower" * 1000, b"upper" * 2_000_000)
+        self.layers = [digest_of(data) for data in layers]
+        self.blobs = dict(zip(self.layers, layers, strict=True))
         self.manifests: dict[str, tuple[str, bytes]] = {}
-        self.layers = [self._blob(b"lower" * 1000), self._blob(b"upper" * 2_000_000)]
-        entries = [self._image(architecture) for architecture in ("arm64", "amd64")]
-        self.index = self._manifest("1", INDEX, {"schemaVersion": 2, "mediaType": INDEX, "manifests": entries})
+        entries = [self._image(architecture, layers) for architecture in ("arm64", "amd64")]
+        self.index = self._manifest("1", INDEX_TYPE, make_index(*entries))
 
-    def _blob(self, data: bytes) -> str:
-        self.blobs[digest_of(data)] = data
-        return digest_of(data)
-
-    def _manifest(self, tag: str, kind: str, fields: dict[str, Any]) -> str:
-        data = json.dumps(fields).encode()
+    def _manifest(self, tag: str, kind: str, data: bytes) -> str:
         self.manifests[tag] = self.manifests[digest_of(data)] = kind, data
         return digest_of(data)
 
-    def _image(self, architecture: str) -> dict[str, Any]:
-        config = {
-            "architecture": architecture,
-            "os": "linux",
-            "config": {"Env": ["A=1"], "Entrypoint": ["/entry"]},
-            "rootfs": {"type": "layers", "diff_ids": self.layers},
-        }
-        layer = "application/vnd.oci.image.layer.v1.tar"
-        digest = self._blob(json.dumps(config).encode())
-        fields = {
-            "schemaVersion": 2,
-            "mediaType": MANIFEST,
-            "config": {
-                "mediaType": "application/vnd.oci.image.config.v1+json",
-                "digest": digest,
-                "size": len(self.blobs[digest]),
-            },
-            "layers": [{"mediaType": layer, "digest": d, "size": len(self.blobs[d])} for d in self.layers],
-        }
-        manifest = self._manifest(architecture, MANIFEST, fields)
-        platform = {"architecture": architecture, "os": "linux"}
-        size = len(self.manifests[manifest][1])
-        return {"mediaType": MANIFEST, "digest": manifest, "size": size, "platform": platform}
+    def _image(self, architecture: str, layers: Sequence[bytes]) -> dict[str, Any]:
+        runtime = {"Env": ["A=1"], "Entrypoint": ["/entry"]}
+        config = make_config(layers, architecture=architecture, config=runtime)
+        manifest = make_manifest(config, layers)
+        self.blobs[digest_of(config)] = config
+        self._manifest(architecture, MANIFEST_TYPE, manifest)
+        return describe(manifest, MANIFEST_TYPE, platform={"architecture": architecture, "os": "linux"})
 
     def serve(self, request: Request) -> None:
         """What a registry answers."""
@@ -495,7 +469,7 @@ def test_a_manifest_that_does_not_hash_to_its_digest_is_refused(made: Made, envi
                 return False
             name = lie.partition("/")[2]
             data = made.manifests[name][1] if name in made.manifests else made.blobs[name]
-            request.answer(200, data + b" ", Content_Type=MANIFEST)
+            request.answer(200, data + b" ", Content_Type=MANIFEST_TYPE)
             return True
 
         with lying(made, change) as server, pytest.raises(RunnerError, match="cannot read") as caught:
@@ -504,7 +478,7 @@ def test_a_manifest_that_does_not_hash_to_its_digest_is_refused(made: Made, envi
 
     def announce(request: Request) -> bool:
         if request.path.endswith("manifests/1"):
-            request.answer(200, made.manifests["1"][1], Content_Type=INDEX, Docker_Content_Digest=chosen)
+            request.answer(200, made.manifests["1"][1], Content_Type=INDEX_TYPE, Docker_Content_Digest=chosen)
             return True
         return False
 
@@ -518,12 +492,12 @@ def test_a_manifest_that_does_not_hash_to_its_digest_is_refused(made: Made, envi
         (b"<!DOCTYPE html><title>Please log in to the WiFi</title>", "text/html", "a login page of the network"),
         (b"  <html>", "application/json", "a login page of the network"),
         (b"", "application/json", "not JSON"),
-        (b"{}", MANIFEST, "neither"),
-        (b"[]", MANIFEST, "not a JSON object"),
+        (b"{}", MANIFEST_TYPE, "neither"),
+        (b"[]", MANIFEST_TYPE, "not a JSON object"),
         (b'{"schemaVersion":1}', "application/vnd.docker.distribution.manifest.v1+prettyjws", "schema 1"),
         (b'{"schemaVersion":1,"fsLayers":[]}', "application/json", "schema 1"),
-        (b" " * (5 << 20), MANIFEST, "size"),
-        (b"[" * 100000, MANIFEST, "nested too deeply"),
+        (b" " * (5 << 20), MANIFEST_TYPE, "size"),
+        (b"[" * 100000, MANIFEST_TYPE, "nested too deeply"),
     ],
 )
 def test_what_is_no_manifest_is_refused(
