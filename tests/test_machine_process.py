@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,15 +49,28 @@ def test_the_first_failure_of_a_pipe_counts(first: str, second: str, code: int) 
     assert process.follow(("sh", "-c", first), lambda line: None, pipe_to=("sh", "-c", second)) == code
 
 
-def test_a_pipe_whose_second_program_is_missing_starts_neither(tmp_path: Path) -> None:
+def test_a_program_ends_whose_reader_has_gone() -> None:
+    assert process.follow(("yes",), lambda line: None, pipe_to=("true",)) != 0
+
+
+def test_a_pipe_whose_second_program_is_missing_starts_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **named: pytest.fail(f"{words} was started"))
     with pytest.raises(RunnerError, match="missing on this machine: no-such-program"):
-        process.follow(("touch", str(tmp_path / "x")), lambda line: None, pipe_to=("no-such-program",))
-    assert not (tmp_path / "x").exists()
+        process.follow(("true",), lambda line: None, pipe_to=("no-such-program",))
 
 
 def test_an_exception_ends_both_programs_of_a_pipe() -> None:
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
+    """Each alone: the reader reads nothing, and would outlive the writer."""
+    programs: list[int] = []
 
+    def interrupt(line: str) -> None:
+        programs.append(int(line))
+        if len(programs) == 2:
+            raise KeyboardInterrupt
+
+    words = ("sh", "-c", "echo $$ >&2; exec sleep 600")
     with pytest.raises(KeyboardInterrupt):
-        process.follow(("sh", "-c", "echo x >&2; sleep 60"), interrupt, pipe_to=("sleep", "60"))
+        process.follow(words, interrupt, pipe_to=words)
+    for pid in programs:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
