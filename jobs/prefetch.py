@@ -3,29 +3,26 @@
     python jobs/prefetch.py --home CACHE/huggingface --wanted '{"kind": "model", "name": "openai-community/gpt2"}'
 
 `runner prefetch JOB` calls it with what the job's arguments name. Needs huggingface_hub, not torch. A file appears only
-when it is complete, and an interrupted download resumes. The note in `prefetched/` is written last, when every file has
-the size that the hub lists. stdout is the folder of each repository.
+when it is complete; after an interruption the files that are missing are fetched. The note in `prefetched/` is written
+last, when every file has the size that the hub lists. stdout is the folder of each repository.
 """
 
 from __future__ import annotations
 
 import argparse
-import collections
 import contextlib
 import json
 import os
 import shutil
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from training import errors, fetching, files, hub_files
+from training import errors, files, hub_files
 from training.errors import JobError
 
 TRIES = 5
@@ -113,7 +110,8 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     download(wanted, info.sha, chosen, missing, folder)
     if missing:
         say(f"{wanted}: all there after {time.monotonic() - started:.0f} s")
-    write_reference(folder.parents[1], wanted.revision, info.sha)
+    if wanted.revision != info.sha:  # libraries find the commit under this name without network
+        files.write_text(folder.parents[1] / "refs" / wanted.revision, info.sha)
     files.write_json(home / "prefetched" / wanted.note, record)
     return record
 
@@ -131,31 +129,19 @@ def wrong(folder: Path, wanted: Mapping[str, int]) -> list[str]:
 
 
 def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Sequence[str], folder: Path) -> None:
-    """Fetch the missing files, a few at a time. Raises JobError where one has another size than the hub says."""
-    from huggingface_hub import get_hf_file_metadata, get_token, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
-
-    blobs = folder.parents[1] / "blobs"
-    blobs.mkdir(parents=True, exist_ok=True)
-
-    locks: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)  # files of the same content are one blob
+    """Fetch the missing files, a few at a time. Raises JobError if one has another size than the hub lists."""
+    from huggingface_hub import hf_hub_download
 
     def one(name: str) -> None:
-        url = hf_hub_url(wanted.name, name, repo_type=wanted.kind, revision=commit)
-        about = get_hf_file_metadata(url, token=get_token())
-        etag = about.etag or f"{commit}-{name.replace('/', '-')}"
-        # to another host goes no token: the address itself is signed there
-        same = urlsplit(about.location).netloc == urlsplit(url).netloc
-        with locks[etag]:
-            if not is_file_of(blobs / etag, chosen[name]):
-                headers = build_hf_headers(token=get_token()) if same else {}
-                fetching.fetch(about.location, headers, blobs / etag, chosen[name], etag)
-        link(blobs / etag, folder / name)
+        path = folder / name
+        path.resolve().unlink(missing_ok=True)  # cut off: the library would take it for whole
+        path.unlink(missing_ok=True)
+        patiently(lambda: hf_hub_download(wanted.name, name, repo_type=wanted.kind, revision=commit))
         if chosen[name] > 100_000_000:
             say(f"  {name} ({amount([chosen[name]])})")
 
     with hub_errors(wanted), ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda name: patiently(lambda: one(name)), missing))
+        list(pool.map(one, missing))
     left = wrong(folder, chosen)
     if left:
         raise JobError(
@@ -163,24 +149,6 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
             f"{left[0]} has another size than {chosen[left[0]]} bytes",
             "try again; is the disk full?",
         )
-
-
-def is_file_of(path: Path, size_bytes: int) -> bool:
-    return path.is_file() and path.stat().st_size == size_bytes
-
-
-def link(blob: Path, path: Path) -> None:
-    """Let `path` point to a blob, as huggingface_hub's cache has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = files.unfinished(path)
-    partial.symlink_to(os.path.relpath(blob, path.parent))
-    partial.replace(path)
-
-
-def write_reference(repository: Path, revision: str, commit: str) -> None:
-    """Let libraries find the commit under the revision's name without network, as huggingface_hub itself does it."""
-    if revision != commit:
-        files.write_text(repository / "refs" / revision, commit)
 
 
 def check_space(home: Path, size_bytes: int) -> None:

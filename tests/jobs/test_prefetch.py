@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -108,44 +107,28 @@ def test_parts(hub: Hub, tmp_path: Path) -> None:
     assert set(note(home, "datasets--org--words--main--en.json")["files"]) == {"README.md", "en/a.jsonl"}
 
 
-def test_a_connection_that_breaks_goes_on_where_it_was(hub: Hub, tmp_path: Path) -> None:
+def test_a_connection_that_breaks_is_tried_again(hub: Hub, tmp_path: Path) -> None:
     hub.cut["model.safetensors"] = 200_000
     folder = Path(fetch(hub, tmp_path / "home", SMALL).stdout.strip())
     assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
-    asked = [request for request in hub.requests if request.startswith("GET") and "model.safetensors" in request]
-    assert any("bytes=200000-" in request for request in asked), asked
 
 
 def test_a_fetch_that_is_killed_leaves_no_half_file(hub: Hub, tmp_path: Path) -> None:
-    """kill -9 in the middle: neither note nor file is seen, and the next start goes on."""
+    """kill -9 in the middle: neither note nor file is seen, and the next start fetches what is missing."""
     home = tmp_path / "home"
     hub.slow = True
     process = subprocess.Popen(words(home, SMALL), env=environ(hub), stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not any(path.stat().st_size > 1000 for path in home.glob("hub/models--org--small/blobs/*.part")):
+    while not any("model.safetensors" in request for request in hub.requests if request.startswith("GET")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (home / "prefetched").exists()
     assert not list(home.glob("hub/*/snapshots/*/model.safetensors"))
-    for left in home.glob("hub/models--org--small/blobs/*.part"):
-        os.utime(left, (0, 0))
     hub.slow = False
-    hub.requests.clear()
     folder = Path(fetch(hub, home, SMALL).stdout.strip())
     assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
-    assert any(re.search(r"model.safetensors bytes=[1-9]", request) for request in hub.requests)
-    assert not list(home.glob("hub/models--org--small/blobs/*.part"))
-
-
-def test_content_that_is_not_what_was_announced_is_not_kept(hub: Hub, tmp_path: Path) -> None:
-    """The etag of a large file is its SHA-256."""
-    hub.other_content.add("model.safetensors")
-    assert "is not what the hub lists" in fetch(hub, tmp_path / "home", SMALL, code=1).stderr
-    assert not list((tmp_path / "home").glob("hub/models--org--small/blobs/*.part"))
-    hub.other_content.clear()
-    fetch(hub, tmp_path / "home", SMALL)
 
 
 def test_a_damaged_file_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
@@ -162,7 +145,7 @@ def test_a_damaged_file_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
         ({"kind": "model", "name": "org/none"}, "the hub has none of that name"),
         ({**SMALL, "revision": "v9"}, "no revision 'v9'"),
         ({"kind": "model", "name": "org/gated"}, "its owner gives access on request only"),
-        ({"kind": "model", "name": "org/wrong"}, "4 bytes came, 5 were announced"),
+        ({"kind": "model", "name": "org/wrong"}, "has another size than 5 bytes"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_error(hub: Hub, tmp_path: Path, wanted: dict[str, str], expected: str) -> None:

@@ -25,7 +25,7 @@ from runner.site import Site
 
 PAYLOAD = (
     *("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py"),
-    *("training/fetching.py", "training/hub_files.py"),
+    *("training/hub_files.py"),
 )
 """of jobs/: laid into the container, whatever it sees of the project"""
 ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
