@@ -48,7 +48,7 @@ class ModelArguments:
     dtype: str | None = described(
         "Type of the weights.", aliases=["--torch_dtype"], choices=["auto", "bfloat16", "float16", "float32"]
     )
-    low_cpu_mem_usage: bool = described("Load without a second copy in memory; always so from transformers 5.", False)
+    low_cpu_mem_usage: bool = described("Without effect: transformers always does so now.", False)
     attn_implementation: str | None = described("eager, sdpa, flash_attention_2, flash_attention_3, flex_attention ...")
 
 
@@ -181,15 +181,12 @@ def _refuse_contradictions(settings: Settings) -> None:
             raise JobError(what, why, fix)
     for file in files:
         _check_file(file)
-    for key, low, high in (("validation_split_percentage", 0, 99.99), ("data_percentage", 0, 100)):
-        if not low < settings[key] <= high:
-            limits = f"it must be above {low} and at most {high}"
-            raise JobError(f"--{key} cannot be {settings[key]:g}", limits, f"--{key} 10")
-    for key, least in (
-        ("block_size", 2), ("max_train_samples", 1), ("max_eval_samples", 1), ("preprocessing_num_workers", 1)
+    for key, low, high in (
+        ("validation_split_percentage", 0.01, 99.99), ("data_percentage", 0.01, 100), ("block_size", 2, 1 << 30)
     ):  # fmt: skip
-        if settings[key] is not None and settings[key] < least:
-            raise JobError(f"--{key} cannot be {settings[key]}", f"it must be {least} or more", f"--{key} {least}")
+        if settings[key] is not None and not low <= settings[key] <= high:
+            limits = f"it must be from {low:g} to {high:g}"
+            raise JobError(f"--{key} cannot be {settings[key]:g}", limits, f"--{key} 10")
 
 
 def _check_file(name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,32 +81,12 @@ def configuration(settings: Settings) -> PretrainedConfig:
             )
         shape = CONFIG_MAPPING[kind]()
     if settings.get("config_overrides"):
-        override(shape, settings["config_overrides"])
+        try:
+            shape.update_from_string(settings["config_overrides"])
+        except (ValueError, TypeError) as error:
+            fix = "e.g. --config_overrides n_embd=1024,n_head=16,n_layer=24"
+            raise JobError(f"--config_overrides {settings['config_overrides']}", str(error), fix) from error
     return shape
-
-
-def override(shape: PretrainedConfig, text: str) -> None:
-    """Set `name=value,...` in a configuration; each value has the type of the one before. Raises JobError."""
-    for part in text.split(","):
-        name, equals, word = (piece.strip() for piece in part.partition("="))
-        known = [*shape.to_dict(), *shape.attribute_map]
-        if not equals or name not in known:
-            raise JobError(
-                f"--config_overrides: {part!r} changes nothing{near_miss(name, known)}",
-                "each part is NAME=VALUE" if not equals else f"a {shape.model_type} configuration has no {name!r}",
-                "e.g. --config_overrides n_embd=1024,n_head=16,n_layer=24",
-            )
-        before = getattr(shape, name)
-        value = _value(word)
-        if isinstance(before, float) and type(value) is int:
-            value = float(value)
-        if before is not None and type(value) is not type(before):
-            raise JobError(
-                f"--config_overrides: {name}={word}",
-                f"{name} is {before!r}, so it must be of type {type(before).__name__}",
-                f"{name}={before}",
-            )
-        setattr(shape, name, value)
 
 
 def positions_of(shape: PretrainedConfig) -> int | None:
@@ -128,7 +107,6 @@ def check_length(flag: str, length: int | None, shape: PretrainedConfig, name: s
 def load(settings: Settings, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
     """Return the model of clm, with room for every token; from scratch it has the same weights on every rank."""
     import torch
-    import transformers
     from transformers import AutoModelForCausalLM, set_seed
 
     name, word = settings["model_name_or_path"], settings["dtype"]
@@ -140,8 +118,6 @@ def load(settings: Settings, tokenizer: PreTrainedTokenizerBase, seed: int) -> P
     set_seed(seed)
     try:
         if name:
-            if settings["low_cpu_mem_usage"] and int(transformers.__version__.split(".")[0]) < 5:
-                options["low_cpu_mem_usage"] = True  # version 5 always does so
             options.update(_hub_arguments(settings))
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, config=shape, **options)
         else:
@@ -193,12 +169,3 @@ def _hub_arguments(settings: Settings) -> dict[str, Any]:
         "trust_remote_code": bool(settings.get("trust_remote_code")),
         **{name: value for name, value in given.items() if value is not None},
     }
-
-
-def _value(word: str) -> Any:
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -110,7 +110,11 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         raise JobError(f"cannot read the arguments: {message}", "the parser refuses them", "see `--help`")
 
     parser.error = error  # type: ignore[method-assign]
-    words, config_path = _without_config(list(argv))
+    before = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    before.error = error  # type: ignore[method-assign]
+    before.add_argument("--config")
+    found, words = before.parse_known_args(argv)
+    config_path = found.config
     config = _read_config(config_path, parser) if config_path else {}
     for action in parser._actions:
         if action.dest in config:
@@ -134,18 +138,6 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
     return Settings(values, sources)
 
 
-def _without_config(words: list[str]) -> tuple[list[str], str | None]:
-    """Return the words without `--config FILE`, and FILE."""
-    for index, word in enumerate(words):
-        if word == "--config":
-            if index + 1 == len(words):
-                raise JobError("--config has no file", "the name of a YAML file follows it", "--config FILE.yaml")
-            return words[:index] + words[index + 2 :], words[index + 1]
-        if word.startswith("--config="):
-            return words[:index] + words[index + 1 :], word.partition("=")[2]
-    return words, None
-
-
 def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     import yaml
 
@@ -161,18 +153,15 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         raise JobError(f"{name} is not a mapping", "a config has lines of `name: value`", "write one argument per line")
     for variable, value in (config.pop("env", None) or {}).items():
         os.environ[str(variable)] = str(value)
-    _refuse_unknown(name, config, {action.dest for action in parser._actions})
-    return config
-
-
-def _refuse_unknown(path: str, names: Iterable[str], known: set[str]) -> None:
-    for name in names:
-        if name not in known:
+    known = {action.dest for action in parser._actions}
+    for word in config:
+        if word not in known:
             raise JobError(
-                f"{path}: unknown argument {name!r}{near_miss(str(name), sorted(known))}",
+                f"{name}: unknown argument {word!r}{near_miss(str(word), sorted(known))}",
                 "neither the script nor its libraries have it",
                 "correct the name or remove the line",
             )
+    return config
 
 
 def _printable(name: str, value: Any) -> Any:

@@ -55,7 +55,7 @@ def test_settings_are_written_with_their_sources_and_without_secrets(tmp_path: P
         (["--learning_rte", "1"], "did you mean '--learning_rate'?"),
         (["--max_steps", "many"], "invalid int value: 'many'"),
         (["stray"], "unknown argument 'stray'"),
-        (["--config"], "--config has no file"),
+        (["--config"], "argument --config: expected one argument"),
         (["--config=/nowhere.yaml"], "cannot read the config '/nowhere.yaml'"),
     ],
 )
