@@ -26,6 +26,8 @@ from training import errors, files, hub_files
 from training.errors import JobError
 
 TRIES = 5
+ANSWER_SECONDS = 60.0
+DRY_RUN_ANSWER_SECONDS = 10.0  # and it is tried once: nothing is lost if it fails
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,13 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     """Bring one repository's files; return the record that is written when all of them are here."""
     from huggingface_hub import HfApi
 
+    seconds = DRY_RUN_ANSWER_SECONDS if dry_run else ANSWER_SECONDS
     with hub_errors(wanted):
         info = patiently(
-            lambda: HfApi().repo_info(wanted.name, repo_type=wanted.kind, revision=wanted.revision, files_metadata=True)
+            lambda: HfApi().repo_info(
+                wanted.name, repo_type=wanted.kind, revision=wanted.revision, files_metadata=True, timeout=seconds
+            ),
+            tries=1 if dry_run else TRIES,
         )
     listed = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}
     chosen = hub_files.choose(wanted.kind, wanted.part, listed, _card(info))
@@ -162,18 +168,18 @@ def check_space(home: Path, size_bytes: int) -> None:
         )
 
 
-def patiently(work: Any) -> Any:
+def patiently(work: Any, tries: int = TRIES) -> Any:
     """Return what `work` does; a network that fails for a moment is tried again, later and later."""
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
-    for number in range(TRIES):
+    for number in range(tries):
         try:
             return work()
         except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError, JobError):
             raise
         except Exception as error:
             status = getattr(getattr(error, "response", None), "status_code", None) or getattr(error, "code", None)
-            if number + 1 == TRIES or (status is not None and status < 500 and status not in (408, 429)):
+            if number + 1 == tries or (status is not None and status < 500 and status not in (408, 429)):
                 raise
             time.sleep(float(os.environ.get("RUNNER_RETRY_SECONDS", "1")) * 2**number)
     return None

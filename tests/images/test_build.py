@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.build.base import ResolvedBase, debian_reference
+from runner.images.build import build as building
+from runner.images.build.base import BuildContext, ResolvedBase, debian_reference
 from runner.images.build.build import BuildOptions, plan_build
 from runner.images.build.host_settings import HostSettings
 from runner.images.build.run import run_logged, run_quietly
-from runner.images.engine import Engine
+from runner.images.engine import Engine, open_store
 from runner.images.recipe import Base
 from runner.machine.plan import Plan, Step, bash
 from tests.images.bench import TINY, Bench, content
@@ -152,8 +153,10 @@ def test_a_project_of_thousands_of_files_and_a_long_containerfile_build(bench: B
 def test_the_hosts_passwords_are_in_no_argument_and_no_file_for_others(bench: Bench, tmp_path: Path) -> None:
     recipe = bench.write("private", TINY)
     settings = HostSettings(files={"pip.conf": "[global]\nindex-url = https://me:pass-word@pypi.example.org/simple"})
-    engine, base, staging = Engine("podman", ""), ResolvedBase("", "", ""), tmp_path / "staging"
-    plan = plan_build(recipe, engine, base, settings, BuildOptions(), "linux/amd64", staging)
+    base, staging = ResolvedBase("", "", ""), tmp_path / "staging"
+    engine = Engine("podman", "")
+    context = BuildContext(engine, open_store(engine, bench.environ), "linux/amd64", tmp_path / "log", bench.report)
+    plan = plan_build(recipe, context, base, settings, BuildOptions(), "0123456789ab", staging)
     assert not any("pass-word" in word for step in plan.steps for word in (*step.argv, *step.pipe_to))
     assert "pass-word" in bash(plan)
     for way in ("here", "as a script"):
@@ -201,6 +204,40 @@ def test_two_builds_at_once_give_one_image(bench: Bench) -> None:
     assert [racer.returncode for racer in racers] == [0, 0], said
     assert said[0][0] == said[1][0]
     assert sum("step 1/" in err for _, err in said) == 1
+
+
+def test_a_recipe_may_change_during_its_build(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image has the files as they were, under their hash; the next build makes another one."""
+    bench.write("moving", fresh("moving"))
+    say = bench.report.say
+
+    def edit(line: str) -> None:
+        say(line)
+        if line.startswith("step 1/"):
+            bench.write("moving", fresh("moving") + "ENV LATER=1\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.report, "say", edit)
+        first = bench.build("moving")
+    assert bench.said(f"files of the recipe changed during the build; {first.reference} has them as they were before")
+    assert "LATER" not in bench.engine("image", "inspect", first.reference)
+    second = bench.build("moving")
+    assert second.tag != first.tag
+    assert "LATER" in bench.engine("image", "inspect", second.reference)
+
+
+def test_files_that_change_while_they_are_copied_make_no_image(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the tag, which is a hash of the files, would name an image of other ones."""
+    bench.write("torn", fresh("torn"))
+
+    def late(step: Step) -> None:
+        run_quietly(step)
+        bench.write("torn", fresh("torn"))
+
+    monkeypatch.setattr(building, "run_quietly", late)
+    with pytest.raises(RunnerError, match="files of recipe 'torn' changed while they were copied"):
+        bench.build("torn")
+    assert "localhost/runner/torn" not in bench.engine("images", "--format={{.Repository}}")
 
 
 def processes_of(words: str) -> list[int]:

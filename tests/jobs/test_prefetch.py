@@ -165,6 +165,17 @@ def test_a_hub_that_is_not_reached_is_named(tmp_path: Path) -> None:
     assert f"is {gone.url} reachable from here" in done.stderr
 
 
+def test_a_dry_run_asks_once(tmp_path: Path) -> None:
+    """Where the hub is not reached, it ends at once: without the pauses of a fetch, which can wait for a network."""
+    with serving(tmp_path / "repositories") as gone:
+        pass
+    call = words(tmp_path / "home", SMALL, options=("--dry-run",))
+    slow = environ(gone, RUNNER_RETRY_SECONDS="1000")
+    done = subprocess.run(call, env=slow, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert f"is {gone.url} reachable from here" in done.stderr
+
+
 LOAD = """
 import os, sys
 from pathlib import Path

@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,7 @@ def test_images_tells_who_names_a_file(place: Place, sleeper: int) -> None:
     rows = {row["path"]: row for row in json.loads(place("images", "--json").stdout)}
     assert rows[str(place.paths[0])]["runs"] == ["app-0001"]
     assert rows[str(place.paths[2])]["links"] == ["app.sqsh"]
+    assert datetime.fromisoformat(rows[str(place.paths[2])]["created"]).tzinfo is not None
     assert place("images").stdout.splitlines()[0].split() == ["FILE", "SIZE", "AGE", "LINKS", "RUNS", "SOURCE"]
 
 

@@ -108,9 +108,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     path = build_job.run(job, site, args.sbatch, os.environ, console)
     squashfs = find_squashfs(path)
     if args.json and squashfs is not None:
-        from runner.commands.import_ import as_dict
-
-        console.answer_json(as_dict(squashfs))
+        console.answer_json(squashfs.record())
     else:
         console.answer(str(path))
     return 0

@@ -27,14 +27,12 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def list_images(args: argparse.Namespace, console: Console) -> int:
     """`runner images`: the squashfs files of the site's image folder."""
-    from dataclasses import asdict
-
     from runner.images.squashfs_file import age
 
     folder, uses = image_uses(args, console)
     if args.json:
         console.answer_json(
-            [{**asdict(use.squashfs), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
+            [{**use.squashfs.record(), "links": use.links, "runs": [run.name for run in use.runs]} for use in uses]
         )
         return 0
     console.say(f"folder: {folder}")

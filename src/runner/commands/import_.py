@@ -79,7 +79,7 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
     _say_made(squashfs, console)
     if args.json:
         counts = {"layers": packed.layers, "layers_copied": packed.layers_reused, "entries": packed.entries}
-        console.answer_json({**as_dict(squashfs), "made": imported.made, **counts, "seconds": packed.seconds})
+        console.answer_json({**squashfs.record(), "made": imported.made, **counts, "seconds": packed.seconds})
     else:
         console.answer(str(squashfs.path))
     return 0
@@ -107,9 +107,3 @@ def _say_made(squashfs: Squashfs, console: Console) -> None:
     console.say(f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}")
     if squashfs.link != squashfs.path:
         console.say(f"{squashfs.link} -> {squashfs.path.name}")
-
-
-def as_dict(squashfs: Squashfs) -> dict[str, object]:
-    from dataclasses import asdict
-
-    return asdict(squashfs)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ class Squashfs:
     """of the image's manifest, `sha256:…`, where it is known"""
     labels: Mapping[str, str] = field(default_factory=dict)
     """the image's labels about how it was built: recipe, content hash, base"""
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        made = datetime.fromtimestamp(self.created).astimezone().isoformat("T", "seconds") if self.created else None
+        return {**asdict(self), "created": made}
 
 
 # what `runner build` writes about an image, its base by OCI's names. Source: image-spec, annotations.md

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -58,15 +58,20 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
             report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM: the base has no effect")
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
+        tag = _tag(recipe, base, context)
         staging = folder / f"{recipe.name}-context"
         folders.remove(staging)  # a killed build leaves one, perhaps with files that the recipe no longer lists
         try:
-            plan = plan_build(recipe, context.engine, base, settings, options, context.platform, staging)
+            plan = plan_build(recipe, context, base, settings, options, tag, staging)
             labels = len(image_labels(recipe, base, "")) if context.engine.name == "podman" else 0
-            _carry_out(plan, recipe, context, BuildProgress(report, hide_arguments=bool(settings.arguments), hide_labels=labels))
+            progress = BuildProgress(report, hide_arguments=bool(settings.arguments), hide_labels=labels)
+            _carry_out(plan, recipe, context, progress, lambda: _tag(recipe, base, context) == tag)
         finally:
             folders.remove(staging)
-        return _just_built(recipe, base, context)
+        image = _just_built(recipe, tag, context)
+        if _tag(recipe, base, context) != tag:
+            report.warn(f"files of the recipe changed during the build; {image.reference} has them as they were before")
+        return image
 
 
 def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> str:
@@ -89,7 +94,8 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     if clean != dict(settings.files):
         report.warn("credentials of the package index are left out (***): add them before you run the script")
     staging = context.log.parent / f"{recipe.name}-context"
-    plan = plan_build(recipe, context.engine, base, replace(settings, files=clean), options, context.platform, staging)
+    tag = _tag(recipe, base, context)
+    plan = plan_build(recipe, context, base, replace(settings, files=clean), options, tag, staging)
     return bash(Plan((*before, *plan.steps, Step("remove the private folder", ("rm", "-r", str(staging))))))
 
 
@@ -110,16 +116,15 @@ def prepare(
 
 def plan_build(
     recipe: Recipe,
-    engine: Engine,
+    context: BuildContext,
     base: ResolvedBase,
     settings: HostSettings,
     options: BuildOptions,
-    platform: str,
+    tag: str,
     staging: Path,
 ) -> Plan:
     """The steps of a build: a private folder with the files that the recipe lists, then the engine's build."""
-    tag = content.content_hash(recipe, base.digest, recipe.build_args, platform)
-    name = f"{recipe.repository}:{tag}"
+    engine, name = context.engine, f"{recipe.repository}:{tag}"
     folder, containerfile = staging / "context", staging / "Containerfile"
     text = with_arguments(recipe.containerfile.read_text(), settings.arguments)
     steps = [Step("a private folder for the files of the build", ("install", "-d", "-m", "700", str(staging)))]
@@ -142,7 +147,7 @@ def plan_build(
         *(("--no-cache",) if options.no_cache else ()),
         *engine_flags(engine, settings, staging),
     )
-    argv = (engine.name, "build", f"--platform={platform}", "--network=host", *flags)
+    argv = (engine.name, "build", f"--platform={context.platform}", "--network=host", *flags)
     argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(folder))
     steps.append(Step(f"build {name}", argv, engine.env, logged=True))
     steps += [
@@ -250,19 +255,27 @@ def _built_before(recipe: Recipe, base: ResolvedBase, options: BuildOptions, con
     return image
 
 
-def _just_built(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> Image:
-    name = f"{recipe.repository}:{_tag(recipe, base, context)}"
+def _just_built(recipe: Recipe, tag: str, context: BuildContext) -> Image:
+    name = f"{recipe.repository}:{tag}"
     image = context.store.find(name)
     if image is None:
         raise RunnerError(f"the built image {name} is not in the storage", "the engine reported success", "build again")
     return image
 
 
-def _carry_out(plan: Plan, recipe: Recipe, context: BuildContext, progress: BuildProgress) -> None:
+def _carry_out(
+    plan: Plan, recipe: Recipe, context: BuildContext, progress: BuildProgress, unchanged: Callable[[], bool]
+) -> None:
     for step in plan.steps:
         if not step.logged:
             run_quietly(step)
             continue
+        if not unchanged():
+            raise RunnerError(
+                f"files of recipe {recipe.name!r} changed while they were copied",
+                "the image's tag is a hash of the files that it is made of",
+                "build again",
+            )
         code = run_logged(step, context.log, progress.line)
         progress.end()
         if code != 0:
