@@ -285,6 +285,9 @@ def test_what_a_site_does_without_is_not_called_missing(tmp_path, monkeypatch):
     (tmp_path / "bin/podman").unlink()
     found = examine(LOCAL, "asked for", environ)
     assert found.ready == ("import",)
-    assert found.not_ready == ("build (no podman, no docker)", "launch and shell on site local (engine host) (engine)")
+    assert found.not_ready == (
+        "build (neither podman nor docker works)",
+        "launch and shell on site local (engine host) (engine)",
+    )
     clariden = examine(load_site("alps-clariden", environ), "asked for", {**environ, "SCRATCH": str(tmp_path)})
     assert {each.verdict for each in clariden.diagnoses if each.name == "slurm"} == {"wrong"}

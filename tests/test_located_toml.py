@@ -121,13 +121,13 @@ def test_every_key_of_any_document_is_found(data):
 def test_a_syntax_error_names_its_line_and_a_way_out(text, line, word):
     with pytest.raises(RunnerError) as caught:
         document(text)
-    assert f"x.toml:{line} is not TOML" in caught.value.what
+    assert f"x.toml:{line} is not valid TOML" in caught.value.what
     assert f"line {line}, column" in caught.value.why
     assert word in caught.value.fix
 
 
 def test_an_unclosed_string_is_an_error_too():
-    with pytest.raises(RunnerError, match="is not TOML"):
+    with pytest.raises(RunnerError, match="is not valid TOML"):
         document('a = """never closed')
 
 

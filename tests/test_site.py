@@ -87,7 +87,7 @@ def test_a_shipped_value_without_a_source_would_be_refused(tmp_path, monkeypatch
     with pytest.raises(RunnerError, match=r"bad.toml:4: engine has no source"):
         load_site("bad", environ)
     (tmp_path / "bad.toml").write_text('[sources.x]\ntitle = "x"\n[values]\nengine = { value = "ce", source = "x" }\n')
-    with pytest.raises(RunnerError, match=r"bad.toml:4: the source 'x' of engine has no title and date"):
+    with pytest.raises(RunnerError, match=r"bad.toml:4: the source 'x' of engine has no title or no date"):
         load_site("bad", environ)
     good = '[sources.x]\ntitle = "x"\ndate = "2026-01-01"\n[values.quirks]\na = { value = "a", source = "x" }\n'
     (tmp_path / "bad.toml").write_text(good + 'b = "b"\n')
@@ -135,7 +135,7 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ("[values]\ncontainer_storage = '/x/\"y'\n", ("cannot contain",)),
         ('base = "nope"\n', ("there is no site 'nope'", "known: alps, alps-bristen")),
         ('base = "bad"\n', ("circular",)),
-        ("[values\n", ("is not TOML",)),
+        ("[values\n", ("is not valid TOML",)),
     ],
 )
 def test_a_bad_site_file_is_refused_with_its_line_and_the_way_out(environ, text, words):

@@ -140,7 +140,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
 
         close = difflib.get_close_matches(words[0], ("--help", "--version", "--site", "--verbose"), n=1, cutoff=0.75)
         fix = f"did you mean runner {close[0]}?" if close else "runner --help"
-        raise RunnerError(f"no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2)
+        raise RunnerError(f"there is no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2)
     verb = words[at]
     if verb not in VERBS:
         import difflib

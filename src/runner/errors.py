@@ -38,8 +38,8 @@ def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> Runner
     advice = f"did you mean {close[0]!r}?" if near else fix
     return RunnerError(
         f"there is no {kind} {name!r}",
-        f"known: {', '.join(names)}" if names else "there are none here",
-        advice or f"give one of the known names, or a path to a {kind} of your own",
+        f"known: {', '.join(names)}" if names else f"no {kind} is available here",
+        advice or f"use one of the known names, or the path of your own {kind}",
     )
 
 

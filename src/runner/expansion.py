@@ -58,8 +58,8 @@ def _variable(text: str, start: int, what: str) -> tuple[Variable, int]:
                 return Variable(name[0], text[name.end() + 2 : position - 1]), position
     raise RunnerError(
         f"cannot read the variable in {what}: {text[start - 2 : start + 40]!r}",
-        "a reference is ${NAME} or ${NAME:-default}",
-        "close the brace; write $${ where the text ${ itself is meant",
+        "a variable must be written ${NAME} or ${NAME:-default}",
+        "close the brace; if you mean the text ${ itself, write $${",
     )
 
 
@@ -87,7 +87,7 @@ def _value(variable: Variable, variables: Mapping[str, str], what: str) -> str:
         return variables[variable.name]
     raise RunnerError(
         f"the variable {variable.name} in {what} is not defined",
-        f"{what} says ${{{variable.name}}}, and the environment of this command has no {variable.name}",
+        f"{what} contains ${{{variable.name}}}, but {variable.name} is not set in this shell",
         f"export {variable.name}=…   or give it a default: ${{{variable.name}:-…}}",
     )
 
@@ -122,7 +122,7 @@ def sarus_text(text: str, what: str) -> str:
         elif part.default is not None and re.search(r"[$}]", part.default):
             raise RunnerError(
                 f"Sarus Suite cannot expand {what}: {text!r}",
-                f"it takes the default of {part.name} for plain text that ends at the first closing brace",
+                f"it reads the default of {part.name} as plain text that ends at the first closing brace",
                 f"export {part.name}, and write ${{{part.name}}}",
             )
         else:

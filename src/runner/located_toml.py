@@ -73,7 +73,9 @@ def read_toml(path: Path) -> Document:
             f"cannot read {Place(path, line)}", "it is not UTF-8 text", f"iconv -t UTF-8 {path} > new.toml"
         ) from error
     except OSError as error:
-        raise RunnerError(f"cannot read {path}", error.strerror or str(error), "check the path and its mode") from error
+        raise RunnerError(
+            f"cannot read {path}", error.strerror or str(error), "check the path and the file's mode"
+        ) from error
     return parse_toml(text, path)
 
 
@@ -90,16 +92,18 @@ def parse_toml(text: str, path: Path) -> Document:
 def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
     found = re.search(r" \(at line (\d+), column (\d+)\)", message)
     if not found:  # "(at end of document)"
-        return RunnerError(f"{Place(path)} is not TOML", message, "close the string, array or table that stays open")
+        return RunnerError(
+            f"{Place(path)} is not valid TOML", message, "close the string, array or table that is still open"
+        )
     line, column = int(found[1]), int(found[2])
     wrong = text.split("\n")[line - 1]
     why = f"{message.replace(found[0], '')}, line {line}, column {column}: {wrong.strip()}"
-    return RunnerError(f"{Place(path, line)} is not TOML", why, _syntax_advice(message))
+    return RunnerError(f"{Place(path, line)} is not valid TOML", why, _syntax_advice(message))
 
 
 def _syntax_advice(message: str) -> str:
     if re.search(r"twice|overwrite|namespace|mutate", message):
-        return "a table may be opened only once: put all its keys under one [table] heading"
+        return "a table may be opened only once: put all its keys under a single [table] heading"
     if "Invalid value" in message:
         return 'put text in quotes: key = "value"'
     return "fix that line"
@@ -168,7 +172,9 @@ def strings(document: Document, keys: Keys, default: tuple[str, ...] = ()) -> tu
         if not isinstance(value, str):
             place = document.place(*keys, str(index))
             raise RunnerError(
-                f"{place}: every element of {'.'.join(keys)} must be text", f"this one is {value!r}", f'write "{value}"'
+                f"{place}: every element of {'.'.join(keys)} must be text",
+                f"this element is {value!r}",
+                f'write "{value}"',
             )
     return tuple(values)
 

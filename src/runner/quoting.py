@@ -41,9 +41,9 @@ def live(word: str, what: str = "a flag of the container engine") -> str:
             quoted += f"${{{piece.name}}}"
         else:
             raise RunnerError(
-                f"{what} has a variable with a default: {word!r}",
-                "only ${NAME} is possible there",
-                f"export {piece.name} before, and write ${{{piece.name}}}",
+                f"{what} contains a variable with a default: {word!r}",
+                "only ${NAME} without a default is possible here",
+                f"export {piece.name} first, and write ${{{piece.name}}}",
             )
     return f'"{quoted}"'
 
@@ -57,14 +57,14 @@ def directive(word: str, what: str) -> str:
     _checked(word, what)
     if not word.isprintable():
         raise RunnerError(
-            f"{what} cannot be in a batch script: {word!r}",
-            "an #SBATCH line holds one line of printable text",
+            f"{what} cannot be written to a batch script: {word!r}",
+            "an #SBATCH line must be a single line of printable text",
             "leave out line breaks and control characters",
         )
     if "$" in word:
         raise RunnerError(
-            f"{what} has a variable: {word!r}",
-            "no shell reads an #SBATCH line, so `$` stays as it is and sbatch takes it for the value",
+            f"{what} contains a variable: {word!r}",
+            "sbatch does not expand variables in #SBATCH lines, and would use the text itself as the value",
             "write the value itself",
         )
     escaped = re.sub(r'([\\"#])', r"\\\1", word)
@@ -83,18 +83,22 @@ def past_srun(word: str) -> str:
 def _checked(word: str, what: str) -> bytes:
     if "\0" in word:
         raise RunnerError(
-            f"{what} has a NUL character: {word[:60]!r}", "no program can be given one", "pass it in a file"
+            f"{what} contains a NUL character: {word[:60]!r}",
+            "an argument of a program cannot contain NUL",
+            "write the text to a file, and pass the file's name",
         )
     try:
         encoded = word.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
         raise RunnerError(
-            f"{what} is not text: {word[:60]!r}", "it has half of a surrogate pair", "write the whole character"
+            f"{what} is not valid text: {word[:60]!r}",
+            "it contains half of a surrogate pair",
+            "write the whole character",
         ) from error
     if len(encoded) > WORD_BYTES:
         raise RunnerError(
             f"{what} is {len(encoded)} bytes long: {word[:40]!r}…",
-            f"Linux gives a program words of at most {WORD_BYTES} bytes",
+            f"Linux limits an argument of a program to {WORD_BYTES} bytes",
             "write it to a file, and pass the file's name",
         )
     return encoded
@@ -113,8 +117,8 @@ def _inside_double_quotes(text: str, what: str) -> str:
     _checked(text, what)
     if not text.isprintable():
         raise RunnerError(
-            f"{what} has a line break or control character: {text!r}",
-            "next to a variable only printable text can stand",
-            "leave that character out",
+            f"{what} contains a line break or a control character: {text!r}",
+            "text that contains a variable must be printable",
+            "leave out that character",
         )
     return re.sub(r'([\\"$`])', r"\\\1", text)

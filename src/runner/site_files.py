@@ -62,7 +62,11 @@ def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
         wanted = bases[0] if bases else None
         if len(found) > 20:
-            raise RunnerError(f"the bases of site {name!r} are circular", str(documents[0].path), "remove one of them")
+            raise RunnerError(
+                f"the bases of site {name!r} are circular",
+                str(documents[0].path),
+                "remove `base` from one of the site files",
+            )
     return tuple(reversed(found))
 
 
@@ -105,8 +109,8 @@ def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
     if missing:
         raise RunnerError(
             f"the site {name!r} does not set: {', '.join(missing)}",
-            f"{documents[-1].path} has neither these keys under [values] nor a base",
-            'add them, or build on another site: base = "generic-slurm"',
+            f"{documents[-1].path} has no base, and does not set these keys under [values]",
+            'add the keys, or inherit them from another site: base = "generic-slurm"',
         )
     return Site(name=name, summary=summary, **values, origins=origins)
 
@@ -133,7 +137,7 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     if key == "container_storage" and (bad := re.search(r'["`\\\n]|\$\(', str(value))):
         raise RunnerError(
             f"{document.place(*keys)}: container_storage cannot contain {bad[0]!r}",
-            "the build script writes it between double quotes, so that the node expands ${USER}",
+            "the build script puts the value in double quotes, so that the node can expand ${USER}",
             'container_storage = "/dev/shm/${USER}"',
         )
     return value, {key: origin}
@@ -144,7 +148,7 @@ def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
     bad = [item for item in items if not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)] if key == "inside" else []
     if bad:
         raise RunnerError(
-            f"{document.place('values', key)}: {key} has {bad[0]!r}",
+            f"{document.place('values', key)}: {key} contains {bad[0]!r}",
             "each word must be the beginning of a variable name",
             'inside = ["NCCL_"]',
         )
@@ -176,13 +180,17 @@ def _origin(document: Document, keys: Keys) -> Origin:
     source = typed(document, (*keys, "source"), str) if _is_sourced(document, keys) else None
     if source is None:
         if document.path.parent == SHIPPED:
-            raise RunnerError(f"{place}: {key} has no source", "every shipped value needs one", 'source = "…"')
+            raise RunnerError(
+                f"{place}: {key} has no source",
+                "every value in a site file of runner must name its source",
+                'source = "…"',
+            )
         return Origin("your site file", "", place)
     title = typed(document, ("sources", source, "title"), str)
     date = typed(document, ("sources", source, "date"), str)
     if title is None or date is None:
         raise RunnerError(
-            f"{place}: the source {source!r} of {key} has no title and date",
+            f"{place}: the source {source!r} of {key} has no title or no date",
             f"[sources.{source}] must name the document and its date",
             f'[sources.{source}]\ntitle = "…"\nurl = "…"\ndate = "2026-01-31"',
         )

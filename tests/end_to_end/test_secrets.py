@@ -74,7 +74,7 @@ def test_secrets_reach_the_step_and_stand_nowhere(safe: Runner, slurm: SlurmLab,
 @pytest.mark.parametrize("words", [("--", "echo", f"--token={TOKEN}"), ("--", "sh", "-c", f": {KEY}")])
 def test_a_launch_that_would_write_a_secret_down_is_refused(safe: Runner, words: tuple[str, ...]) -> None:
     done = safe("launch", "--env", "box", *words, code=1)
-    assert "would hold the value of" in done.stderr and TOKEN not in done.stderr and KEY not in done.stderr
+    assert "would contain the value of" in done.stderr and TOKEN not in done.stderr and KEY not in done.stderr
     assert not safe.made()
 
 

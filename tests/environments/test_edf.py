@@ -87,7 +87,7 @@ def test_unset_keys_mean_the_same_on_every_engine(tmp_path):
         ('mounts = ["$SCRATCH/a:/a"]\n', ("it.toml:1", "${SCRATCH}")),
         ('mounts = ["data:/data"]\n', ("it.toml:1", "./data")),
         ('mounts = ["/a:b"]\n', ("it.toml:1", "its target 'b' does not begin with", "/b")),
-        ('mounts = ["/a:/b:ro++rw"]\n', ("it.toml:1", "a flag is empty")),
+        ('mounts = ["/a:/b:ro++rw"]\n', ("it.toml:1", "one of its flags is empty")),
         ('mounts = "/a:/b"\n', ("it.toml:1", "mounts must be an array")),
         ('workdir = "${HOME"\n', ("it.toml:1", "workdir", "close the brace")),
         ('[env]\nA = "${B-x}"\n', ("it.toml:2", "env.A", "${NAME:-default}")),
@@ -96,7 +96,10 @@ def test_unset_keys_mean_the_same_on_every_engine(tmp_path):
         ("entrypoint = 'yes'\n", ("it.toml:1", "entrypoint must be true or false")),
         ("[annotations]\na.b.c = '1'\n[annotations.a.b]\nd = '2'\n", ("it.toml:3", "only once")),
         ('[annotations]\n"a.b" = "1"\na.b = "2"\n', ("it.toml:3", "a.b is set twice", "it.toml:2")),
-        ("base_environment = 'nope'\n", ("it.toml:1: there is no environment 'nope'", "there are none here")),
+        (
+            "base_environment = 'nope'\n",
+            ("it.toml:1: there is no environment 'nope'", "no environment is available here"),
+        ),
     ],
 )
 def test_bad_input_is_refused_with_line_reason_and_way_out(tmp_path, text, words):

@@ -157,7 +157,7 @@ REFUSED = [
     ("sandbox", 'image = "ubuntu:24.04"\n', "image", "registry"),
     ("sandbox", IMAGE + 'devices = ["nvidia.com/gpu=all"]\n', "devices.0", "device classes"),
     ("sandbox", IMAGE + 'mounts = ["/a:/b:rslave"]\n', "mounts.0", "rslave"),
-    ("host", IMAGE + 'mounts = ["/a:/b"]\n', "mounts.0", "cannot appear at"),
+    ("host", IMAGE + 'mounts = ["/a:/b"]\n', "mounts.0", "cannot be mounted at"),
     ("host", IMAGE + "entrypoint = true\n", "entrypoint", "no entrypoint to run"),
     *[(engine, ANNOTATED.replace("/a.sqsh", "a/b" if engine == "docker" else "/a.sqsh"), "annotations", "hooks")
       for engine in ("pyxis", "enroot", "apptainer", "podman", "docker", "sandbox")],

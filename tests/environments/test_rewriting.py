@@ -119,7 +119,7 @@ def test_windows_line_ends_stay():
 
 
 def test_what_is_not_toml_is_refused_with_its_line():
-    with pytest.raises(RunnerError, match=r"EDF:2 is not TOML"):
+    with pytest.raises(RunnerError, match=r"EDF:2 is not valid TOML"):
         rewrite("a = '1'\nb =\n", [Set(("a",), "3")])
 
 

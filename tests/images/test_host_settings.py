@@ -167,7 +167,7 @@ def test_a_build_sees_the_settings_and_its_image_keeps_no_trace(
     lines += ["FROM one", f"RUN {seen} && touch /made", "ENV A=b"]
     bench.write("trace", "\n".join(lines) + "\n")
     image = bench.build("trace")
-    assert bench.said("visible to the build only: CA bundle")
+    assert bench.said("used during the build, but not stored in the image: CA bundle")
     assert not bench.said("me:secret")
     saved = tmp_path / "saved"
     bench.engine("save", "--format=docker-dir", "--output", str(saved), image.reference)

@@ -380,7 +380,7 @@ def test_a_file_that_we_did_not_make_is_replaced_only_by_force(tiny: Bench, tmp_
 def test_a_link_name_that_is_a_file_is_left_alone(tiny: Bench) -> None:
     tiny.images.mkdir()
     (tiny.images / "tiny.sqsh").write_text("precious")
-    with pytest.raises(RunnerError, match="cannot make the link"):
+    with pytest.raises(RunnerError, match="cannot create the link"):
         tiny.import_image("tiny")
     assert (tiny.images / "tiny.sqsh").read_text() == "precious"
 

@@ -103,12 +103,12 @@ def test_an_unknown_variant_lists_the_known_ones(project: Project) -> None:
         ('containerfile = "Containerfile.whole"', "", "whole.toml", "containerfile"),
         ('containerfile = "Containerfile.whole"', 'containerfile = "Containerf"', "whole.toml:2", "does not exist"),
         ('containerfile = "Containerfile.whole"', "containerfile = 3", "whole.toml:2", "must be text"),
-        ('context = ["containers/pins",', 'context = ["../secret",', "whole.toml:4", "leaves the project"),
+        ('context = ["containers/pins",', 'context = ["../secret",', "whole.toml:4", "is outside the project"),
         ('platforms = ["linux/amd64"]', 'platforms = "linux/amd64"', "whole.toml:5", "must be an array"),
         ('debian = "bookworm"', 'debian = "bookworm"\nimage = "x"', "whole.toml:12", "either image or debian"),
         ('debian = "bookworm"', 'debain = "bookworm"', "whole.toml:13", "did you mean 'debian'?"),
         ('TORCH = "2.13.0+cpu"', "TORCH = 2", "whole.toml:17", "must be text"),
-        ('summary = "a whole one"', 'summary = "a', "whole.toml:1", "is not TOML"),
+        ('summary = "a whole one"', 'summary = "a', "whole.toml:1", "is not valid TOML"),
     ],
 )  # fmt: skip
 def test_bad_input_is_named_by_line_and_key(project: Project, line: str, new: str, place: str, words: str) -> None:
@@ -131,7 +131,7 @@ def test_an_unknown_recipe_lists_the_known_ones_and_the_nearest(project: Project
 def test_a_platform_that_the_recipe_does_not_name_is_refused(project: Project) -> None:
     recipe = load_recipe("whole", project)
     assert check_platform(recipe, "linux/amd64") == check_platform(recipe, "x86_64") == "linux/amd64"
-    with pytest.raises(RunnerError, match="is not made for linux/arm64"):
+    with pytest.raises(RunnerError, match="does not support linux/arm64"):
         check_platform(recipe, "linux/aarch64")
 
 

@@ -75,9 +75,9 @@ def test_a_config_is_found_as_file_as_folder_and_by_name_in_the_cache(tmp_path: 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"model_type": "mamba"}, "no paper for the model_type 'mamba'"),
+        ({"model_type": "mamba"}, "cannot estimate the memory of"),
         ({"num_local_experts": 8}, "mixture of experts"),
-        ({"hidden_size": None}, "does not say its hidden_size"),
+        ({"hidden_size": None}, "does not set hidden_size"),
         ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
     ],
 )

@@ -56,7 +56,7 @@ def architecture(site: Site) -> Diagnosis:
         )
         fix = "" if site.architecture else f"set it once: runner init --site {site.name}"
         return Diagnosis("architecture", "ok", text, fix)
-    text = f"this machine is {here}, the nodes of {site.name} are {site.architecture}"
+    text = f"this machine is {here}, but the nodes of {site.name} are {site.architecture}"
     return Diagnosis("architecture", "wrong", text, f"runner build --platform linux/{site.architecture}")
 
 
@@ -89,7 +89,7 @@ def fuse() -> Diagnosis:
     there = Path("/dev/fuse").exists()
     text = "this user may not open it" if there else "does not exist"
     fix = "an admin: chmod 0666 /dev/fuse" if there else "an admin: modprobe fuse"
-    return Diagnosis("/dev/fuse", "missing", f"{text}; images are unpacked instead of mounted", fix)
+    return Diagnosis("/dev/fuse", "missing", f"{text}, so images are unpacked instead of mounted", fix)
 
 
 def namespaces() -> Diagnosis:
@@ -114,7 +114,7 @@ def subordinate_ids() -> Diagnosis:
         except OSError:
             lines = []
         if not any(line.split(":")[0] in {user, number} for line in lines):
-            text = f"no line for {user} in /etc/{name}: rootless podman cannot keep files of several owners"
+            text = f"no line for {user} in /etc/{name}: rootless podman cannot store files of several owners"
             fix = f"an admin: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
             return Diagnosis("subuid", "missing", text, fix)
     return Diagnosis("subuid", "ok", f"{user} has subordinate ids")
@@ -124,9 +124,9 @@ def subordinate_ids() -> Diagnosis:
 PROGRAMS: dict[str, tuple[tuple[str, ...], str]] = {
     "podman": (("--version",), "builds images; an engine"),
     "docker": (("--version",), "builds images where podman is missing; an engine"),
-    "enroot": (("version",), "an engine; enters squashfs files"),
-    "apptainer": (("--version",), "an engine; enters images"),
-    "bwrap": (("--version",), "an engine; enters images in the sandbox"),
+    "enroot": (("version",), "an engine; runs squashfs files"),
+    "apptainer": (("--version",), "an engine; runs images"),
+    "bwrap": (("--version",), "an engine (sandbox); runs squashfs files"),
     "squashfuse": (("--version",), "mounts squashfs files without root"),
     "mksquashfs": (("-version",), "writes squashfs files"),
     "unsquashfs": (("-version",), "checks and unpacks squashfs files"),
@@ -159,7 +159,7 @@ def program(name: str) -> Diagnosis:
     found = version[0] if version else "unknown"
     if name == "docker" and not os.environ.get("DOCKER_HOST") and not os.access(_SOCKET, os.R_OK | os.W_OK):
         text = f"its daemon cannot be reached at {_SOCKET}; {purpose}"
-        return Diagnosis(name, "missing", text, "systemctl start docker, and be a member of the group docker", found)
+        return Diagnosis(name, "missing", text, "systemctl start docker, and join the group docker", found)
     return Diagnosis(name, "ok", purpose, version=found)
 
 

@@ -104,7 +104,10 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     if is_striped(shown.stdout):
         return Diagnosis("striping", "ok", f"{folder}: large files are striped")
     return Diagnosis(
-        "striping", "wrong", f"{folder}: each image is on a single storage server, which all nodes read from", fix
+        "striping",
+        "wrong",
+        f"{folder}: each image is stored on a single storage server, from which all nodes read",
+        fix,
     )
 
 
@@ -152,7 +155,7 @@ def quota_of_folder(folder: Path) -> Quota | None:
     if process.which(program) is None:
         raise RunnerError(
             f"{program} is not installed",
-            f"it reads the quota of {kind or 'the file system'}",
+            f"runner needs it to read the quota of {kind or 'the file system'}",
             f"apt-get install {program}" if program == "quota" else "",
         )
     words = ("-q", "-u", getpass.getuser(), point) if program == "lfs" else ("-w", "-p", "-f", point)
@@ -187,7 +190,7 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
         mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         fix = f"write {path}, mode 0600: {_LINES}"
-        return Diagnosis("credentials", "missing", f"no {path}: public images only", fix)
+        return Diagnosis("credentials", "missing", f"{path} does not exist, so only public images can be pulled", fix)
     if mode & 0o077:
         return Diagnosis("credentials", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
     machines = set(re.findall(r"^\s*machine\s+(\S+)", text, re.MULTILINE))
@@ -223,7 +226,7 @@ def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
             return Diagnosis("logins", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
         found += [f"{name} ({path})" for name in known]
     if not found:
-        return Diagnosis("logins", "missing", "podman and docker are not logged in: public images only",
+        return Diagnosis("logins", "missing", "podman and docker have no logins, so only public images can be read",
                          "podman login nvcr.io")  # fmt: skip
     return Diagnosis("logins", "ok", ", ".join(found))
 

@@ -162,7 +162,7 @@ def _check_texts(layer: Layer) -> None:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
             raise RunnerError(
                 f"{layer.document.place('env', name)}: {name!r} is not a variable name",
-                "a name has letters, digits, `_`, `.` and `-`, and does not begin with a digit",
+                "a name consists of letters, digits, `_`, `.` and `-`, and does not begin with a digit",
                 'write NAME = "value"',
             )
 
@@ -173,8 +173,8 @@ def _checked(document: Document, text: str, *keys: str) -> str:
     if "\0" in text:
         raise RunnerError(
             f"{place}: {'.'.join(keys)} contains a NUL byte",
-            "arguments and variables of a program cannot contain one",
-            "remove it; binary data belongs in a file that is mounted",
+            "the arguments and variables of a program cannot contain NUL",
+            "remove the NUL byte; put binary data into a file and mount it",
         )
     parts(text, f"{'.'.join(keys)} ({place})")
     return text

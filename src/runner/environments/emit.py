@@ -48,9 +48,9 @@ def emitted(
     """(text, warnings): an EDF for ce and sarus, else a bash script that takes the command as its arguments."""
     if engine == "sandbox":
         raise RunnerError(
-            "the sandbox has no command line of its own",
+            "the sandbox has no command line that could be printed",
             "it is a script in the run folder",
-            "runner shell, or runner launch --dry-run; --as podman gives a command line",
+            "use runner shell or runner launch --dry-run; --as podman prints a command line",
         )
     located = replace(environment, image=_with_folder(environment.image, site, environ))
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."

@@ -117,12 +117,14 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
     """The files of an environment, in order of increasing precedence."""
     if path.resolve() in above:
         circle = " -> ".join(str(step) for step in (*above, path.resolve()))
-        raise RunnerError(f"the base_environment of {above[0]} is circular", circle, "remove it from one of them")
+        raise RunnerError(
+            f"the base_environment of {above[0]} is circular", circle, "remove base_environment from one of the files"
+        )
     if len(above) > MAXIMUM_LEVELS:
         raise RunnerError(
             f"the base_environment of {above[0]} is nested deeper than {MAXIMUM_LEVELS} levels",
             "the Container Engine refuses that",
-            "merge some of them: runner env emit",
+            "merge some of the files: runner env emit prints the merged environment",
         )
     layer = read_layer(path)
     for index, base in enumerate(layer.bases):

@@ -50,7 +50,7 @@ def parse_mount(text: str, where: str = "") -> Mount:
     if len(fields) > 3 or not all(fields):
         raise RunnerError(
             f"{what}cannot read the mount {text!r}",
-            "a mount is SOURCE[:TARGET[:FLAG+FLAG]], without empty fields",
+            "a mount must have the form SOURCE[:TARGET[:FLAG+FLAG]], without empty fields",
             "'${SCRATCH}/data:/data:ro'",
         )
     source, target = fields[0], fields[1] if len(fields) > 1 else fields[0]
@@ -65,7 +65,9 @@ def parse_mount(text: str, where: str = "") -> Mount:
             )
     flags = tuple(re.split(r"[+,]", fields[2])) if len(fields) > 2 else ()
     if not all(flags):
-        raise RunnerError(f"{what}cannot read the mount {text!r}", "a flag is empty", f"'{source}:{target}:ro'")
+        raise RunnerError(
+            f"{what}cannot read the mount {text!r}", "one of its flags is empty", f"'{source}:{target}:ro'"
+        )
     return Mount(source, target, flags)
 
 

@@ -86,7 +86,7 @@ def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> s
 def _refusal(change: Change) -> RunnerError:
     return RunnerError(
         f"cannot change {'.'.join(change.keys)} in the file without rewriting the rest",
-        "the present value leaves no place for the change",
+        "its current value is written in a form that cannot be edited in place",
         "change it by hand",
     )
 

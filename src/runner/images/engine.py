@@ -112,7 +112,7 @@ def docker_refusal(environ: Mapping[str, str]) -> str:
     socket = Path(host.removeprefix("unix://"))
     if host.startswith("unix://"):
         if not socket.exists():
-            return f"there is no socket {socket}: the daemon does not run (DOCKER_HOST names another socket)"
+            return f"there is no socket {socket}: the daemon is not running (DOCKER_HOST names another socket)"
         if not os.access(socket, os.R_OK | os.W_OK):
             return f"the socket {socket} refuses this user (an admin can add you to its group: usermod -aG docker USER)"
     import docker

@@ -94,9 +94,9 @@ def check_platform(recipe: Recipe, platform: str | None) -> str:
     wanted = f"{system}/{probe.oci_architecture(architecture)}"
     if recipe.platforms and wanted not in recipe.platforms:
         raise RunnerError(
-            f"recipe {recipe.name!r} is not made for {wanted}",
+            f"recipe {recipe.name!r} does not support {wanted}",
             f"{recipe.path} says platforms = {', '.join(recipe.platforms)}",
-            f"--platform {recipe.platforms[0]}, or build on such a machine",
+            f"--platform {recipe.platforms[0]}, or build on a machine of that platform",
         )
     return wanted
 
@@ -132,8 +132,8 @@ def _read(path: Path, base_tag: str | None) -> Recipe:
     containerfile = typed(document, ("containerfile",), str)
     if containerfile is None:
         raise RunnerError(
-            f"{document.place()}: the key 'containerfile' is missing",
-            "a recipe names its Containerfile, relative to the folder above containers/",
+            f"{document.place()}: the key `containerfile` is missing",
+            "a recipe must name its Containerfile by a path relative to the folder above containers/",
             f'containerfile = "Containerfile.{path.stem}"',
         )
     recipe = Recipe(
@@ -170,8 +170,8 @@ def _bases(document: Document) -> tuple[Base, ...]:
         )
         if (base.image is None) == (base.debian is None):
             raise RunnerError(
-                f"{document.place(*at)}: a [[base]] has either image or debian",
-                "image = a registry's image; debian = the suite of a root file system that mmdebstrap makes",
+                f"{document.place(*at)}: a [[base]] must have either `image` or `debian`",
+                "`image` names an image in a registry, `debian` a Debian suite that mmdebstrap installs",
                 'image = "docker.io/library/debian:bookworm-slim"',
             )
         bases.append(base)
@@ -209,12 +209,14 @@ def _existing(document: Document, root: Path, keys: tuple[str, ...], name: str) 
     path = root / name
     if Path(name).is_absolute() or ".." in Path(name).parts:
         raise RunnerError(
-            f"{document.place(*keys)}: {name!r} leaves the project",
-            "an image is made from files below its folder",
+            f"{document.place(*keys)}: {name!r} is outside the project",
+            "an image can only use files from inside the project",
             "copy the file into containers/ and name it there",
         )
     if not path.exists():
         raise RunnerError(
-            f"{document.place(*keys)}: {name!r} does not exist", f"looked for {path}", "correct the name in that line"
+            f"{document.place(*keys)}: {name!r} does not exist",
+            f"there is no file {path}",
+            "correct the name in that line",
         )
     return path

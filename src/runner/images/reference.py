@@ -101,7 +101,7 @@ def registry_reference(text: str) -> Reference:
 
 
 def _invalid_name(text: str, why: str) -> RunnerError:
-    return RunnerError(f"cannot read the image's name {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
+    return RunnerError(f"cannot read the image name {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,9 @@ def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
     whole = (start / Path(path).expanduser()).resolve()
     if not path or not whole.exists():
         raise RunnerError(
-            f"cannot read {text!r}", f"{whole} does not exist", f"write {scheme}:PATH with an existing folder or file"
+            f"cannot read {text!r}",
+            f"{whole} does not exist",
+            f"write {scheme}:PATH with the path of an existing folder or file",
         )
     if (scheme == "oci") != whole.is_dir():
         raise _invalid_source(text, "oci: takes the folder of a layout, oci-archive: and docker-archive: take a file")

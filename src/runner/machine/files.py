@@ -112,8 +112,8 @@ def refuse_to_replace(link: Path) -> None:
     """Raise RunnerError if a file that is not a symlink has the name of a link."""
     if link.exists() and not link.is_symlink():
         raise RunnerError(
-            f"cannot make the link {link}",
-            "a file has that name, and runner does not delete what it did not make",
+            f"cannot create the link {link}",
+            "a file has that name, and runner deletes only files that it created",
             f"move it away: mv {link} {link}.old",
         )
 
@@ -213,6 +213,6 @@ def _acquire(descriptor: int, lock: Path, timeout_seconds: float | None) -> None
                 raise RunnerError(
                     f"another process holds {lock}",
                     f"waited {timeout_seconds:.0f} s for it",
-                    "wait for that process or stop it; the lock is released when it exits",
+                    "wait for that process, or stop it: the lock is released when the process exits",
                 ) from None
             time.sleep(0.1)

@@ -53,7 +53,7 @@ def need(programs: Iterable[str]) -> None:
         packages = sorted({PACKAGES.get(program, program) for program in missing})
         raise RunnerError(
             f"missing on this machine: {', '.join(missing)}",
-            "these programs are not on PATH",
+            "no folder on PATH contains them",
             f"apt-get install --no-install-recommends {' '.join(packages)}   (or ask the admin for them)",
         )
 
@@ -104,11 +104,13 @@ def run(
         )
     except subprocess.TimeoutExpired as error:
         raise RunnerError(
-            f"{argv[0]} did not answer", f"no answer within {timeout_seconds:.0f} s", "try again, or look at its server"
+            f"{argv[0]} did not answer",
+            f"no answer within {timeout_seconds:.0f} s",
+            "try again, or check the server that it contacts",
         ) from error
     except OSError as error:
         raise RunnerError(
-            f"cannot start {argv[0]}", str(error), "check that the file is a program for this machine, and its mode"
+            f"cannot start {argv[0]}", str(error), "check that the file is executable and was built for this machine"
         ) from error
     completed = Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
     if check and done.returncode != 0:
@@ -133,7 +135,9 @@ class Started:
             )
         except OSError as error:
             raise RunnerError(
-                f"cannot start {argv[0]}", str(error), "check that the file is a program for this machine, and its mode"
+                f"cannot start {argv[0]}",
+                str(error),
+                "check that the file is executable and was built for this machine",
             ) from error
 
     def finish(self) -> Completed:

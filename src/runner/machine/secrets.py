@@ -62,16 +62,18 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the secrets in {file}", str(error), "fix the file or its mode") from error
+        raise RunnerError(f"cannot read the secrets in {file}", str(error), "fix the file, or its mode") from error
     if mode & 0o077:
         raise RunnerError(
-            f"others can read the secrets in {file}", f"its mode is {mode:04o}", f"chmod 600 {file}; then change them"
+            f"others can read the secrets in {file}",
+            f"its mode is {mode:04o}",
+            f"chmod 600 {file}, then replace the secrets with new ones",
         )
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#") and not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line):
             raise RunnerError(
                 f"{file}:{number}: this line is not a secret",
-                "each line is NAME=VALUE, without quotes, spaces around `=` or `export`; `#` begins a comment",
+                "each line must be NAME=VALUE, without quotes, `export` or spaces around `=`; `#` begins a comment",
                 "HF_TOKEN=…",
             )
     return tuple(_pairs(lines))
@@ -94,9 +96,9 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
     for value, name in known(environ).items():
         if value.encode(errors="surrogateescape") in content:
             raise RunnerError(
-                f"{where} would hold the value of {name}",
-                "everyone who can read the file can read the secret, and it is copied with the file",
-                f"take it out; programs find it in their variable {name}: a line of {path(environ)}, or export it",
+                f"{where} would contain the value of the secret {name}",
+                "everyone who can read the file could read the secret, and copies of the file would contain it",
+                f"remove the value, and let your program read the variable {name}, set in {path(environ)} or exported",
             )
 
 

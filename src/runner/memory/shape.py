@@ -42,7 +42,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise RunnerError(
-            f"--gpu_memory {text!r} is not a size", "a size is a number and GiB, GB or MiB", "--gpu_memory 80GiB"
+            f"--gpu_memory {text!r} is not a size", "a size must be a number with GiB, GB or MiB", "--gpu_memory 80GiB"
         )
     unit = (match[2] or "GiB").upper()
     factor = {"GIB": GIB, "G": GIB, "GB": 10**9, "MIB": 1024**2, "M": 1024**2, "MB": 10**6}[unit]
@@ -144,7 +144,9 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise RunnerError(f"{path} is not JSON", str(error), "give the model's config.json") from error
     if not isinstance(config, dict):
-        raise RunnerError(f"{path} is not a table", "a model's config is one", "give the model's config.json")
+        raise RunnerError(
+            f"{path} is not the config of a model", "it must contain a JSON object", "give the model's config.json"
+        )
     return config
 
 
@@ -157,7 +159,9 @@ def find_config(model: str, environment: Mapping[str, str]) -> Path:
         if (path / "config.json").is_file():
             return path / "config.json"
         raise RunnerError(
-            f"the folder {model!r} has no config.json", "it says what the model's shape is", "name another"
+            f"the folder {model!r} has no config.json",
+            "that file describes the model's shape",
+            "give the folder of a model",
         )
     hub = hub_cache(environment)
     found = sorted(
@@ -167,9 +171,9 @@ def find_config(model: str, environment: Mapping[str, str]) -> Path:
     if found:
         return found[-1]
     raise RunnerError(
-        f"there is no model {model!r} here",
-        f"neither a file or folder, nor in {hub}",
-        f"`runner prefetch`, or a config.json: hf download {model} config.json; or flags such as --hidden_size",
+        f"there is no model {model!r} on this machine",
+        f"there is no file or folder of that name, and no such model in {hub}",
+        f"hf download {model} config.json, or runner prefetch JOB, or give its shape with flags such as --hidden_size",
     )
 
 
@@ -186,14 +190,16 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
     kind = str(config.get("model_type") or "llama")
     if kind not in FAMILIES:
         raise RunnerError(
-            f"no paper for the model_type {kind!r} of {name}",
-            f"known are {', '.join(FAMILIES)}",
-            "take the nearest of them: --model_type llama with the other flags given",
+            f"cannot estimate the memory of {name}",
+            f"its model_type is {kind!r}; runner knows {', '.join(FAMILIES)}",
+            "use the most similar one, for example --model_type llama, and give the other values as flags",
         )
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if int(config.get(key) or 0) > 1:
             raise RunnerError(
-                f"{name} is a mixture of experts", f"{key} = {config[key]}", "measure it: --micro_batch auto"
+                f"cannot estimate the memory of {name}",
+                f"it is a mixture of experts ({key} = {config[key]})",
+                "measure the memory instead: launch with --micro_batch auto",
             )
     hidden, heads = _number(config, "hidden_size", name), _number(config, "num_attention_heads", name)
     family = _with_biases(FAMILIES[kind], kind, config)
@@ -241,7 +247,9 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         return value
     if default is None:
         raise RunnerError(
-            f"{name} does not say its {key}", "the shape hangs on it", f"--{key} NUMBER, or a complete config.json"
+            f"{name} does not set {key}",
+            "the model's shape depends on that value",
+            f"--{key} NUMBER, or a complete config.json",
         )
     return default
 

@@ -83,9 +83,9 @@ def test_several_images_need_a_tag(tmp_path: Path) -> None:
     assert len(read(folder, "one").layers) == 2
     assert len(read(folder, "two").layers) == len(read(folder, "localhost/x:two").layers) == 1
     assert len(read(folder, "y:z").layers) == 1
-    with pytest.raises(RunnerError, match="holds several images") as caught:
+    with pytest.raises(RunnerError, match="contains several images") as caught:
         read(folder)
-    assert caught.value.why == "they are: localhost/x:two, one"
+    assert caught.value.why == "their tags are localhost/x:two, one"
     with pytest.raises(RunnerError, match="no image has the tag 'three'") as caught:
         read(folder, "three")
     assert caught.value.why == "it has: localhost/x:two, one"

@@ -25,8 +25,8 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
             environment,
             "devices",
             engine,
-            "devices are a key of Sarus Suite only; this engine finds GPUs by NVIDIA_VISIBLE_DEVICES",
-            'remove devices; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]',
+            "only Sarus Suite has the key `devices`; this engine selects GPUs with NVIDIA_VISIBLE_DEVICES",
+            'remove `devices`; for an image that is not NVIDIA\'s, add NVIDIA_VISIBLE_DEVICES = "all" to [env]',
         )
     if bare_squashfs(environment):
         raise refuse(
@@ -44,8 +44,8 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
                 environment,
                 f"mounts.{index}",
                 engine,
-                f"{mount.text()!r}: colons separate the fields of a mount, and nothing escapes a colon or a newline",
-                "rename the folder, link it from another path, or take ${VAR:-default} out of the mount",
+                f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped",
+                "rename the folder, link it from another path, or remove ${VAR:-default} from the mount",
             )
 
 

@@ -18,7 +18,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             environment,
             "image",
             "docker",
-            f"it runs only images from its storage or a registry; {environment.image!r} is a squashfs file",
-            "use podman or the sandbox, or write the name of an image",
+            f"docker runs only images from its storage or a registry, and {environment.image!r} is a squashfs file",
+            "use the engine podman or sandbox, or write the name of an image",
         )
     return podman.attach(environment, site, "docker")

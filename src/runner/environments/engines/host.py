@@ -8,7 +8,7 @@ from runner.environments.engines.shared import MountSyntax, dialect, refuse
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
-_COMMENT = "What this run was to see. No container was entered: its image and annotations did nothing."
+_COMMENT = "The environment that this run asked for. It ran without a container: image and annotations had no effect."
 
 MOUNTS = MountSyntax()
 
@@ -21,12 +21,14 @@ def attach(environment: Environment, site: Site) -> Attachment:
                 environment,
                 f"mounts.{index}",
                 "host",
-                f"without a container, {mount.source!r} cannot appear at {mount.target!r}",
-                "give source and target the same path, or use an engine with containers",
+                f"without a container, {mount.source!r} cannot be mounted at {mount.target!r}",
+                "use the same path for source and target, or choose an engine with containers",
             )
     if environment.entrypoint:
         why = "without a container there is no entrypoint to run"
-        raise refuse(environment, "entrypoint", "host", why, "set entrypoint = false, or use an engine with containers")
+        raise refuse(
+            environment, "entrypoint", "host", why, "set entrypoint = false, or choose an engine with containers"
+        )
     unset = tuple(word for name, value in environment.env.items() if not value for word in ("-u", name))
     fixed = tuple(f"{name}={dialect(value, f'env.{name}')}" for name, value in environment.env.items() if value)
     folder = (f"--chdir={dialect(environment.workdir, 'workdir')}",) if environment.workdir else ()

@@ -33,7 +33,7 @@ MOUNTS = MountSyntax(',: \t\n"$`\\')
 def image_text(environment: Environment, engine: str = "pyxis") -> str:
     """The image, as enroot's URI without a scheme, or as a path."""
     if not environment.image:
-        raise refuse(environment, "image", engine, "it is empty", 'image = "…"')
+        raise refuse(environment, "image", engine, "`image` is empty", 'image = "…"')
     return dialect(environment.image, "image")
 
 

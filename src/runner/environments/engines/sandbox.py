@@ -29,14 +29,14 @@ def attach(environment: Environment, site: Site) -> Attachment:
             environment,
             "image",
             "sandbox",
-            f"it runs squashfs files; {environment.image!r} is the name of an image in a registry"
+            f"the sandbox runs squashfs files, and {environment.image!r} is the name of an image in a registry"
             if environment.image
-            else "it is empty",
+            else "`image` is empty",
             "run `runner import` and write the path of the squashfs file, or use podman",
         )
     for index, device in enumerate(environment.devices):
         if not device.startswith("/dev/"):
-            why = f"all of /dev is visible, but it does not support device classes such as {device!r}"
+            why = f"the sandbox shows all of /dev, but does not support device classes such as {device!r}"
             raise refuse(environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus")
     refuse_annotations(environment, "sandbox")
     check_mounts(environment, "sandbox", MOUNTS)

@@ -28,24 +28,30 @@ def check(environment: Environment) -> None:
             environment,
             "image",
             "sarus",
-            "it runs images from its own store, not squashfs files",
+            "Sarus Suite runs images from its own store, not squashfs files",
             "push the image to a registry and write REGISTRY/IMAGE:TAG, or use the engine ce",
         )
     slashed(environment, "sarus")
     if names(environment.image):
-        why = f"it does not expand variables in an image: {environment.image!r}"
+        why = f"Sarus Suite does not expand variables in an image: {environment.image!r}"
         raise refuse(environment, "image", "sarus", why, "write the full name")
     for index, mount in enumerate(environment.mounts):
         field = f"mounts.{index}"
         if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
-            why = f"it expands a mount twice, so a dollar sign starts a variable: {mount.text()!r}"
-            raise refuse(environment, field, "sarus", why, "make a symlink to it at a path without `$`, and mount that")
+            why = f"Sarus Suite expands a mount twice, so a dollar sign starts a variable: {mount.text()!r}"
+            raise refuse(
+                environment, field, "sarus", why, "make a symlink at a path without `$`, and mount the symlink"
+            )
         if "sqsh" in mount.flags:
             raise refuse(
-                environment, field, "sarus", "it cannot mount squashfs files", "unpack it, or use the engine ce"
+                environment,
+                field,
+                "sarus",
+                "Sarus Suite cannot mount squashfs files",
+                "unpack the file and mount the folder, or use the engine ce",
             )
         if ":" in mount.source + mount.target:
-            why = "it splits a mount at every colon before it expands variables"
+            why = "Sarus Suite splits a mount at every colon before it expands variables"
             raise refuse(environment, field, "sarus", why, "remove the colon and ${VAR:-default} from the mount")
     texts = {
         "workdir": environment.workdir or "",
@@ -56,7 +62,7 @@ def check(environment: Environment) -> None:
     for field, text in texts.items():
         for word in _FORBIDDEN:
             if word in text:
-                why = f"it does not accept {word} in a value: {text!r}"
+                why = f"Sarus Suite does not accept {word} in a value: {text!r}"
                 raise refuse(environment, field, "sarus", why, "set it in the job's setup instead")
 
 

@@ -60,7 +60,7 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
     for index, mount in enumerate(environment.mounts):
         for path in (mount.source, mount.target):
             if bad := syntax.bad_character("".join(part for part in parts(path) if isinstance(part, str))):
-                why = f"{path!r} contains {bad}, which its mounts cannot contain"
+                why = f"{path!r} contains {bad}, which a mount of this engine cannot contain"
                 fix = "rename the folder, or link it from another path: ln -s"
                 raise refuse(environment, f"mounts.{index}", engine, why, fix)
         if "sqsh" in mount.flags and "sqsh" not in syntax.flags:
@@ -69,8 +69,10 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
             raise refuse(environment, f"mounts.{index}", engine, why, fix)
         unknown = sorted(set(mount.flags) - syntax.flags)
         if flags and unknown:
-            why = f"it has no mount flag {', '.join(unknown)}; it has {', '.join(sorted(syntax.flags))}"
-            raise refuse(environment, f"mounts.{index}", engine, why, "leave it out, or use the engine ce")
+            why = (
+                f"the engine {engine} has no mount flag {', '.join(unknown)}; it has {', '.join(sorted(syntax.flags))}"
+            )
+            raise refuse(environment, f"mounts.{index}", engine, why, "leave out the flag, or use the engine ce")
 
 
 def dialect(text: str, what: str) -> str:
@@ -92,7 +94,7 @@ def slashed(environment: Environment, engine: str) -> str:
         return environment.image
     image = parse_reference(environment.image)
     if image.user:
-        why = f"{environment.image!r} contains the user of a login, which only enroot reads"
+        why = f"{environment.image!r} contains a user name for the login, which only enroot reads"
         raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")
     return image.with_slash
 

@@ -21,8 +21,8 @@ _ERROR, _WARNING, _NOTE = ("error",), ("warning",), ("note",)
 
 _FILE = {
     "file-unreadable": Code(_ERROR, "the file cannot be opened, or is not UTF-8", "check its path, mode and encoding"),
-    "toml-syntax": Code(_ERROR, "the file is not TOML", "fix that line"),
-    "table-twice": Code(_ERROR, "a table is opened twice", "put all its keys under one [table] heading"),
+    "toml-syntax": Code(_ERROR, "the file is not valid TOML", "fix that line"),
+    "table-twice": Code(_ERROR, "a table is opened twice", "put all its keys under a single [table] heading"),
     "key-twice": Code(_ERROR, "a key is set twice", "keep one of the two"),
     "key-after-table": Code(
         ("error", "warning"),
@@ -80,10 +80,12 @@ _IMAGE = {
         _ERROR, "the image is for other processors or GPUs than the site's nodes", "build it for the site's"
     ),
     "image-name": Code(
-        _ERROR, "characters that registries do not accept in a name", "use lowercase letters, digits and . _ - /"
+        _ERROR,
+        "the name contains characters that registries do not accept",
+        "use lowercase letters, digits and . _ - /",
     ),
-    "image-scheme": Code(_ERROR, "`docker://` before the image", "remove `docker://`"),
-    "image-no-tag": Code(_NOTE, "no tag, or `latest`: the image can change", "name a version"),
+    "image-scheme": Code(_ERROR, "`docker://` is written before the image", "remove `docker://`"),
+    "image-no-tag": Code(_NOTE, "the tag is missing or is `latest`, so the image can change", "name a version"),
     "image-digest": Code(_ERROR, "enroot before 4.0 cannot pull by digest", "name a tag, or import it with runner"),
     "relative-squashfs": Code(
         _ERROR, "`x.sqsh` without a slash means an image in a registry", "write an absolute path, or ./x.sqsh"
@@ -98,12 +100,12 @@ _IMAGE = {
     ),
     "credentials-missing": Code(
         ("warning", "note"),
-        "no login for the registry; a note for registries whose images are usually public",
+        "there is no login for the registry; a note for registries whose images are usually public",
         "add a line to the credentials file",
     ),
     "credentials-half": Code(
         _WARNING,
-        "a login for only one of nvcr.io and authn.nvidia.com: the pull needs both",
+        "there is a login for only one of nvcr.io and authn.nvidia.com; a pull needs both",
         "add the same line for the other host",
     ),
 }
@@ -157,17 +159,21 @@ _ENV = {
     ),
     "gpus-hidden": Code(_WARNING, "a variable in [env] hides GPUs", "remove it"),
     "stale-tuning": Code(
-        _WARNING, "an NCCL_* or FI_* entry overrides what the network hook sets", "remove it, then measure"
+        _WARNING, "an NCCL_* or FI_* entry overrides what the network hook sets", "remove it, and measure again"
     ),
     "nccl-over-tcp": Code(
-        _WARNING, "no plugin connects NCCL to the fast network: it uses TCP", 'com.hooks.aws_ofi_nccl.enabled = "true"'
+        _WARNING,
+        "no plugin connects NCCL to the fast network, so NCCL uses TCP",
+        'com.hooks.aws_ofi_nccl.enabled = "true"',
     ),
 }
 
 _HOOKS = {
     "annotation-unknown": Code(_WARNING, "an annotation that no hook reads", "correct its name"),
     "annotation-value": Code(_ERROR, "a value that the hook does not accept", "see the reason"),
-    "hook-variant": Code(_ERROR, "the plugin's variant does not fit the image's CUDA", "use the variant for its CUDA"),
+    "hook-variant": Code(
+        _ERROR, "the plugin's variant does not match the image's CUDA", "use the variant for the image's CUDA"
+    ),
     "hook-variant-ignored": Code(_NOTE, "the artifact network stack ignores the variant", "remove it"),
     "hook-conflict": Code(_WARNING, "cxi is off, but aws_ofi_nccl is on and turns cxi on", "remove one of the two"),
     "hook-needs-writable": Code(_ERROR, "ssh and MPS need writable = true", "writable = true"),
@@ -176,7 +182,7 @@ _HOOKS = {
     ),
     "rank-remap": Code(_WARNING, "pyxis sets RANK and LOCAL_RANK, which torchrun should set", "remove the annotation"),
     "extended-image-hook": Code(
-        _ERROR, "an Alps extended image has its own network stack; the hook adds another", "turn the hook off"
+        _ERROR, "an Alps extended image has its own network stack; the hook adds another", "turn off the hook"
     ),
     "extended-image-entrypoint": Code(
         _ERROR, "an Alps extended image sets its variables in its entrypoint", "entrypoint = true"

@@ -93,7 +93,7 @@ def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:
         for index, element in enumerate(value):
             if not isinstance(element, str):
                 place = document.place(key, str(index))
-                reason = f"every element of {key} must be text; this one is {element!r}"
+                reason = f"every element of {key} must be text; this element is {element!r}"
                 yield finding("wrong-type", f"{key}.{index}", place, reason, f'write "{element}"')
 
 

@@ -42,7 +42,7 @@ def names_and_values(subject: Subject) -> Iterator[Finding]:
             if name.startswith(("com.hooks.", "com.pyxis.", "com.hook.")) or name.partition(".")[0] == "hooks":
                 yield subject.say("annotation-unknown", field, f"no hook reads {name}", _near(name))
         elif KNOWN[name] and value not in KNOWN[name] and "${" not in value:
-            reason = f"{name} is {value!r}, ; the hook accepts {', '.join(KNOWN[name])}"
+            reason = f"{name} is {value!r}, but the hook accepts only {', '.join(KNOWN[name])}"
             lower = value.lower()
             changes = (Set(("annotations", *name.split(".")), lower),) if lower in KNOWN[name] else ()
             yield subject.say("annotation-value", field, reason, _near_value(lower, KNOWN[name]), changes=changes)
@@ -76,7 +76,7 @@ def variant(subject: Subject) -> Iterator[Finding]:
         what = "is for ROCm" if image.rocm else f"has CUDA {image.cuda}"
         release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
-        reason = f"the variant is {value}; the image {what}{release}"
+        reason = f"the variant is {value}, but the image {what}{release}"
         yield subject.say("hook-variant", field, reason, f'variant = "{fits[0]}"', changes=changes)
 
 
@@ -97,7 +97,7 @@ def conflict(subject: Subject) -> Iterator[Finding]:
     if subject.annotation("aws_ofi_nccl.enabled") == "true" and subject.annotation("cxi.enabled") == "false":
         if subject.image.extended:
             return  # reported by the rules for extended images
-        reason = "cxi is off, but aws_ofi_nccl, which needs it, is on"
+        reason = "cxi is off, but aws_ofi_nccl needs it and is on"
         yield subject.say("hook-conflict", f"annotations.{_HOOK}cxi.enabled", reason)
 
 
@@ -138,14 +138,14 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         return
     hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
     if subject.annotation("aws_ofi_nccl.enabled") == "true":
-        reason = "an Alps extended image has its own plugin for NCCL; the hook replaces it"
+        reason = "an Alps extended image has its own NCCL plugin, which the hook replaces"
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
         reason = "the image's entrypoint reads /opt/alps/env, but the entrypoint does not run"
         yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
     if subject.annotation("cxi.enabled") != "false":
-        reason = "the cxi hook, on by default, replaces the image's libraries by the host's"
+        reason = "the cxi hook, which is on by default, replaces the image's libraries with the host's"
         changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
         yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
     if subject.environment.env.get("PMIX_MCA_psec") != "native":

@@ -28,7 +28,7 @@ def in_registry(subject: Subject) -> bool:
 def empty(subject: Subject) -> Iterator[Finding]:
     """Most engines need an image."""
     if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
-        yield subject.say("image-empty", "image", f"there is no image, and {subject.setting.engine} needs one")
+        yield subject.say("image-empty", "image", f"the EDF names no image, and {subject.setting.engine} needs one")
 
 
 def relative_squashfs(subject: Subject) -> Iterator[Finding]:
@@ -51,7 +51,7 @@ def file(subject: Subject) -> Iterator[Finding]:
         fix = f"runner build {recipe} && runner import {recipe}" if ours else "correct the path"
         yield subject.say("image-missing", "image", f"{path} does not exist", fix)
     elif path.is_dir():
-        yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "name the .sqsh file in it")
+        yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "give the path of the .sqsh file in it")
     elif not is_whole(path):
         reason = f"{path} is not a squashfs file, or is truncated"
         yield subject.say("image-not-squashfs", "image", reason)
@@ -61,10 +61,10 @@ def architecture(subject: Subject) -> Iterator[Finding]:
     """An image for another processor ends in `exec format error`; one for another vendor's GPUs finds none."""
     image, site = subject.image, subject.setting.site
     if image.architecture and site.architecture and image.architecture != site.architecture:
-        reason = f"the image is for {image.architecture}; the nodes of {site.name} are {site.architecture}"
+        reason = f"the image is for {image.architecture}, but the nodes of {site.name} are {site.architecture}"
         yield subject.say("image-architecture", "image", reason, f"runner build --platform linux/{site.architecture}")
     elif image.rocm and not image.cuda and (site.gpu or "").startswith("NVIDIA"):
-        reason = f"the image is for AMD's GPUs (ROCm); the nodes of {site.name} have {site.gpu}"
+        reason = f"the image is for AMD's GPUs (ROCm), but the nodes of {site.name} have {site.gpu}"
         yield subject.say("image-architecture", "image", reason, "use an image built for CUDA")
 
 
@@ -151,7 +151,7 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
         yield _missing(subject, registry, str(path))
     elif tokens and registry != "docker.io" and not (there & wanted and there & tokens):
         has, lacks = (registry, *tokens) if there & wanted else (*tokens, registry)
-        reason = f"{path} has a line for {has}, but not for {lacks}: the pull needs both"
+        reason = f"{path} has a line for {has}, but not for {lacks}; a pull needs both"
         yield subject.say("credentials-half", "image", reason, f"add the same line for machine {lacks}")
 
 

@@ -45,7 +45,7 @@ def relative_source(subject: Subject) -> Iterator[Finding]:
     """Source: CSCS documentation, container-engine/edf.md: relative to the folder of the caller (2026-08-20)."""
     for index, mount in enumerate(subject.own.mounts):
         if mount.source.startswith("."):
-            reason = f"{mount.source!r} starts in the folder where srun is called, not in that of the EDF"
+            reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
             yield subject.say("mount-relative", f"mounts.{index}", reason)
 
 
@@ -57,7 +57,7 @@ def same_target(subject: Subject) -> Iterator[Finding]:
         number, other = first.setdefault(target, (index, mount))
         if other is not mount:
             place = subject.place(f"mounts.{number}")
-            reason = f"{target} is already the target of {other.source} ({place})"
+            reason = f"{other.source} is already mounted at {target} ({place})"
             yield subject.say("mount-target-twice", f"mounts.{index}", reason)
 
 
@@ -67,7 +67,7 @@ def hides_image(subject: Subject) -> Iterator[Finding]:
         return
     for index, mount in enumerate(subject.own.mounts):
         if str(PurePosixPath(mount.target)) in _OF_THE_IMAGE:
-            reason = f"{mount.source} would hide the image's own {mount.target}"
+            reason = f"{mount.source} would hide {mount.target} of the image"
             yield subject.say("mount-hides-image", f"mounts.{index}", reason)
 
 

@@ -44,9 +44,9 @@ def directives(batch: Batch) -> Iterator[Finding]:
         if "$" in line.text.partition(" #")[0]:
             yield batch.say("sbatch-variable", line, "#SBATCH", f"sbatch expands nothing: {line.text}")
         if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
-            yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is a comment: {line.text}")
+            yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is read as a comment: {line.text}")
     for line in batch.script.late:
-        yield batch.say("sbatch-late", line, "#SBATCH", f"there is a command above it: {line.text}")
+        yield batch.say("sbatch-late", line, "#SBATCH", f"this line comes after a command: {line.text}")
 
 
 def site_rules(batch: Batch) -> Iterator[Finding]:
@@ -125,7 +125,7 @@ def resources(batch: Batch) -> Iterator[Finding]:
         return
     for line in script.steps:
         if option(line.text, "-c", "--cpus-per-task") is None:
-            reason = f"this step may get one core, not {cores}"
+            reason = f"this step may get 1 core instead of {cores}"
             yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
 
 
@@ -137,7 +137,7 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
                 reason = "SLURM_LAUNCH_NODE_IPADDR is the node that called srun"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
             elif re.search(r"hostname\s+(-i|-I|--ip-address|--all-ip-addresses)", line.text):
-                reason = "hostname can print several addresses, also IPv6"
+                reason = "hostname can print several addresses, including IPv6"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
         if match := re.search(
             r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b", line.text

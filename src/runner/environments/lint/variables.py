@@ -48,9 +48,9 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
         plain = "".join(part for part in parts(text, field) if isinstance(part, str))
         for match in _BARE.finditer(plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
-            reason = f"{field} has {match[0]} without braces: it is plain text, not a variable"
+            reason = f"{field} contains {match[0]} without braces, which is plain text, not a variable"
             if subject.setting.engine == "sarus":
-                reason = f"{field} has {match[0]} without braces: a variable for Sarus Suite, plain text for all others"
+                reason = f"{field} contains {match[0]} without braces: only Sarus Suite reads that as a variable"
             # in [env] plain text may be intended, so only the user can fix it there
             value = getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
@@ -75,7 +75,9 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
         for other in names(value, f"env.{name}"):
             if other != name and env.get(other):
                 reason = f"env.{name} refers to {other}: it gets the host's or image's {other}, not env.{other}"
-                yield subject.say("env-refers-to-env", f"env.{name}", reason, f"write {env[other]!r} there")
+                yield subject.say(
+                    "env-refers-to-env", f"env.{name}", reason, f"write its value instead: {env[other]!r}"
+                )
 
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
@@ -107,7 +109,7 @@ def path_replaced(subject: Subject) -> Iterator[Finding]:
             continue  # a complete PATH
         if name == "LD_LIBRARY_PATH" and (not value or not subject.image.nvidia):
             continue
-        reason = f"env.{name} replaces the image's value: programs of the image may not be found"
+        reason = f"env.{name} replaces the image's value, so programs in the image may not be found"
         changes = (Set(("env", name), f"{value}:${{{name}}}"),) if value else ()
         yield subject.say("path-replaced", f"env.{name}", reason, f'{name} = "{value}:${{{name}}}"', changes=changes)
 
@@ -138,7 +140,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
             by_file.setdefault(str(place.path) if place else "", []).append(name)
     for names_there in by_file.values():
         verb = "overrides" if len(names_there) == 1 else "override"
-        reason = f"{', '.join(names_there)} {verb} what the network hook sets for its libraries"
+        reason = f"{', '.join(names_there)} {verb} what the network hook sets for its own libraries"
         yield subject.say("stale-tuning", f"env.{names_there[0]}", reason)
 
 
@@ -169,7 +171,7 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
         literal = "".join(part for part in parts(value, name) if isinstance(part, str))
         if looks_secret(name, literal):
             field = f"env.{name}"
-            fix = f"remove it and export {name} where you launch: the container gets the host's variables"
+            fix = f"remove it, and export {name} where you launch: the container inherits the host's variables"
             yield subject.say("secret-value", field, f"{field} contains a secret in plain text", fix)
     for name, value in subject.own.annotations.items():
         if looks_secret("", value):

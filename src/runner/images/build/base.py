@@ -87,10 +87,10 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
             build.report.warn(f"the base is {base}, not {recipe.bases[0]} ({'; '.join(reasons)})")
         return resolved
     raise RunnerError(
-        f"no base of recipe {recipe.name!r} is available here",
+        f"none of the bases of recipe {recipe.name!r} is available on this machine",
         "\n".join(reasons),
-        f"{build.engine.name} pull {recipe.bases[0]}   (prints details; to log in first: {build.engine.name} login); "
-        "or add a [[base]] with debian = …, which mmdebstrap makes here",
+        f"{build.engine.name} pull {recipe.bases[0]}   (prints details; if the registry requires a login, first run {build.engine.name} login); "
+        "or add a [[base]] with debian = …, which mmdebstrap builds on this machine",
     )
 
 
@@ -127,7 +127,7 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
         build.report.say(f"base: {reference} (in {build.engine.name}'s storage)")
         return _pinned(reference, image, "in the storage already")
     _probe(reference)
-    build.report.say(f"base: {reference} (its registry answers); fetching it")
+    build.report.say(f"pulling the base image {reference}")
     argv = (build.engine.name, "pull", f"--platform={build.platform}", reference)
     output: list[str] = []
     if run_logged(Step(f"fetch {reference}", argv, build.engine.env), build.log, build.listener(output)) != 0:
@@ -135,7 +135,7 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
     image = build.store.find(reference)
     if image is None or image.architecture != build.architecture:
         has = image.architecture if image else "nothing"
-        raise RunnerError("wrong architecture", f"the registry has {has}, not {build.architecture}", "choose another tag")
+        raise RunnerError("wrong architecture", f"the registry has {has}, not {build.architecture}", "use another tag")
     return _pinned(reference, image, "its registry answers")
 
 
@@ -151,15 +151,15 @@ def _probe(reference: str) -> None:
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]
         message = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
-        raise RunnerError("the registry refused it", re.sub(r"^Error parsing image name .*?: ", "", message), "")
+        raise RunnerError("the registry refused the request", re.sub(r"^Error parsing image name .*?: ", "", message), "")
 
 
 def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase:
     made = _debian(base, build.platform, "made by mmdebstrap")
     if build.store.find(made.reference) and not refresh:
-        build.report.say(f"base: {base} (root file system made before)")
+        build.report.say(f"base: {base} (already built by mmdebstrap)")
         return made
-    build.report.say(f"base: {base}, {len(base.packages)} packages and their dependencies, made by mmdebstrap")
+    build.report.say(f"building the base {base} with mmdebstrap: {len(base.packages)} packages and their dependencies")
     output: list[str] = []
     first, *rest = debian_steps(base, build.engine, build.platform, made.reference)
     if run_logged(first, build.log, build.listener(output)) != 0:

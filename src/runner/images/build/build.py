@@ -55,7 +55,7 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         if not options.no_cache and (image := _built_before(recipe, base, options, context)):
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
-            report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM: the base has no effect")
+            report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM, so the recipe's base has no effect")
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
         tag = _tag(recipe, base, context)
@@ -88,11 +88,11 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
         before = bases.debian_steps(made, context.engine, context.platform, base.reference)
-        report.warn("the script makes the Debian base; `runner build` tries the registry of the first base before")
+        report.warn("the script builds the Debian base; `runner build` itself would first try the registry of the first base")
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
-        report.warn("credentials of the package index are left out (***): add them before you run the script")
+        report.warn("the credentials of the package index are replaced by ***: add them before you run the script")
     staging = context.log.parent / f"{recipe.name}-context"
     tag = _tag(recipe, base, context)
     plan = plan_build(recipe, context, base, replace(settings, files=clean), options, tag, staging)
@@ -212,9 +212,9 @@ def check_runnable(platform: str) -> None:
     handler = {"arm64": "qemu-aarch64", "amd64": "qemu-x86_64"}.get(architecture, f"qemu-{architecture}")
     if architecture != probe.architecture() and not Path("/proc/sys/fs/binfmt_misc", handler).exists():
         raise RunnerError(
-            f"cannot build for {platform} here",
-            f"this machine is {probe.architecture()} and has no emulator ({handler}) registered",
-            "build on such a machine, or install qemu-user-static and binfmt-support",
+            f"cannot build for {platform} on this machine",
+            f"its processor is {probe.architecture()}, and no emulator ({handler}) is registered",
+            f"build on a machine with {architecture}, or install qemu-user-static and binfmt-support",
         )
 
 
@@ -233,11 +233,11 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
 def report_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
     """Report which of the host's settings the build sees."""
     if engine.name != "podman" and host_settings.pip_settings(host_settings.pip_layers(environ), environ):
-        report.warn("docker cannot mount files into builds: they do not see this machine's pip configuration and CA")
+        report.warn("docker cannot mount files into a build, so the build does not see this machine's pip configuration and CA bundle")
     if settings.notes:
-        report.say(f"visible to the build only: {', '.join(settings.notes)}")
+        report.say(f"used during the build, but not stored in the image: {', '.join(settings.notes)}")
     if proxy := host_settings.proxy_settings(environ):
-        report.say(f"proxy for the build: {proxy}")
+        report.say(f"the build uses the proxy {proxy}")
 
 
 def _tag(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> str:
@@ -249,7 +249,7 @@ def _built_before(recipe: Recipe, base: ResolvedBase, options: BuildOptions, con
     image = context.store.find(f"{recipe.repository}:{_tag(recipe, base, context)}")
     if image is None:
         return None
-    context.report.say(f"{image.reference}: the same inputs were built before")
+    context.report.say(f"{image.reference} was already built from the same inputs")
     for name in other_names(recipe, options):
         process.run((context.engine.name, "tag", image.reference, name), env=context.engine.env)
     return image
@@ -259,7 +259,8 @@ def _just_built(recipe: Recipe, tag: str, context: BuildContext) -> Image:
     name = f"{recipe.repository}:{tag}"
     image = context.store.find(name)
     if image is None:
-        raise RunnerError(f"the built image {name} is not in the storage", "the engine reported success", "build again")
+        why = f"the build succeeded, but {context.engine.name} has no image of that name"
+        raise RunnerError(f"the image {name} is missing after its build", why, "build again")
     return image
 
 
@@ -288,7 +289,7 @@ def build_failed(recipe: Recipe, progress: BuildProgress, code: int, log: Path) 
     return RunnerError(
         f"the build of {recipe.name!r} failed{at}",
         "\n".join(progress.last_lines) or f"the engine ended with exit code {code} and printed nothing",
-        f"the whole log: {log}; fix the step and build again (earlier steps are cached)",
+        f"fix the step and build again (earlier steps are cached); the whole log: {log}",
     )
 
 

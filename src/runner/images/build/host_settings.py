@@ -79,7 +79,7 @@ def _read_pip_file(path: Path) -> dict[str, str]:
         parser.read_string(path.read_text())
     except (configparser.Error, OSError, ValueError) as error:
         raise RunnerError(
-            f"cannot read pip's configuration {path}", str(error), f"pip cannot read it either: fix {path}"
+            f"cannot read pip's configuration {path}", str(error), f"fix {path}: pip cannot read it either"
         ) from error
     merged: dict[str, str] = {}
     for section in ("global", "install"):

@@ -103,7 +103,7 @@ def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) 
     named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
     if site.account_required and not named:
         raise RunnerError(
-            f"{site.name} needs an account for the build job", "no account was given", "--sbatch=--account=PROJECT"
+            f"site {site.name} requires an account for the build job", "none is set", "--sbatch=--account=PROJECT"
         )
 
 
@@ -131,7 +131,7 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, s
     done = process.run(submission(job, site, flags), check=False)
     if done.exit_code != 0:
         raise RunnerError(
-            "sbatch refuses the build job", done.stderr.strip(), "--sbatch=FLAG gives it what it asks for"
+            "sbatch refuses the build job", done.stderr.strip(), "pass the missing flag: --sbatch=FLAG"
         )
     job_id = done.stdout.strip().partition(";")[0]
     report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")
@@ -149,7 +149,7 @@ def _follow(job: BuildJob, job_id: str, report: Report) -> None:
     while True:
         now = _state(job_id)
         if now == "PENDING" and now != state:
-            report.say(f"build job {job_id} waits for a node")
+            report.say(f"build job {job_id} is waiting for a node")
         state = now
         shown = _say_new_lines(job.folder / "log", shown, report)
         if state == "" or (job.folder / "exit_code").exists():
@@ -184,7 +184,7 @@ def _result(job: BuildJob, job_id: str) -> Path:
     log = job.folder / "log"
     fix = f"the whole log: {log}"
     if not (job.folder / "exit_code").exists():
-        raise RunnerError(f"build job {job_id} ended without a result", "it was cancelled, or ran out of time", fix)
+        raise RunnerError(f"build job {job_id} ended without a result", "it was cancelled, or reached its time limit", fix)
     code = (job.folder / "exit_code").read_text().strip()
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""
     if code != "0" or not path:

@@ -47,7 +47,7 @@ def fstab(volumes: Mapping[str, Any]) -> str:
         if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
             raise RunnerError(
                 f"the image declares the volume {volume!r}",
-                "enroot would mount it from outside of the image: a volume is an absolute path without '..' and '$'",
+                "it must be an absolute path without '..' or '$': enroot would mount any other from outside the image",
                 "remove that VOLUME from the image and build it again",
             )
         escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)

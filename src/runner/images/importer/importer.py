@@ -62,7 +62,7 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
             with files.locked(plan.target) as locked:
                 if not locked:
                     report.warn(
-                        f"{plan.target.parent} has no file locks: simultaneous imports of one image all do the work"
+                        f"{plan.target.parent} has no file locks: simultaneous imports of an image repeat the work"
                     )
                 return _import_locked(plan, report, options, held=plan.target if locked else None)
         except OSError as error:
@@ -113,7 +113,7 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
     files.refuse_to_replace(plan.link)
     if not link_is_ours(plan.link):
         raise RunnerError(
-            f"{plan.link} is a symlink that `runner import` did not make",
+            f"{plan.link} is a symlink that `runner import` did not create",
             f"it points to {plan.link.readlink()}",
             f"import with -o FILE, or move the link away: mv {plan.link} {plan.link}.old",
         )
@@ -151,11 +151,9 @@ def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, hel
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
             return _found(found, plan, report)
-        report.warn(f"{plan.target} is damaged (its superblock does not match its size): importing again")
+        report.warn(f"{plan.target} is damaged (its superblock does not match its size); importing the image again")
     elif plan.target.exists() and found is None and not options.again and options.output:
-        raise RunnerError(
-            f"{plan.target} already exists", "`runner import` did not make that file", "--force replaces it"
-        )
+        raise RunnerError(f"{plan.target} already exists", "`runner import` did not create it", "--force replaces it")
     squashfs, packed = _make(plan, report, options)
     return Imported(_with_link(squashfs, plan, report), made=True, packed=packed)
 
@@ -164,7 +162,9 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
     image = plan.image
     omitted = enroot_files.multiline_variables(image.config)
     if omitted:
-        report.warn(f"variables with line breaks cannot be written to /etc/environment: {', '.join(omitted)}")
+        report.warn(
+            f"these variables contain line breaks and cannot be written to /etc/environment: {', '.join(omitted)}"
+        )
     with ExitStack() as stack:
         previous = stack.enter_context(previous_index(plan, options))
         if previous:
@@ -188,8 +188,8 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         files.publish(unfinished, plan.target, mask=_MASK)
         if previous and packed.layers_damaged:
             report.warn(
-                f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were not copied but read "
-                "again; what uses that file reads damaged data. Remove it, or import its image with --no-cache"
+                f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again "
+                "from the image. Runs that use it read damaged data: remove it, or import its image with --no-cache"
             )
     _say_seconds(packed, report)
     return squashfs, packed
@@ -231,6 +231,6 @@ def _with_link(squashfs: Squashfs, plan: ImportPlan, report: Report) -> Squashfs
         try:
             files.link(plan.link, name)
         except OSError as error:
-            report.warn(f"{plan.link} does not point to {name}, and cannot be changed: {error.strerror}")
+            report.warn(f"cannot make {plan.link} point to {name}: {error.strerror}")
             return replace(squashfs, link=plan.target)
     return replace(squashfs, link=plan.link)

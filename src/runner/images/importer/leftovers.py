@@ -22,7 +22,7 @@ def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> N
     for path in sorted(folder.glob(f".*{SUFFIX}")):
         found = _HIDDEN.fullmatch(path.name)
         if found and is_stale(folder / found["target"], held) and _remove(path):
-            report.say(f"removed {path.name}, left by an import that was killed")
+            report.say(f"removed {path.name}, which an interrupted import left behind")
 
 
 def _remove(folder: Path) -> bool:

@@ -209,9 +209,9 @@ class _Packer:
                         position += 1
         if position < len(needed):
             raise RunnerError(
-                "the index of the earlier squashfs does not fit this image",
-                f"it knows entries that layer {layer.diff_id} has not",
-                "import without it: --no-cache",
+                "the index of the earlier squashfs file does not match this image",
+                f"it lists entries that layer {layer.diff_id} does not have",
+                "import the image without the index: --no-cache",
             )
         self._writer.end_run()
         self._keep(layer, run, needed, log.end(contents))

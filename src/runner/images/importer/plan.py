@@ -80,7 +80,10 @@ class ImportOptions:
                 )
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise RunnerError(
-                f"--threads cannot be {self.threads}", "a number from 1 to 1024", "leave --threads out", exit_code=2
+                f"--threads cannot be {self.threads}",
+                "it must be a number from 1 to 1024",
+                "leave out --threads",
+                exit_code=2,
             )
 
 
@@ -191,7 +194,7 @@ def _epoch(environ: Mapping[str, str]) -> int | None:
     if not text.isascii() or not text.isdigit() or int(text) >= 1 << 32:
         raise RunnerError(
             f"SOURCE_DATE_EPOCH={text!r} is not a Unix timestamp",
-            "it is the number of seconds since 1970",
+            "it must be a number of seconds since 1970",
             "unset SOURCE_DATE_EPOCH",
         )
     return int(text)

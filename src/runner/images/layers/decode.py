@@ -188,7 +188,9 @@ def _hash_of(digest: str) -> hashlib._Hash | None:
         return None
     if algorithm not in _ALGORITHMS or len(value) != 2 * hashlib.new(algorithm).digest_size:
         raise RunnerError(
-            f"the digest {digest!r} cannot be checked", f"known: {', '.join(_ALGORITHMS)}", "build the image again"
+            f"the digest {digest!r} cannot be checked",
+            f"runner supports {', '.join(_ALGORITHMS)}",
+            "build the image again",
         )
     return hashlib.new(algorithm)
 
@@ -215,8 +217,8 @@ def _unreadable(layer: Layer, error: OSError) -> RunnerError:
 def _bomb(layer: Layer, plain: int, read: int) -> RunnerError:
     return RunnerError(
         f"the layer {layer.digest or layer.diff_id} is refused",
-        f"{read} bytes of it inflate to more than {plain >> 30} GiB: a decompression bomb",
-        "build the image without that file",
+        f"{read} of its bytes decompress to more than {plain >> 30} GiB, as in a decompression bomb",
+        "build the image without the file that compresses so well",
     )
 
 

@@ -93,8 +93,8 @@ def _refuse_compressed(head: bytes, what: str) -> None:
         unpack = {"gzip": "gzip -dk", "zstd": "zstd -dk", "xz": "xz -dk", "bzip2": "bzip2 -dk"}[kind]
         raise RunnerError(
             f"cannot read {what}",
-            f"it is compressed with {kind} as a whole, so its layers cannot be read in order",
-            f"{unpack} {what}   (its layers may stay compressed)",
+            f"it is compressed with {kind} as a whole, so single layers cannot be read",
+            f"{unpack} {what}   (the layers in it may stay compressed)",
         )
 
 
@@ -167,10 +167,12 @@ def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
         raise RunnerError(
             f"{reference} does not contain {f'the image {tag!r}' if tag else 'an image'}",
             known,
-            "look with: tar tf FILE",
+            "list its files: tar tf FILE",
         )
     raise RunnerError(
-        f"{reference} holds several images", known, f"skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR"
+        f"{reference} contains several images",
+        known,
+        f"skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR",
     )
 
 

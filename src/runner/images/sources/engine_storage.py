@@ -214,7 +214,7 @@ class _Chunks(io.RawIOBase):
 
 
 def _docker_error(what: str, error: Exception) -> RunnerError:
-    return RunnerError(f"docker could not {what}", str(error), "docker info   (it says whether the daemon is well)")
+    return RunnerError(f"docker could not {what}", str(error), "docker info   (shows whether the daemon works)")
 
 
 def find(store: Store, name: str, engine: str) -> Image:
@@ -223,8 +223,8 @@ def find(store: Store, name: str, engine: str) -> Image:
     if image is None:
         raise RunnerError(
             f"{engine} has no image {name!r}",
-            "its storage was asked, nothing was pulled",
-            f"{engine} images   (lists them); docker://REGISTRY#IMAGE:TAG fetches one",
+            "only its local storage was searched, nothing was pulled",
+            f"{engine} images   (lists its images); to read one from a registry: docker://REGISTRY#IMAGE:TAG",
         )
     return image
 
@@ -268,7 +268,7 @@ def clear_containers(store: Store, report: Report) -> None:
         machine, _, process_name = container.labels.get(LABEL, "").partition(" ")
         pid, _, identity = process_name.partition(" ")
         if machine == _machine() and pid.isdigit() and sessions.identity(int(pid)) != identity:
-            report.say(f"removing container {container.id[:12]}, left by an import that was killed")
+            report.say(f"removing container {container.id[:12]}, which an interrupted import left behind")
             store.remove(container.id)
 
 

@@ -76,8 +76,8 @@ class Folder:
         if not path.is_relative_to(self.root):
             raise RunnerError(
                 f"cannot read {self.root / name}",
-                f"it is a link out of the layout, to {path}",
-                f"cp -rL {self.root} COPY   (replaces links by files)",
+                f"it is a link to {path}, outside the layout",
+                f"cp -rL {self.root} COPY   (replaces links with files)",
             )
         return path
 
@@ -118,13 +118,15 @@ def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, refe
         if not named:
             raise RunnerError(
                 f"{reference}: no image has the tag {tag!r}",
-                f"it has: {', '.join(names[:40])}" if names else "its images have no tags",
-                "leave the tag out where the layout holds one image",
+                f"it has: {', '.join(names[:40])}" if names else "none of its images has a tag",
+                "if the layout contains one image only, leave the tag out",
             )
         entries = named
     elif len(names) > 1:
         raise RunnerError(
-            f"{reference} holds several images", f"they are: {', '.join(names[:40])}", "add :TAG, one of them"
+            f"{reference} contains several images",
+            f"their tags are {', '.join(names[:40])}",
+            "add :TAG to choose one of them",
         )
     if not entries:
         raise damaged(reference, "its index.json lists no image")

@@ -103,8 +103,8 @@ def is_index(fields: Fields) -> bool:
     if version == 1 or fields.has("fsLayers") or "docker.distribution.manifest.v1" in kind:
         raise RunnerError(
             f"cannot read {fields.what}",
-            "it has the old form `schema 1`, which names no configuration and which registries have given up",
-            "pull and push the image with a tool of today: skopeo copy --format v2s2 docker://... docker://...",
+            "it has the obsolete format `schema 1`, which has no configuration",
+            "convert the image: skopeo copy --format v2s2 docker://... docker://...",
         )
     index, manifest = fields.has("manifests"), fields.has("layers") or fields.has("config")
     # bytes that are both could be one image for this tool and another for the next one (CVE-2021-41190)
@@ -153,8 +153,10 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
     known = sorted({entry.platform for entry in images if entry.architecture})
     raise RunnerError(
         f"{reference} has no image for linux/{architecture}",
-        f"it has: {', '.join(known[:40])}" if known else f"it lists {len(silent)} images that name no platform",
-        "name a site with such nodes (--site), or an image that was built for them",
+        f"it has: {', '.join(known[:40])}"
+        if known
+        else f"none of the {len(silent)} images that it lists names its platform",
+        "choose a site whose nodes match the image (--site), or an image that was built for your nodes",
     )
 
 
@@ -170,7 +172,7 @@ def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, referen
     config = descriptor(fields.object("config"))
     if config.media_type and config.media_type not in CONFIG_TYPES:
         raise RunnerError(
-            f"{reference} is not a container image", f"its configuration is of the kind {config.media_type}", ""
+            f"{reference} is not a container image", f"the media type of its configuration is {config.media_type}", ""
         )
     _within(config.size_bytes, CONFIG_BYTES, f"the configuration of {reference}")
     settings = parse_config(blobs.read(config, CONFIG_BYTES), config.digest, architecture, reference)
@@ -196,8 +198,8 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
         if "foreign" in kind or "nondistributable" in kind:
             raise RunnerError(
                 f"cannot read {reference}",
-                f"a layer is kept elsewhere by its maker ({kind}), as with images of Windows",
-                "choose a linux image without such layers",
+                f"one of its layers must be downloaded from its vendor ({kind}), as in Windows images",
+                "choose a Linux image without vendor layers",
             )
         if "encrypted" in kind:
             raise RunnerError(
@@ -216,7 +218,7 @@ def parse_config(data: bytes, digest: str, architecture: str, reference: str) ->
     system = fields.text("os")
     if system not in ("linux", ""):
         raise RunnerError(
-            f"{reference} is an image for {system}", "squashfs images are for linux", "choose a linux image"
+            f"{reference} is an image for {system}", "only Linux images can be imported", "choose a Linux image"
         )
     refuse_architecture(fields.text("architecture"), architecture, reference)
     return fields
@@ -228,8 +230,8 @@ def refuse_architecture(found: str, wanted: str, reference: str) -> None:
     if found and found != wanted:
         raise RunnerError(
             f"{reference!r} is an image for {found}",
-            f"it would end in `exec format error` on the nodes, which are {wanted}",
-            f"build or pull it for linux/{wanted}, or name a site with {found} nodes (--site)",
+            f"the nodes are {wanted}: its programs would fail there with `exec format error`",
+            f"build or pull it for linux/{wanted}, or choose a site with {found} nodes (--site)",
         )
 
 
@@ -343,4 +345,6 @@ def _parse(data: bytes, what: str) -> Any:
 
 def damaged(what: str, why: str) -> RunnerError:
     """The error for a part of an image that is not what it should be."""
-    return RunnerError(f"cannot read {what}", why, "it is damaged or not an image: create or pull it again")
+    return RunnerError(
+        f"cannot read {what}", why, "create or pull the image again: this one is damaged or is not an image"
+    )

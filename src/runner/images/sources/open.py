@@ -99,12 +99,12 @@ def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -
         latest = store.find(f"{recipe.repository}:latest")
         if latest is None:
             raise RunnerError(
-                f"the image of recipe {name!r} is not built yet",
+                f"the image of recipe {name!r} has not been built yet",
                 f"{engine.name}'s storage has no {recipe.repository}",
                 f"runner build {name} && runner import {name}   (or `runner build {name} --import`)",
             )
         if latest.labels.get("runner.recipe.files") != files_hash(recipe):
-            report.warn(f"recipe {name!r} has changed since its image was built: to rebuild, `runner build {name}`")
+            report.warn(f"recipe {name!r} has changed since its image was built; to rebuild it: runner build {name}")
         return latest
     image = store.find(name) or store.find(f"localhost/runner/{name}")
     if image is None:

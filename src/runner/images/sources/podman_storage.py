@@ -247,7 +247,7 @@ class Rebuilder:
         return RunnerError(
             f"cannot read {self.what}",
             why,
-            "images must stay while they are imported (podman rmi, prune, a new build); import again",
+            "import the image again, and do not remove or rebuild it meanwhile (podman rmi, podman prune, a new build)",
         )
 
 

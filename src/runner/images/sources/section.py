@@ -63,7 +63,7 @@ def open_regular(path: Path, what: str) -> Iterator[int]:
         raise unreadable(what, error) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise RunnerError(f"cannot read {what}", "it is not a regular file", "name a file")
+            raise RunnerError(f"cannot read {what}", "it is not a regular file", "give the path of a regular file")
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         yield descriptor
     finally:

@@ -51,11 +51,11 @@ class Compression:
                 f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
                 for name, kind in _KINDS.items()
             )
-            raise RunnerError(f"--compression cannot be {text!r}", f"known: {known}", "lz4, or zstd:1")
+            raise RunnerError(f"--compression cannot be {text!r}", f"runner supports {known}", "lz4, or zstd:1")
         if self.block_size not in (1 << power for power in range(12, 21)):
             raise RunnerError(
                 f"the block size cannot be {self.block_size} bytes",
-                "squashfs supports powers of two from 4096 to 1048576",
+                "it must be a power of two from 4096 to 1048576",
                 "131072",
             )
 

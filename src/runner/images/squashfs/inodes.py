@@ -45,7 +45,7 @@ def leaf_type(mode: int) -> int:
     if kind is None:
         raise RunnerError(
             f"the image has a file of mode {mode:o}",
-            "squashfs has no such type",
+            "squashfs has no file type for that mode",
             "build the image without that file",
         )
     return kind
@@ -93,7 +93,7 @@ class InodePacker:
             if len(data) > _LONGEST_TARGET:
                 raise RunnerError(
                     f"the image has a symlink of {len(data)} bytes",
-                    f"squashfs holds {_LONGEST_TARGET}, Linux follows 4095",
+                    f"squashfs stores at most {_LONGEST_TARGET} bytes, and Linux follows at most 4095",
                     "build the image without that file",
                 )
             packed = _SYMLINK.pack(*head, len(data)) + data
@@ -218,7 +218,11 @@ class ListingWriter:
 
 def _bad_name(name: bytes) -> RunnerError:
     shown = name[:80].decode(errors="replace")
-    why = f"squashfs holds names up to {_LONGEST_NAME} bytes" if len(name) > _LONGEST_NAME else "it is not a file name"
+    why = (
+        f"squashfs stores names of at most {_LONGEST_NAME} bytes"
+        if len(name) > _LONGEST_NAME
+        else "it is not a file name"
+    )
     return RunnerError(f"the image has a file named {shown!r}", why, "build the image without that file")
 
 
@@ -239,15 +243,15 @@ class IdTable(dict[int, int]):
     def __missing__(self, number: int) -> int:
         if not 0 <= number <= 0xFFFFFFFF:
             raise RunnerError(
-                f"the image has a file of owner {number}",
-                "owners are numbers of 32 bits",
+                f"the image has a file whose owner is {number}",
+                "an owner must be a 32-bit number",
                 "build the image without that file",
             )
         if len(self) == _MOST_IDS:
             raise RunnerError(
                 f"the image has more than {_MOST_IDS} different owners",
-                "squashfs counts users and groups together in 16 bits",
-                "import it with all files owned by root",
+                "squashfs stores users and groups in one table with 16-bit numbers",
+                "make root the owner of all files: --owners root",
             )
         self[number] = index = len(self)
         return index
@@ -271,8 +275,8 @@ class XattrTable(dict[XattrSet, int]):
                 if not holds_xattr(name):
                     raise RunnerError(
                         f"the image has a file with the extended attribute {name.decode(errors='replace')!r}",
-                        "squashfs holds those of user., trusted. and security. alone",
-                        "import it without extended attributes",
+                        "squashfs stores only attributes of user., trusted. and security.",
+                        "import it without extended attributes: --xattrs drop",
                     )
             dict.__setitem__(self, ordered, len(self._sets))
             self._sets.append(ordered)

@@ -119,7 +119,9 @@ class Workers(Generic[Owner]):
                 self._threads.append(thread)
         except RuntimeError as error:
             raise RunnerError(
-                "no thread can be started that compresses", str(error), "see the limit of processes: ulimit -u"
+                "cannot start the threads that compress data",
+                str(error),
+                "check the limit on your processes: ulimit -u",
             ) from error
 
     def _receive(self) -> None:

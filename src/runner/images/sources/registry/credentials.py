@@ -55,7 +55,7 @@ def find_login(registry: str, repository: str, user: str, environ: Mapping[str, 
         looked.append(f"{place} ({found if isinstance(found, str) else 'another user'})")
     if user:
         raise RunnerError(
-            f"no password of {user!r} for {registry} is known",
+            f"no password found for user {user!r} at {registry}",
             "looked in:\n" + "\n".join(looked),
             how_to_add(registry, environ, user),
         )
@@ -109,7 +109,7 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the logins in {path}", str(error), "fix the file or its mode") from error
+        raise RunnerError(f"cannot read the logins in {path}", str(error), "fix the file, or its mode") from error
 
 
 # enroot
@@ -151,8 +151,8 @@ def expand(password: str, environ: Mapping[str, str], what: str) -> str:
     if password.startswith("`") or "$(" in password:
         raise RunnerError(
             f"{what} is a command",
-            "only ${NAME} is put in from the environment, commands are never run",
-            "write ${MY_TOKEN} there, and `export MY_TOKEN=$(...)` before the import",
+            "only ${NAME} is replaced, with a variable of the environment; commands are never run",
+            "write ${MY_TOKEN} instead, and run `export MY_TOKEN=$(...)` before the import",
         )
 
     def value(found: re.Match[str]) -> str:

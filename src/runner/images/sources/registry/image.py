@@ -40,8 +40,8 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
     if document.media_type.startswith("application/vnd.docker.distribution.manifest.v1+"):
         raise RunnerError(
             f"cannot read {name}",
-            "the registry has it as `schema 1` only, an obsolete form without a configuration",
-            "skopeo copy --format v2s2 docker://... docker://... converts it",
+            "the registry has it only as `schema 1`, an obsolete format without a configuration",
+            "convert it: skopeo copy --format v2s2 docker://... docker://...",
         )
     blobs = RegistryBlobs(repository, downloads)
     announced = document.digest if document.digest.startswith("sha256:") else ""

@@ -139,8 +139,10 @@ class Repository:
             return self._missing(what, error_text)
         return RunnerError(
             f"cannot fetch {what} of {self.reference}",
-            f"{host_of(answer.url)} answers {answer.status}{f': {error_text}' if error_text else ''}",
-            "try again later" if own else "the registry keeps its blobs there: is that host reachable from here?",
+            f"{host_of(answer.url)} returned status {answer.status}{f': {error_text}' if error_text else ''}",
+            "try again later"
+            if own
+            else "check that this machine can reach that host, which stores the registry's blobs",
         )
 
     def _missing(self, what: str, error_text: str) -> RunnerError:
@@ -154,7 +156,7 @@ class Repository:
         tags = self.tags() if reference.tag else ()
         close = difflib.get_close_matches(reference.tag, tags, n=5, cutoff=0.5)
         why = f"the registry has {'no such tag of this image' if tags else 'no such image or tag'}"
-        fix = f"is it one of {', '.join(close)}?" if close else "check the name and the tag"
+        fix = f"did you mean {', '.join(close)}?" if close else "check the name and the tag"
         if reference.registry == DOCKER_HUB:
             fix += (
                 "; another registry's image is docker://REGISTRY#IMAGE:TAG: docker://nvcr.io#nvidia/pytorch:24.06-py3"
@@ -163,7 +165,7 @@ class Repository:
 
     def _web_page(self, answer: Answer) -> RunnerError:
         return RunnerError(
-            f"{host_of(answer.url)} answers with a web page",
-            "instead of a manifest: it is a login page of the network, a proxy, or not a registry",
+            f"{host_of(answer.url)} returned a web page",
+            "a manifest was expected: the page may come from a proxy, or the host is not a registry",
             "open the address in a browser; check the registry's name and HTTPS_PROXY",
         )

@@ -55,17 +55,17 @@ class Tokens:
         login, name = self._search.login, f"{self._registry}/{self._repository}"
         error_text = f": {error_text}" if error_text else ""
         if self._withheld:
-            why = f"it requires a login ({status}){error_text}, and {self._withheld} would get it without encryption"
+            why = f"it requires a login ({status}){error_text}, and {self._withheld} would send it without encryption"
             fix = "use a registry with TLS; to send the password in clear text: --allow-http --allow-http"
         elif login:
             who = f"user {login.user!r}" if login.user else "the identity token"
             why = f"it refuses {who} from {login.place} ({status}){error_text}"
-            fix = f"check the name of the image, its rights, and the password; {self._advice()}"
+            fix = f"check the image's name, your rights to it, and the password; {self._advice()}"
         else:
             places = "\n".join(self._search.looked)
             why = f"it requires a login ({status}){error_text}, but none is in\n{places}"
-            fix = f"check the image's name (many registries say so where there is no such image); {self._advice()}"
-        return RunnerError(f"{self._registry} does not let us read {name}", why, fix)
+            fix = f"check the image's name (many registries answer like this if it does not exist); {self._advice()}"
+        return RunnerError(f"{self._registry} does not allow access to {name}", why, fix)
 
     def _login_for(self, *urls: str) -> Login | None:
         """The login, if each of the addresses may have it."""
@@ -114,8 +114,8 @@ class Tokens:
         if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
             raise RunnerError(
                 f"{host_of(answer.url)} did not issue a token for {self._registry}",
-                f"it answers {answer.status} with {describe(body)}",
-                "it may be a login page or a proxy: open the address in a browser, check HTTPS_PROXY",
+                f"it returned status {answer.status} and {describe(body)}",
+                "open the address in a browser (it may be a login page), and check HTTPS_PROXY",
             )
         return token
 
@@ -154,4 +154,4 @@ def describe(body: bytes) -> str:
     start = body[:512].lstrip().lower()
     if not start:
         return "nothing"
-    return "a web page" if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<")) else "something else than JSON"
+    return "a web page" if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<")) else "something other than JSON"

@@ -230,8 +230,8 @@ def check_range(answer: Answer, blob: Blob, start: int, registry: str) -> None:
     if total.isdecimal() and int(total) != blob.size:
         raise RunnerError(
             f"blob {blob.digest} of {registry} does not match the manifest",
-            f"it has {int(total):,} bytes in the registry, {blob.size:,} in the manifest",
-            "push the image again, or take another tag",
+            f"the registry has {int(total):,} bytes of it, the manifest says {blob.size:,}",
+            "push the image again, or use another tag",
         )
 
 

@@ -75,8 +75,8 @@ class Answer:
             left -= len(piece)
         if not left:
             raise RunnerError(
-                f"{host_of(self.url)} sends more than {limit:,} bytes instead of a short document",
-                "no image has a manifest or configuration of that size",
+                f"{host_of(self.url)} sent more than {limit:,} bytes instead of a short document",
+                "no manifest or configuration is that large",
                 "check the registry's name",
             )
         return b"".join(pieces)
@@ -131,14 +131,14 @@ class Web:
             if url.startswith("https:") and not after.startswith("https:") and not self.allow_http:
                 raise RunnerError(
                     f"{host_of(url)} redirects to {host_of(after)} without encryption",
-                    "it redirects from https to plain http",
+                    "the redirect leads from HTTPS to plain HTTP",
                     "check the registry's name; to read without encryption: --allow-http",
                 )
             url = after
         raise RunnerError(
             f"too many redirects from {first[1]}",
-            f"more than {MAX_REDIRECTS} redirects, the last to {host_of(url)}",
-            "the answer may come from a login page or a proxy: check the registry's name and HTTPS_PROXY",
+            f"there were more than {MAX_REDIRECTS}, the last to {host_of(url)}",
+            "check the registry's name and HTTPS_PROXY: the answer may come from a login page or a proxy",
         )
 
     def post(self, url: str, fields: Mapping[str, str]) -> Answer:
@@ -195,8 +195,8 @@ class Web:
         if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
             raise RunnerError(
                 f"refusing to contact {host_of(url)} without encryption",
-                "plain http is allowed for this machine's own addresses only",
-                "use https; to read without encryption: --allow-http",
+                "plain HTTP is allowed only for this machine's own addresses",
+                "use HTTPS; to read without encryption: --allow-http",
             )
 
     def _manager(self, proxy: str, tls: bool) -> PoolManager:
@@ -240,7 +240,9 @@ def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
             from urllib3.contrib.socks import SOCKSProxyManager
         except ImportError as error:
             raise RunnerError(
-                f"cannot use the proxy {host_of(proxy)}", "SOCKS needs the package PySocks", "pip install PySocks"
+                f"cannot use the proxy {host_of(proxy)}",
+                "a SOCKS proxy needs the Python package PySocks",
+                "pip install PySocks",
             ) from error
         return SOCKSProxyManager(proxy, **options)
     user = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
@@ -353,7 +355,7 @@ class Tries:
         return RunnerError(
             what,
             f"{often}, the last one: {trouble.why}",
-            "try again later: the network or the registry has problems",
+            "try again later, when the network and the registry work again",
         )
 
 
@@ -364,7 +366,7 @@ def _too_many(what: str, registry: str, trouble: Transient) -> RunnerError:
             f"Docker Hub's pull limit has been reached for this address or account: {trouble.why}",
             "log in (runner import docker://USER@IMAGE, or podman login docker.io), or wait a few hours",
         )
-    return RunnerError(what, f"the registry limits the rate of requests: {trouble.why}", "try again later, or log in")
+    return RunnerError(what, f"the registry is rate-limiting requests: {trouble.why}", "try again later, or log in")
 
 
 def check_passing(status: int, headers: Mapping[str, str], error_text: str) -> None:

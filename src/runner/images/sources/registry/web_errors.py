@@ -62,19 +62,19 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
         return RunnerError(
             f"cannot reach {host}",
             f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} refuses the connection: {words(cause, 0)}",
-            "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY names the hosts that are asked without it",
+            "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY lists the hosts to reach without a proxy",
         )
     if isinstance(cause, exceptions.NameResolutionError):
         return RunnerError(
             f"cannot reach {host}",
-            f"its name cannot be resolved: {words(cause, 0)}",
-            "check the registry's name; a compute node without a network: import on a login node, or set HTTPS_PROXY",
+            f"the host name cannot be resolved: {words(cause, 0)}",
+            "check the registry's name; on a compute node without network, import on a login node or set HTTPS_PROXY",
         )
     if isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
         return RunnerError(
             f"cannot reach {host}",
             words(cause, 0),
-            "check the registry's name and port; behind a firewall: import on a login node, or set HTTPS_PROXY",
+            "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY",
         )
     return None
 
