@@ -128,7 +128,7 @@ def test_a_launch_warns_of_a_quota_that_is_nearly_used_up_and_is_refused_where_n
     assert submit.check_room(tmp_path) == ()
     full = os.statvfs(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((*full[:4], 0, *full[5:])))
-    with pytest.raises(RunnerError, match="no room for a run"):
+    with pytest.raises(RunnerError, match="not enough space for a run"):
         submit.check_room(tmp_path / "runs/new")
 
 

@@ -52,7 +52,7 @@ def test_a_machine_without_huggingface_hub_is_told_what_to_do(local: Runner, tmp
     python_path = os.pathsep.join((str(blocked.parent), local.environ["PYTHONPATH"]))
     words = ("prefetch", *HOST, "--", "sh", "--model_name_or_path", "org/m")
     done = local(*words, code=1, extra_environ={**path, "PYTHONPATH": python_path})
-    assert "no Python here has huggingface_hub" in done.stderr
+    assert "no Python on this machine has huggingface_hub" in done.stderr
     assert str(tmp_path / "bin/python3") in done.stderr and "pip install huggingface_hub" in done.stderr
 
 

@@ -214,7 +214,7 @@ def test_shell_in_the_environment_and_inside_a_running_run(cluster: Runner, boxe
     until(lambda: (running / "attempts/1/environment.sh").exists(), "the task")
     done = cluster("shell", "last", "--", "sh", "-c", "echo $SLURM_JOB_ID $GREETING $PWD; cat /mnt/note.txt")
     assert done.stdout == f"{job_id} from the image {running}/code\nfrom the mount\n"
-    assert "a new container of the same image, inside its allocation" in done.stderr
+    assert "a new container from the same image inside its allocation" in done.stderr
     cluster("cancel", "last")
 
 

@@ -143,7 +143,7 @@ def test_an_image_that_is_not_built_names_the_commands(bench: Bench) -> None:
     bench.write("unbuilt", TINY.replace("hello", "unbuilt"))
     with pytest.raises(RunnerError) as caught:
         bench.import_image("unbuilt")
-    assert "not built yet" in caught.value.what
+    assert "not been built yet" in caught.value.what
     assert "runner build unbuilt && runner import unbuilt" in caught.value.fix
     assert bench.files() == []
 

@@ -141,7 +141,7 @@ def test_what_nvidia_smi_says_of_four_gpus(sick: dict[str, str], said: str) -> N
 
     if not said:
         assert preflight.check_gpus(query, 4) == ["4 x NVIDIA GH200 120GB"]
-        with pytest.raises(preflight.Busy, match="4 GPUs are visible, the job requests 8"):
+        with pytest.raises(preflight.Busy, match="4 GPUs are visible, but the job requests 8"):
             preflight.check_gpus(query, 8)
         return
     with pytest.raises(preflight.Busy if "in use" in said else preflight.Unfit) as caught:

@@ -213,7 +213,7 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
     }
     text = "\n".join(notes)
     for word in (
-        "--job-name=train: a run is named after its job file: name it train.toml",
+        "--job-name=train: a run is named after its job file: rename the file to train.toml",
         "--array=1-3: not taken over: the tasks of an array would share one run folder",
         "line 6: set -euo pipefail: not taken over",
         "line 7: MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1): not needed",
@@ -312,7 +312,7 @@ def test_idioms_of_batch_scripts_in_the_wild():
     assert job["slurm"] == {"srun": ["--label"]}
     text = "\n".join(notes)
     for word in (
-        "$PWD: read as /here, as if the script were submitted from there",
+        "$PWD: taken to be /here, as if the script were submitted from that folder",
         "line 9: MORE=(…): it is in a condition",
         "line 15: $AUTO: not taken over: its value is unknown",
     ):
@@ -323,7 +323,11 @@ def test_variables_that_only_the_script_knows_are_said():
     _, job, notes = from_script('A=$(date)\nB=1\nC=(x)\nsrun --container-image=i run "$A" "$(id) $B ${C[0]}" "$HOME"\n')
     assert job["command"][2] == 'exec run "${A}" "$(id) $B ${C[0]}" "${HOME}"'
     text = "\n".join(notes)
-    for word in ("line 2: A=$(date): the step uses $A", "$B: the step uses it", "$C: the step uses it"):
+    for word in (
+        "line 2: A=$(date): the step uses $A",
+        "$B: the step uses this variable",
+        "$C: the step uses this variable",
+    ):
         assert word in text, (word, text)
     assert "HOME" not in text
 

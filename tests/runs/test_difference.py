@@ -135,7 +135,7 @@ def test_what_a_job_wrote_among_its_code_is_not_its_code(tmp_path: Path) -> None
     left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2")
     (right.code / "result.txt").write_text("42")
     found = compare(side_of_run(left), side_of_run(right))
-    assert found.differences == () and found.left_out == ("code: 1 files that a-2 wrote there itself",)
+    assert found.differences == () and found.left_out == ("code: 1 files that a-2 itself wrote into its snapshot",)
 
 
 def test_what_their_containers_held_is_compared_where_both_have_noted_it(tmp_path: Path) -> None:
@@ -146,7 +146,9 @@ def test_what_their_containers_held_is_compared_where_both_have_noted_it(tmp_pat
         (attempt / "inside.toml").write_text(text)
     found = compare(side_of_run(left), side_of_run(right))
     assert found.differences == ()
-    assert found.left_out == tuple(f"{it}: a-2 has not noted what its container holds" for it in ("packages", "inside"))
+    assert found.left_out == tuple(
+        f"{it}: a-2 did not record what its container contains" for it in ("packages", "inside")
+    )
     (right.folder / "attempts/2").mkdir()
     (right.folder / "attempts/2/inside.toml").write_text(NOTED.replace("580.95", "570.1").replace('"2.8', '"2.9'))
     (right.folder / "attempts/3").mkdir()

@@ -124,10 +124,10 @@ def test_what_was_not_fetched_is_a_warning_with_the_command(tmp_path: Path) -> N
 def test_a_file_that_is_missing_is_found_before_submission(tmp_path: Path) -> None:
     file = noted(tmp_path / hub.HOME, MODEL)
     file.unlink()
-    with pytest.raises(RunnerError, match="not whole in the cache") as caught:
+    with pytest.raises(RunnerError, match="incomplete in the cache") as caught:
         settled(tmp_path, *NAMES)
     assert str(file) in caught.value.why and "runner prefetch train" in caught.value.fix
-    assert "not whole" in settled(tmp_path, *NAMES, strict=False)[1][0], "a dry run warns"
+    assert "incomplete" in settled(tmp_path, *NAMES, strict=False)[1][0], "a dry run warns"
 
 
 def test_a_job_that_is_offline_and_lacks_something_is_refused(tmp_path: Path) -> None:

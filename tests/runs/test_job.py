@@ -177,11 +177,11 @@ def test_faults_name_line_and_key(write: Callable[[str], Path], text: str, line:
         ({"env": {"1A": "x"}}, "begin with a digit"),
         ({"env": {"RANK": "0"}}, "for each task"),
         ({"env": {"RUNNER_RUN": "/x"}}, "for each task"),
-        ({"env": {"IFS": ":"}}, "shells keep it"),
+        ({"env": {"IFS": ":"}}, "shells reserve that name"),
         ({"env": {"A": "a\0b"}}, "NUL"),
-        ({"env": {"A": "x" * 131_070}}, "bytes of name and value"),
+        ({"env": {"A": "x" * 131_070}}, "name and value together"),
         ({"env": {"A": "\ud800"}}, "not UTF-8"),
-        ({"partition": ""}, "empty name"),
+        ({"partition": ""}, "it must be a name"),
         ({"nodes": 0}, "at least 1"),
         ({"script": "a.py"}, "one program"),
     ],
@@ -205,7 +205,7 @@ def test_one_machine_has_one_node() -> None:
 def test_an_account_is_asked_for_before_sbatch_does() -> None:
     """On a site that needs one; a pass-through flag counts."""
     site = replace(SLURM, account_required=True)
-    with pytest.raises(RunnerError, match="needs an account"):
+    with pytest.raises(RunnerError, match="requires an account"):
         resolve((overrides(),), BARE, site)
     assert resolve((overrides(account="a"),), BARE, site).resources.account == "a"
     resolve((overrides(sbatch=("--account=a",)),), BARE, site)

@@ -203,7 +203,7 @@ def test_a_registrys_image_goes_to_an_engine_that_pulls(project: Project, tmp_pa
 
 def test_an_image_for_other_processors_is_refused_before_submission(project: Project, tmp_path: Path) -> None:
     import_file(tmp_path / "images", "cpu", "riscv64")
-    with pytest.raises(RunnerError, match="an image for riscv64, and the nodes of local are") as caught:
+    with pytest.raises(RunnerError, match="an image for riscv64, but the nodes of local are") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
     assert "exec format error" in caught.value.why
 

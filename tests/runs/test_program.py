@@ -117,7 +117,7 @@ def test_a_command_takes_the_folder_whose_file_it_names(tmp_path: Path, shipped:
 def test_a_command_from_below_the_top_is_told_where_it_starts(project: Project) -> None:
     program = program_of_command(("python", "other.py"), project)
     assert program.main == project.root
-    assert "starts in the snapshot's top" in program.notes[0]
+    assert "starts in the top folder of the snapshot" in program.notes[0]
 
 
 def test_a_word_of_any_length_is_just_a_word(tmp_path: Path, shipped: Path) -> None:

@@ -52,9 +52,9 @@ class Dependencies(NamedTuple):
             return job
         if len(self.runs) != 1:
             raise RunnerError(
-                f"{PLACE} stands for the folder of one run, and --after names {len(self.runs) or 'none'}",
-                "it is that of the run which this one waits for",
-                "runner launch --after RUN …, or write the path",
+                f"{PLACE} cannot be replaced: --after names {len(self.runs) or 'no'} runs",
+                f"{PLACE} stands for the folder of the one run that this run waits for",
+                "give exactly one --after RUN, or write the path of the folder",
             )
         folder = str(self.runs[0].folder)
         return replace(
@@ -77,8 +77,8 @@ def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site)
         if run.scheduler != site.scheduler:
             raise RunnerError(
                 f"cannot wait for {run.name}",
-                f"it runs under {run.scheduler}, this job under {site.scheduler}",
-                "launch it on the same site, or when the other has ended",
+                f"{run.name} uses the scheduler {run.scheduler}, but this job uses {site.scheduler}",
+                f"launch this job on the same site, or after {run.name} has ended",
             )
     return waits
 
@@ -95,9 +95,9 @@ def still_pending(waits: Dependencies) -> Dependencies:
         if not _is_open(status) and status.state != "COMPLETED":
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             raise RunnerError(
-                f"{run.name}, which this run is to follow, ended as {status.state}{code}",
-                "--after starts a run only after the other ended with 0",
-                f"runner why {run.name}; or --after-any {run.name}, however it ended",
+                f"the run {run.name}, which this run waits for, ended as {status.state}{code}",
+                f"with --after, a run starts only if {run.name} ends with exit code 0",
+                f"runner why {run.name}; to start whatever the exit code: --after-any {run.name}",
             )
     kinds = (waits.succeeded, waits.ended)
     return Dependencies(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))

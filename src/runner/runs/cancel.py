@@ -42,8 +42,8 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
     for run in active:
         if run.scheduler == "local" and run.host not in ("", platform.node()):
             raise RunnerError(
-                f"cannot end {run.name} from here",
-                f"it runs without a scheduler on {run.host}",
+                f"cannot end {run.name} from this machine",
+                f"it is running without a scheduler on {run.host}",
                 f"on {run.host}: runner cancel {run.name}",
             )
     for run in active:
@@ -68,9 +68,9 @@ def _end_local(run: Run, report: Report) -> None:
     report.detail(f"{run.name}: ending its processes, {GRACE_SECONDS:.0f} s at most")
     if not sessions.end(local_pid(run), GRACE_SECONDS):
         raise RunnerError(
-            f"{run.name} does not end",
-            f"processes of session {local_pid(run)} outlive SIGKILL (waiting for a disk, or another user's?)",
-            f"look at them: ps -s {local_pid(run)}",
+            f"cannot end {run.name}",
+            f"processes of session {local_pid(run)} survive SIGKILL: they wait for a disk, or belong to another user",
+            f"list the processes: ps -s {local_pid(run)}",
         )
 
 
@@ -84,8 +84,8 @@ def _end_by_hand(run: Run, report: Report) -> None:
     while leads(run):
         if time.monotonic() > deadline:
             raise RunnerError(
-                f"{run.name} does not end",
-                f"process {pid}, which was started by hand, ignores SIGTERM or belongs to another user",
+                f"cannot end {run.name}",
+                f"process {pid}, which you started yourself, ignores SIGTERM or belongs to another user",
                 f"kill -KILL {pid}",
             )
         time.sleep(0.1)

@@ -56,11 +56,13 @@ def check(job: Job, site: Site) -> None:
         if event not in NOTIFY_EVENTS:
             raise unknown("event of notify", event, NOTIFY_EVENTS)
     if job.mail_events and not job.mail_user:
-        raise RunnerError("mail events without an address", "[mail] has events but no user", 'user = "you@example.org"')
+        raise RunnerError(
+            "mail is requested without an address", "[mail] has events but no user", 'user = "you@example.org"'
+        )
     if job.script is not None and not job.script.endswith((".py", ".sh")):
         raise RunnerError(
             f"cannot run the script {job.script!r}",
-            "a script is a .py or a .sh file",
+            "a script must be a .py or a .sh file",
             f"run it as a command: -- {job.script}",
         )
 
@@ -69,9 +71,9 @@ def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise RunnerError(
             f"cannot use the job name {name!r}",
-            "it becomes the name of the run folder, which is mounted into containers: letters, digits, `.`, `_` and "
+            "it becomes the name of the run folder, and must consist of letters, digits, `.`, `_` and "
             "`-`, beginning with a letter or digit, 60 at most",
-            "choose such a name",
+            "choose another name",
         )
 
 
@@ -86,7 +88,9 @@ def _check_numbers(job: Job) -> None:
         value = getattr(resources, key)
         if value < minimum:
             raise RunnerError(
-                f"{key} is {value}{_where(job.origins.get(key))}", f"it must be at least {minimum}", "give a number"
+                f"{key} is {value}{_where(job.origins.get(key))}",
+                f"it must be at least {minimum}",
+                f"use {minimum} or a larger number",
             )
     if job.save_seconds < 0 or job.save_seconds > 65535:
         raise RunnerError(
@@ -97,27 +101,27 @@ def _check_numbers(job: Job) -> None:
     if job.hang_seconds < 0:
         raise RunnerError(
             f"hang_seconds is {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
-            "it is a time without progress, in seconds",
+            "it must be a number of seconds, 0 or more",
             "0 for never, 3600 for an hour",
         )
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
-            "it is a number with K, M, G or T, per node",
+            "it must be a number with K, M, G or T, and is the memory per node",
             '"450G"',
         )
     for key in ("partition", "account"):
         if getattr(resources, key) == "":
-            raise RunnerError(f"the {key} is empty", "an empty name names nothing", f"leave out {key}, or name one")
+            raise RunnerError(f"the {key} is empty", "it must be a name", f"give a name, or leave out {key}")
 
 
 def _check_site(job: Job, site: Site) -> None:
     if site.scheduler == "local":
         if job.resources.nodes > 1:
             raise RunnerError(
-                f"the site {site.name!r} has one node, and the job asks for {job.resources.nodes}"
+                f"the job requests {job.resources.nodes} nodes, but the site {site.name!r} has only one"
                 + _where(job.origins.get("nodes")),
-                "without a scheduler a job runs on this machine alone",
+                "without a scheduler, a job runs on this machine only",
                 "--nodes 1, or another --site",
             )
         flags = [name for name in ("sbatch", "srun") if job.origins[name].source == "command line"]
@@ -125,21 +129,21 @@ def _check_site(job: Job, site: Site) -> None:
             raise RunnerError(
                 f"the site {site.name!r} has no sbatch and no srun to pass flags to",
                 f"given: {' '.join(word for name in flags for word in getattr(job, name))}",
-                "leave out --sbatch and --srun, or name another --site",
+                "leave out --sbatch and --srun, or choose another --site",
             )
         return
     cpus = job.resources.cpus_per_task * job.resources.tasks_per_node
     most = (site.cpus_per_gpu or 0) * job.resources.gpus_per_node
     if most and cpus > most:
         raise RunnerError(
-            f"the job asks for {cpus} CPUs and {job.resources.gpus_per_node} GPUs per node",
-            f"the site {site.name!r} gives {site.cpus_per_gpu} CPUs with each GPU: {most}",
+            f"the job requests {cpus} CPUs per node, but its {job.resources.gpus_per_node} GPUs come with only {most}",
+            f"the site {site.name!r} allows {site.cpus_per_gpu} CPUs for each GPU",
             f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
         )
     if lacks_account(job, site):
         raise RunnerError(
-            f"the site {site.name!r} needs an account",
-            "jobs without one are refused there",
+            f"the site {site.name!r} requires an account",
+            "its Slurm refuses jobs without an account",
             f"--account NAME, or for all jobs: runner init --site {site.name} --account NAME",
         )
 
@@ -151,12 +155,14 @@ def lacks_account(job: Job, site: Site) -> bool:
 
 def _check_chain(links: int, site: Site) -> None:
     if links < 2:
-        raise RunnerError(f"a chain of {links} jobs", "it takes two to make one", "--chain 5, or leave it out")
+        raise RunnerError(
+            f"--chain {links} is too small", "a chain needs at least 2 jobs", "--chain 5, or leave out --chain"
+        )
     if site.scheduler != "slurm":
         raise RunnerError(
             f"the site {site.name!r} has no queue for a chain of jobs",
-            "without a scheduler nothing ends a job when its time is over",
-            "leave out --chain; [restart] in the job file restarts it by itself",
+            "without a scheduler, a job has no time limit after which the next one must start",
+            "leave out --chain, and let [restart] in the job file restart the job",
         )
 
 
@@ -169,29 +175,33 @@ def check_variable(name: str, value: str) -> None:
     if not _VARIABLE.fullmatch(name):
         raise RunnerError(
             f"cannot set the variable {name!r}",
-            "a name has letters, digits and `_`, and does not begin with a digit",
+            "a name consists of letters, digits and `_`, and does not begin with a digit",
             "rename it",
         )
     if name in _LAUNCHERS_OWN or name.upper().startswith("RUNNER_"):
         raise RunnerError(
             f"cannot set the variable {name}",
             "the batch script sets it for each task",
-            "leave it out; tasks_per_node, nodes and launcher decide about ranks",
+            "leave out the variable; nodes, tasks_per_node and launcher determine the ranks",
         )
     if name in _SHELLS_OWN or name.startswith("BASH"):
-        raise RunnerError(f"cannot set the variable {name}", "shells keep it for themselves", "use another name")
+        raise RunnerError(f"cannot set the variable {name}", "shells reserve that name", "use another name")
     _check_shell_text(value, f"the variable {name}")
     if len(f"{name}={value}".encode()) > WORD_BYTES:
         raise RunnerError(
             f"the variable {name} is {len(value.encode())} bytes long",
-            f"Linux gives a program at most {WORD_BYTES} bytes of name and value",
-            "write it to a file, and set the variable to the file's name",
+            f"Linux limits a variable to {WORD_BYTES} bytes, name and value together",
+            "write the value to a file, and set the variable to the file's name",
         )
 
 
 def _check_shell_text(text: str, what: str) -> None:
     if "\0" in text:
-        raise RunnerError(f"{what} has a NUL character", "neither shells nor variables can hold one", "leave it out")
+        raise RunnerError(
+            f"{what} contains a NUL character",
+            "neither shells nor variables can contain NUL",
+            "leave out that character",
+        )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -264,8 +274,8 @@ def _foreign(stable: Path) -> LaunchImage:
     if mark != b"hsqs":
         raise RunnerError(
             f"the image {path} is not a squashfs file",
-            "it does not begin with squashfs' mark: damaged, or of another kind",
-            "import it again: runner import --force NAME",
+            "it does not begin as a squashfs file does: it is damaged, or a file of another type",
+            "import the image again: runner import --force NAME",
         )
     return LaunchImage(str(path), None, stable)
 
@@ -274,18 +284,18 @@ def missing_image(image: LaunchImage, environment: Environment, environ: Mapping
     """The error for an image that is not there, with the commands that make it, or the folder that has it."""
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
-    what = f"the image of environment {environment.name!r} is not here: {image.stable}"
+    what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
     if found := _elsewhere(image.stable, environ):
         site, folder = found
         return RunnerError(
             what,
-            f"the image folder of site {site} has it: {folder / image.stable.name}",
-            f"export RUNNER_IMAGES={folder}\nor import it here too: runner import {recipe}",
+            f"it is in the image folder of site {site}: {folder / image.stable.name}",
+            f"export RUNNER_IMAGES={folder}\nor import it for this site too: runner import {recipe}",
         )
     return RunnerError(
         what,
-        "it was not built and imported yet",
-        f"runner build {recipe}\nrunner import {recipe}\nor add --build, which does both first",
+        "it has not been built and imported yet",
+        f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build",
     )
 
 
@@ -311,9 +321,9 @@ def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
     own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
     if own != wanted:
         raise RunnerError(
-            f"{image.squashfs.path.name} is an image for {own}, and the nodes of {site.name} are {wanted}",
-            "its programs cannot run there (`exec format error`)",
-            f"build it for them: runner build --site {site.name}, on such a machine; or choose another site",
+            f"{image.squashfs.path.name} is an image for {own}, but the nodes of {site.name} are {wanted}",
+            "the nodes cannot run its programs (`exec format error`)",
+            f"on a machine with {wanted}: runner build --site {site.name}; or choose another site",
         )
     return ()
 
@@ -341,8 +351,8 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
         origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
         raise RunnerError(
             f"the mount source {source} does not exist" + (f" ({origin})" if origin else ""),
-            f"the environment {environment.name!r} mounts it; there is no {_below(source, ancestor)} in {ancestor}",
-            f"make it, or correct the mount in {environment.path or 'the environment'}",
+            f"the environment {environment.name!r} mounts it, but {ancestor} has no {_below(source, ancestor)}",
+            f"create that path, or correct the mount in {environment.path or 'the environment'}",
         )
     return tuple(notes)
 
@@ -364,15 +374,15 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
     for character, why in reasons.items():
         if character in str(folder):
             raise RunnerError(
-                f"cannot make runs in {str(folder)!r}",
-                f"the path has {character!r}, and {why}",
-                "name another folder: export RUNNER_RUNS=/path/to/runs",
+                f"cannot use the runs folder {str(folder)!r}",
+                f"the path contains {character!r}: {why}",
+                "choose another folder: export RUNNER_RUNS=/path/to/runs",
             )
     if not str(folder).isprintable():
         raise RunnerError(
-            f"cannot make runs in {str(folder)!r}",
-            "the path has a line break or another character that cannot be printed",
-            "name another folder: export RUNNER_RUNS=/path/to/runs",
+            f"cannot use the runs folder {str(folder)!r}",
+            "the path contains a line break or another character that cannot be printed",
+            "choose another folder: export RUNNER_RUNS=/path/to/runs",
         )
 
 

@@ -77,7 +77,7 @@ def side_of_run(run: Run) -> Side:
         raise RunnerError(
             f"cannot read {path}",
             str(error),
-            "restore it: the comparison reads what the run was made of from it",
+            "restore the file: `runner diff` compares the settings that it records",
         ) from error
     try:
         edf = (run.folder / EDF).read_text()
@@ -110,22 +110,22 @@ def compare(left: Side, right: Side) -> Comparison:
     left_out: list[str] = []
     if left.code is None or right.code is None:
         gone = left.name if left.code is None else right.name
-        left_out.append(f"code: the snapshot of {gone} is gone; compared by commit alone")
+        left_out.append(f"code: the snapshot of {gone} is gone; only the commits are compared")
         found += _table("code", *(_only(side.tables.get("code", {}), ("commit", "modified")) for side in (left, right)))
     else:
         changed, written = compare_trees(left.code, right.code)
         found += [Difference("code", *each) for each in changed]
-        left_out += [f"code: {count} files that {name} wrote there itself" for name, count in written]
+        left_out += [f"code: {count} files that {name} itself wrote into its snapshot" for name, count in written]
     names = dict.fromkeys((*left.tables, *right.tables))
     for name in names:
         lacking = [side.name for side in (left, right) if name not in side.tables]
         if name in _NOTED and lacking:
-            left_out.append(f"{name}: {lacking[0]} has not noted what its container holds")
+            left_out.append(f"{name}: {lacking[0]} did not record what its container contains")
         elif name not in _SKIPPED:
             found += _table(name, left.tables.get(name, {}), right.tables.get(name, {}))
     found += _edf(left.edf, right.edf)
     if any(HIDDEN in str(side.tables) for side in (left, right)):
-        left_out.append("values that look like secrets: no lock holds them")
+        left_out.append("values that look like secrets, which are never stored in a lock")
     order = ("code", "arguments", "resources", "image", "EDF", "variables", "site")
     rank = {kind: number for number, kind in enumerate(order)}
     return Comparison(tuple(sorted(found, key=lambda each: rank.get(each.kind, len(rank)))), tuple(left_out))

@@ -82,7 +82,7 @@ def _work_folders(runs: Sequence[Run]) -> tuple[set[Path], str]:
     try:
         done = process.run(slurm.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
-        return set(), f"squeue cannot be asked: {error.why}"
+        return set(), f"squeue cannot be run: {error.why}"
     if done.exit_code != 0:
         return set(), f"squeue does not answer: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
     return {Path(folder).resolve() for folder in slurm.parse_work_folders(done.stdout)}, ""
@@ -189,8 +189,8 @@ def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) 
         if match.active:
             raise RunnerError(
                 f"{match.squashfs.path.name} is in use",
-                f"queued or running: {', '.join(match.active)}",
-                f"wait for it, or end it: runner cancel {match.active[0]}",
+                f"these runs are queued or running with it: {', '.join(match.active)}",
+                f"wait until they have ended, or end them: runner cancel {' '.join(match.active)}",
             )
         if match not in found:
             found.append(match)

@@ -181,7 +181,7 @@ def parse_since(text: str, now: datetime, option: str = "--since") -> datetime:
     except (ValueError, OverflowError):
         raise RunnerError(
             f"{option} {text!r} is not a time",
-            "it is an age (30m, 12h, 7d, 2w) or a date (2026-11-01, 2026-11-01T08:30)",
+            "it must be an age (30m, 12h, 7d, 2w) or a date (2026-11-01, 2026-11-01T08:30)",
             f"{option} 7d",
             exit_code=2,
         ) from None

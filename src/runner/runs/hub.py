@@ -225,23 +225,25 @@ def _settled(
     try:
         home = hub_home(given, site.runs(environ, project), environ)
     except RunnerError as error:
-        return job, (f"{error.what}: whether {named[0]} is here is not checked",)
+        return job, (f"{error.what}: runner does not check whether {named[0]} is in the cache",)
     offline = given.get(OFFLINE, "").lower() in TRUE
     states = {each: cache_state(home, each) for each in named}
     for each, state in states.items():
         if state.fault:
-            raise _error(f"the {each} is not whole in the cache", state.fault, job)
+            raise _error(f"the {each} is incomplete in the cache", state.fault, job)
     absent = [each for each, state in states.items() if not state.ready]
     if not absent:
         return _kept_offline(job, given, named, project)
     if offline:
         lacking = [each for each in absent if not in_hub_cache(home, each)]
         if lacking:
-            why = f"{OFFLINE} is set, and {home} does not hold it"
+            why = f"{OFFLINE} is set, and {home} does not contain it"
             raise _error(f"the job cannot find the {lacking[0]}", why, job)
         return job, ()
     listed = ", ".join(map(str, absent))
-    return job, (f"not prefetched: {listed}; the job needs network to fetch it (before: runner prefetch {job.name})",)
+    return job, (
+        f"not prefetched: {listed}; the job will download it (to do so beforehand: runner prefetch {job.name})",
+    )
 
 
 def _kept_offline(
@@ -251,10 +253,12 @@ def _kept_offline(
         return job, ()
     if pushes(job.arguments, model_folders(project)):
         return job, (
-            "all that the job names is prefetched; it is not kept from the network, since it pushes to the hub",
+            "everything that the job names is prefetched; the job still uses the network, because it pushes to the hub",
         )
     return replace(job, env={**job.env, OFFLINE: "1"}), ()
 
 
 def _error(what: str, why: str, job: Job) -> RunnerError:
-    return RunnerError(what, why, f"runner prefetch {job.name}, where the hub can be reached (with the same arguments)")
+    return RunnerError(
+        what, why, f"on a machine that can reach the hub, with the same arguments: runner prefetch {job.name}"
+    )

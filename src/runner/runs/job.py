@@ -258,7 +258,7 @@ def layer_of(document: Document) -> Layer:
         raise RunnerError(
             f"{document.place('command')}: both script and command are given",
             "a job starts one program",
-            "keep script for a .py or .sh file of the project, command for anything else",
+            "use `script` for a .py or .sh file of the project, and `command` for anything else",
         )
     return found
 
@@ -303,7 +303,7 @@ def time_limit_minutes(text: str, what: str) -> int:
     if not found:
         raise RunnerError(
             f"{what}: cannot read the time limit {text!r}",
-            "a limit is MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS",
+            "a limit must have the form MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS",
             '"00:30:00" for half an hour, "1-00" for a day',
         )
     part = {name: int(value or 0) for name, value in found.groupdict().items()}
@@ -311,7 +311,11 @@ def time_limit_minutes(text: str, what: str) -> int:
     whole = hours * 60 + part["day_minutes"] + part["minutes"] + part["bare_minutes"]
     total = whole + -(-(part["day_seconds"] + part["seconds"]) // 60)
     if total < 1:
-        raise RunnerError(f"{what}: the time limit {text!r} is zero", "a job needs time", "give at least one minute")
+        raise RunnerError(
+            f"{what}: the time limit {text!r} is zero",
+            "a job with that limit could not run",
+            "give at least one minute",
+        )
     return total
 
 

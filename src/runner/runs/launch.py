@@ -158,7 +158,7 @@ def _job(request: Request, job_file: Layer, program: Program, environment: Envir
     job = resolve.resolve(layers, environment, replace(site, account_required=False))
     if not lacks_account(job, site):
         return job
-    note = f"site {site.name} needs an account: --account NAME, or runner init --site {site.name} --account NAME"
+    note = f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
     return replace(job, resources=replace(job.resources, account=ACCOUNT), notes=(*job.notes, note))
 
 
@@ -168,7 +168,7 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
         if not request.words:
             raise RunnerError(
                 "nothing to launch",
-                "neither a job, nor --script, nor a command after `--` was given",
+                "the command line has no job, no --script and no command after `--`",
                 "runner launch --env ENV --script SCRIPT [-- ARGS…], or runner launch --env ENV -- COMMAND…",
                 exit_code=2,
             )
@@ -212,8 +212,8 @@ def _script_of(job_file: Layer, path: Path, project: Project) -> Path:
             return Path(folder / word)
     raise RunnerError(
         f"{origin.place}: there is no script {word!r}",
-        f"looked for it in {path.parent.parent}, {path.parent} and runner's own jobs",
-        "correct the path; it is relative to the project",
+        f"it is neither in {path.parent.parent} nor in {path.parent}, and is not one of runner's own scripts",
+        "correct the path, which is relative to the project",
     )
 
 
@@ -268,6 +268,6 @@ def _need_image(image: LaunchImage, environment: Environment, environ: Mapping[s
 
 
 def _left_out(taken: Snapshot) -> tuple[str, ...]:
-    shown = [f"not in the code snapshot: {name} ({why})" for name, why in taken.left_out[:10]]
+    shown = [f"left out of the code snapshot: {name} ({why})" for name, why in taken.left_out[:10]]
     more = len(taken.left_out) - len(shown)
-    return (*shown, *((f"not in the code snapshot: {more} more files",) if more > 0 else ()))
+    return (*shown, *((f"left out of the code snapshot: {more} more files",) if more > 0 else ()))

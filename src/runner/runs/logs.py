@@ -78,7 +78,9 @@ def check_ranks(run: Run, ranks: Iterable[int]) -> None:
     """Raise RunnerError for a rank that the run does not have, or that has no log of its own."""
     world = run.nodes * run.processes_per_node
     if not run.attempts:
-        raise RunnerError(f"{run.name} has not started yet", "there is no attempt", f"runner status {run.name}")
+        raise RunnerError(
+            f"{run.name} has not started yet", "no attempt of the run has begun", f"runner status {run.name}"
+        )
     for rank in ranks:
         if rank >= world:
             why = f"its ranks are 0 to {world - 1}"
@@ -96,7 +98,10 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise RunnerError(
-                f"--rank {text!r} names no ranks", "they are numbers, lists and ranges", "--rank 0,3,8-11", exit_code=2
+                f"--rank {text!r} names no ranks",
+                "ranks must be numbers, lists or ranges",
+                "--rank 0,3,8-11",
+                exit_code=2,
             )
         found += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(found))

@@ -66,10 +66,12 @@ def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step"
             if value is not None and place is not None:
                 found.add(step, place, value, int(_number(entry.get("attempt")) or 1))
     if not known:
-        raise RunnerError(f"{run} has no metrics yet", f"{path} has no step yet", "wait for its first log step")
+        raise RunnerError(
+            f"{run} has no metrics yet", f"{path} contains no training step", "wait until the run logs its first step"
+        )
     for metric, found in points.items():
         if not found.rows:
-            raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "name one of them")
+            raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "use one of these names")
     return tuple(_curve(run, metric, found.rows) for metric, found in points.items())
 
 
@@ -225,7 +227,7 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
     since = max((time.time() if now is None else now) - float(last["time"]), 0.0)
     usual = _usual_pause(steps)
     if running and since > max(_STUCK_SECONDS, 10 * usual):
-        note = f"no step since {since:.0f} s; a step's record came every {usual:.1f} s before"
+        note = f"no step for {since:.0f} s; before that, one every {usual:.1f} s"
         return Pace(int(last["step"]), note, stuck=True)
     return Pace(int(last["step"]), _slower(steps))
 
@@ -251,4 +253,4 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     best = max(statistics.median(rate for _, rate in block) for block in blocks)
     if now >= _SLOWER * best:
         return ""
-    return f"{now:,.0f} tokens/s now, {best:,.0f} in its best stretch: {now / best:.0%}"
+    return f"{now:,.0f} tokens/s now, {best:,.0f} at its best: {now / best:.0%}"

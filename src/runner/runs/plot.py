@@ -73,7 +73,7 @@ def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
     if curve.attempts:
         text += f", attempts to {curve.attempts[-1][0]}"
     if curve.left_out:
-        text += f", {curve.left_out} no finite numbers"
+        text += f", {curve.left_out} values that are not finite"
     text = text[: style.width]
     return f"\x1b[{COLOURS[index % len(COLOURS)]}m{text}\x1b[0m" if style.colour else text
 
@@ -181,9 +181,9 @@ def find_python() -> str:
         if asked.exit_code == 0:
             return python
     raise RunnerError(
-        "no Python here has matplotlib",
-        f"asked: {', '.join(dict.fromkeys(candidate for candidate in candidates if candidate))}",
-        "pip install 'runner-hpc[plot]', or load a module whose python3 has it; a run's own loss.png is in its folder",
+        "no Python on this machine has matplotlib",
+        f"tried {', '.join(dict.fromkeys(candidate for candidate in candidates if candidate))}",
+        "pip install 'runner-hpc[plot]', or load a module with matplotlib; the run folder already has a loss.png",
     )
 
 
@@ -202,7 +202,11 @@ def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Pat
     ]
     target = path.absolute()
     if not target.parent.is_dir():
-        raise RunnerError(f"cannot write {path}", f"there is no folder {target.parent}", "make it, or name another")
+        raise RunnerError(
+            f"cannot write {path}",
+            f"there is no folder {target.parent}",
+            f"create {target.parent}, or give another path",
+        )
     picture = {"title": title, "axis": axis, "panels": panels}
     drawn = process.run(
         (find_python(), str(shipped_folder() / SCRIPT), str(target)), text_input=json.dumps(picture), check=False

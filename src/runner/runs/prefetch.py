@@ -79,8 +79,8 @@ def prepared(
         return
     if prefetch.engine in ONLY_BY_SRUN:
         report.say(
-            f"fetching on a node through srun, as {prefetch.engine} requires"
-            " (with --engine host: on this machine, with its Python)"
+            f"downloading on a node with srun, which the engine {prefetch.engine} requires"
+            " (to use this machine and its Python instead: --engine host)"
         )
     request = ShellRequest(
         where=prefetch.environment,
@@ -103,7 +103,7 @@ def _python(environ: Mapping[str, str]) -> str:
         if process.run((path, "-c", "import huggingface_hub"), check=False, timeout_seconds=60).exit_code == 0:
             return path
     raise RunnerError(
-        "no Python here has huggingface_hub",
+        "no Python on this machine has huggingface_hub",
         f"tried {', '.join(dict.fromkeys(map(str, tried)))}",
         "python3 -m venv hub && hub/bin/pip install huggingface_hub && PATH=$PWD/hub/bin:$PATH runner prefetch …",
     )

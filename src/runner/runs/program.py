@@ -61,8 +61,8 @@ def _checked(path: Path, word: str) -> Path:
     if path.suffix not in SUFFIXES:
         raise RunnerError(
             f"cannot launch {word!r} as a script",
-            "a script ends in .py (run by the container's Python) or .sh (run by its bash, or sh)",
-            f"rename it, or give the whole command: runner launch -- COMMAND {word}",
+            "its name must end in .py (run by the container's Python) or .sh (run by its bash or sh)",
+            f"rename the script, or give the whole command: runner launch -- COMMAND {word}",
         )
     return path
 
@@ -81,7 +81,7 @@ def program_of_script(path: Path, project: Project) -> Program:
     if tree is not None and not is_shared_place(tree):
         return Program(_posix(path, tree), (), tree)
     if is_shared_place(path.parent):
-        note = f"only {path.name} is copied: {path.parent} is a shared folder, not a code folder"
+        note = f"copying only {path.name}, because {path.parent} is a shared folder, not a project"
         return Program(path.name, (), None, outside=path, notes=(note,))
     return Program(path.name, (), path.parent)
 
@@ -102,10 +102,10 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         named = [word for word in command if not word.startswith("/") and _is_file(project.start, word)]
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
-            notes = (f"{named[0]} is not copied: {project.start} is a shared folder, not a code folder",)
+            notes = (f"not copying {named[0]}, because {project.start} is a shared folder, not a project",)
     if main is not None and main != project.start:
         inside = project.start.relative_to(main).as_posix()
-        notes = (f"the command starts in the snapshot's top, that is {main}, not in {inside}/",)
+        notes = (f"the command starts in the top folder of the snapshot ({main}), not in {inside}/",)
     return Program(None, tuple(command), main, notes=notes)
 
 

@@ -70,12 +70,14 @@ def find(word: str, runs: Path) -> Locked:
     try:
         tables = lock.read(path.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the lock {path}", str(error), "name a run, or a lock.toml") from error
+        raise RunnerError(
+            f"cannot read the lock {path}", str(error), "give the name of a run, or the path of a lock.toml"
+        ) from error
     if "files" not in tables:
         raise RunnerError(
-            f"{path} is not enough to run it again",
-            "it has no table [files]: an earlier version of runner wrote it",
-            "runner history tells the command line of that launch",
+            f"{path} is too old to launch the run again",
+            "an earlier version of runner wrote it, without the table [files]",
+            "runner history prints the command line of that launch",
         )
     return Locked(path, tables)
 
@@ -92,7 +94,7 @@ def losses(locked: Locked) -> tuple[str, ...]:
     now = hub.revisions(words, locked.folder, locked.tables.get("job.env", {}))
     for name, before in locked.tables.get("revisions", {}).items():
         if before != hub.NOT_HERE and now.get(name) != before:
-            found.append(f"{name}: it was at {before}; in the cache now: {now.get(name, hub.NOT_HERE)}")
+            found.append(f"{name}: the run used {before}; the cache now has {now.get(name, hub.NOT_HERE)}")
     return tuple(found)
 
 
@@ -103,7 +105,7 @@ def need_image(locked: Locked, project: Project, environ: Mapping[str, str], rep
     if not reference.startswith("/") or Path(reference).exists():
         return
     if dry_run:
-        report.say(f"would make the image again: {Path(reference).name}, from {table.get('source')}")
+        report.say(f"would make the image {Path(reference).name} again from {table.get('source')}")
         return
     restore_image(table, locked.tables.get("recipe", {}), project, environ, report)
 
@@ -204,9 +206,11 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     read = process.run(command(root, "read-tree", tree), env=index, check=False) if commit else None
     if read is None or read.exit_code != 0:
         raise RunnerError(
-            "the code of that run is not available",
-            f"its snapshot is gone, and {root} has no commit {commit[:12]}" if commit else "it was under no git",
-            "git fetch, or run it in a clone that has the commit",
+            "the code of that run is missing",
+            f"its snapshot is gone, and {root} has no commit {commit[:12]}"
+            if commit
+            else "it was not in a git repository",
+            "git fetch, or run `runner rerun` in a clone that has the commit",
         )
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
     folders.discard(Path(index["GIT_INDEX_FILE"]))
@@ -228,7 +232,7 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
     path = Path(table["reference"])
     name, source = recipe.get("name", ""), table.get("source", "")
     options = ImportOptions(architecture=table.get("architecture") or None)
-    report.say(f"the image {path.name} is gone: making it again from {f'the recipe {name}' if name else source}")
+    report.say(f"the image {path.name} is gone; making it again from {f'the recipe {name}' if name else source}")
     if name:
         platform = f"linux/{table['architecture']}" if table.get("architecture") else None
         build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)
@@ -238,9 +242,9 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
     if made.path != path:
         raise RunnerError(
             f"cannot restore the image {path.name}",
-            f"{source} gives {made.path.name} now"
+            f"importing {source} now produces another image, {made.path.name}"
             + (f"; its recipe was {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
-            "check that version of the recipe out, and try again; or launch again with the image of today",
+            "check out that version of the recipe and try again, or launch again with the current image",
         )
 
 

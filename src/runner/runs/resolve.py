@@ -87,8 +87,14 @@ def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 def _no_program(layers: Sequence[Layer]) -> RunnerError:
     path = next((name.origin.place.path for layer in layers if (name := layer.get("name")) and name.origin.place), None)
-    what = f"{path} names neither a script nor a command" if path else "there is neither a job, a script nor a command"
-    return RunnerError("nothing to run", what, 'give --script NAME, or -- COMMAND; or script = "jobs/x.py" there')
+    if path:
+        return RunnerError(
+            "nothing to run",
+            f"{path} sets neither `script` nor `command`",
+            f'add script = "jobs/NAME.py" to {path.name}',
+        )
+    what = "the command line gives no job, no script and no command"
+    return RunnerError("nothing to run", what, "give a JOB, --script NAME, or -- COMMAND")
 
 
 def _site_layer(site: Site, script: str | None) -> Layer:

@@ -147,11 +147,11 @@ def load(folder: Path) -> Run:
         return Run(folder=folder, **values)
     except FileNotFoundError:
         raise RunnerError(
-            f"{folder} is not a run folder", f"it has no {RECORD}", "name a run that `runner status` lists"
+            f"{folder} is not a run folder", f"it has no {RECORD}", "use a run that `runner status` lists"
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunnerError(
-            f"cannot read {path}", str(error), "restore the file, or remove the run folder when it is not needed"
+            f"cannot read {path}", str(error), "restore the file, or remove the run folder if you no longer need it"
         ) from error
 
 
@@ -252,8 +252,8 @@ def find_run(word: str, runs_folder: Path) -> Run:
     if found := members(runs_folder / word):
         raise RunnerError(
             f"{word} is a sweep of {len(found)} runs",
-            "this verb is about one run",
-            f"one of {found[0].resolve().name} to {found[-1].resolve().name}; `runner status {word}` shows all",
+            "this verb takes a single run",
+            f"choose one of {found[0].resolve().name} to {found[-1].resolve().name}; `runner status {word}` lists them",
         )
     if "/" in word:
         return load(Path(word).expanduser().resolve())
@@ -280,7 +280,7 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         return RunnerError(
             f"there is no run {word!r}",
             f"{runs_folder} has no runs",
-            "start one with `runner launch`, or name the site (--site) or folder (RUNNER_RUNS) where it was started",
+            "start one with `runner launch`, or give the site (--site) or the runs folder (RUNNER_RUNS) of that run",
         )
     names = [run.name for run in runs]
     if word.isdigit() or word.startswith("local-"):
@@ -288,9 +288,9 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         return RunnerError(
             f"no run has the job id {word!r}",
             f"newest job ids in {runs_folder}: {newest or 'none'}",
-            "its run folder may have been deleted, or be in the folder of another site (--site, RUNNER_RUNS)",
+            "give --site or RUNNER_RUNS if the run is on another site; its run folder may also have been deleted",
         )
     error = unknown("run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too")
     if (runs_folder / word).is_dir():
-        error.why = f"the folder {runs_folder / word} has no {RECORD}: its launch did not get that far"
+        error.why = f"the folder {runs_folder / word} has no {RECORD}, because its launch was interrupted"
     return error

@@ -148,9 +148,9 @@ def _in_live_folder(environment: Environment, project: Project, say: Callable[[s
     """The environment with the user's own folder mounted at the same path, and the prompt there."""
     root = project.root or project.start
     if is_shared_place(root):
-        say("the shell starts in the image's working directory: your folder is not a project")
+        say("the shell starts in the image's working directory, because your folder is not a project")
         return environment
-    say(f"your folder {root} is mounted: your changes there are kept")
+    say(f"your folder {root} is mounted; what you change in it is kept")
     return replace(environment, workdir=str(project.start), mounts=(*environment.mounts, Mount(str(root), str(root))))
 
 
@@ -158,21 +158,26 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     """The place of a run: its emitted EDF, its snapshot, and its allocation while it runs."""
     edf = run.folder / EDF
     if not edf.is_file():
-        raise RunnerError(f"{run.name} has no {EDF}", f"{edf} is gone", "open the environment itself: runner shell ENV")
+        raise RunnerError(
+            f"{run.name} has no {EDF}", f"{edf} is gone", "open a shell in its environment: runner shell ENV"
+        )
     alone = Project(None, run.folder, run.folder)
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
     status = ask([run])[0]
     inside = run.scheduler == "slurm" and status.state == "RUNNING"
     if inside:
-        report.say(f"{run.name} runs on {status.nodes}: a new container of the same image, inside its allocation")
+        report.say(
+            f"{run.name} is running on {status.nodes}: "
+            "opening a new container from the same image inside its allocation"
+        )
     elif run.scheduler == "slurm" and status.active:
-        report.say(f"{run.name} is {status.state} and keeps waiting; this shell requests an allocation of its own")
+        report.say(f"{run.name} is {status.state} and stays queued; requesting another allocation for this shell")
     elif run.scheduler == "slurm":
-        report.say(f"{run.name} is {status.state}: a new container of the same image, in an allocation of its own")
+        report.say(f"{run.name} is {status.state}: requesting an allocation for a new container from the same image")
     elif run.engine == "host":
-        report.say(f"in the code snapshot of {run.name}, on this machine as it is")
+        report.say(f"opening a shell in the code snapshot of {run.name}, on this machine without a container")
     else:
-        report.say(f"a new container of the image of {run.name}, in its code snapshot")
+        report.say(f"opening a new container from the image of {run.name}, in the run's code snapshot")
     return _Place(load_site(run.site), environment, run.folder, status.job_id if inside else "", run)
 
 

@@ -144,15 +144,21 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
     """The files of a folder, what git knows, and what to tell the user."""
     if question is None:
         without = work_tree(root) is not None  # else no git is expected
-        return _walk(root), None, ["git is not installed here: commit and changes are not recorded"] if without else []
+        return (
+            _walk(root),
+            None,
+            ["git is not installed here: the commit and your changes are not recorded"] if without else [],
+        )
     answer = question.answer()
     if isinstance(answer, str):
-        return _walk(root), None, [f"git does not answer ({answer}): commit and changes are not recorded"]
+        return _walk(root), None, [f"git does not answer ({answer}): the commit and your changes are not recorded"]
     tracked, git = answer
     code = tuple(name for name in git.untracked if not _skip(name))
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
     notes = (
-        [f"{others} untracked files are not in the code snapshot: caches, data, outputs or secrets"] if others else []
+        [f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"]
+        if others
+        else []
     )
     return (*tracked, *code), replace(git, untracked=code), notes
 
@@ -175,9 +181,9 @@ def _walk(root: Path, below: str = "") -> tuple[str, ...]:
         found += [prefix + name for name in (*names, *links) if not _skip(prefix + name)]
         if len(found) > 20_000:
             raise RunnerError(
-                f"{root} holds too many files for a snapshot of the code",
-                "more than 20000 files, and no git work tree that says which of them are code",
-                f"git init {root} with a .gitignore, or put the script into a folder of its own",
+                f"{root} contains too many files for a code snapshot",
+                "it has more than 20000 files, and is not a git work tree, which would show which files are code",
+                f"run `git init {root}` and add a .gitignore, or move the script to a folder of its own",
             )
     return tuple(sorted(found))
 
@@ -215,7 +221,7 @@ def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], l
             break
         dropped.add(name)
         total -= size
-    why = f"the code is larger than {TOTAL_LIMIT_BYTES >> 20} MiB in all: largest files left out"
+    why = f"all code together exceeds {TOTAL_LIMIT_BYTES >> 20} MiB, so the largest files are left out"
     return [each for each in kept if each[0] not in dropped], [(name, why) for name in sorted(dropped)]
 
 
@@ -304,7 +310,7 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
         return snapshot
     if found := [name for name in changed if name not in untracked]:
         raise RunnerError(
-            f"{found[0]} was changed while the code was copied", "its sum is another one now", "launch again"
+            f"{found[0]} was changed while the code was copied", "its checksum is no longer the same", "launch again"
         )
     for name in changed:
         folders.discard(code / name)
@@ -323,7 +329,7 @@ def check_diff(run_folder: Path) -> None:
 
     path = run_folder / DIFF
     if path.is_file():
-        secrets.refuse(path.read_bytes(), f"the record of what is not committed ({DIFF})")
+        secrets.refuse(path.read_bytes(), f"the record of uncommitted changes ({DIFF})")
 
 
 def _total(sums: Mapping[str, str]) -> str:

@@ -175,7 +175,7 @@ def _settle(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> RunStatus
     if trouble:
         return RunStatus(run, "UNKNOWN", trouble)
     if run.after and not run.attempts:
-        return RunStatus(run, "CANCELLED", f"not started: {' '.join(run.after)} did not end as it should")
+        return RunStatus(run, "CANCELLED", f"not started: {' '.join(run.after)} did not end with exit code 0")
     return RunStatus(run, "LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
 
 
@@ -200,7 +200,9 @@ def _local(run: Run) -> RunStatus:
     if code is not None and is_over(run) and (not alive or leads(run)):
         return _ended(run, code)
     if code is None and run.host not in ("", platform.node()):
-        return RunStatus(run, "UNKNOWN", f"it runs without a scheduler on {run.host}: ask there", nodes=run.host)
+        return RunStatus(
+            run, "UNKNOWN", f"it runs without a scheduler: run `runner status` on {run.host}", nodes=run.host
+        )
     if alive and not run.attempts and (waits := run.text(WAITS)):
         return RunStatus(run, "PENDING", f"waits for {waits}", nodes=run.host)
     if alive:

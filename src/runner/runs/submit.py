@@ -35,7 +35,9 @@ def check_room(folder: Path) -> tuple[str, ...]:
     with suppress(RunnerError):  # no quota is known
         found = storage.quota_of_folder(there)
         if found and found.nearly_used_up:
-            return (f"your quota is nearly used up, and the job may fail to save: {found.text} (runner gc)",)
+            return (
+                f"your quota is nearly used up, so the job may fail to save: {found.text} (to free space: runner gc)",
+            )
     return ()
 
 
@@ -47,9 +49,9 @@ def _check_file_system(folder: Path, there: Path) -> None:
     free, full = room.f_bavail * room.f_frsize, room.f_files > 0 and room.f_favail < _LEAST_FILES
     if free < _LEAST_BYTES or full:
         raise RunnerError(
-            f"there is no room for a run in {folder}",
-            f"{free >> 20} MiB and {room.f_favail} files are free there: the job could not save",
-            "remove what is not needed (runner gc, old checkpoints), or name another folder: export RUNNER_RUNS=FOLDER",
+            f"there is not enough space for a run in {folder}",
+            f"only {free >> 20} MiB and {room.f_favail} files are free, so the job could not save",
+            "free some space (runner gc, old checkpoints), or use another folder: export RUNNER_RUNS=FOLDER",
         )
 
 
@@ -75,7 +77,7 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
         return ()
     bad = {name: reason for name, reason in bad.items() if name in known}
     for name, reason in bad.items():
-        report.say(f"not on {name}: {reason} (within the last day; {folder})")
+        report.say(f"excluding node {name}: {reason} (reported within the last day in {folder})")
     return (f"--exclude={','.join(bad)}",) if bad else ()
 
 
@@ -134,7 +136,7 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
 
 def _tell_left_out(before: Snapshot, taken: Snapshot, report: Report) -> None:
     for name, why in taken.left_out[len(before.left_out) :]:
-        report.warn(f"not in the code snapshot: {name} ({why})")
+        report.warn(f"left out of the code snapshot: {name} ({why})")
 
 
 def made(
@@ -186,7 +188,7 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
     if squashfs is None or squashfs.sha256:
         return image
     size = f"{squashfs.size_bytes / 1e9:.1f} GB"
-    report.say(f"computing the sha256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
+    report.say(f"computing the SHA-256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
     try:
         return image._replace(squashfs=with_sha256(squashfs))
     except OSError as error:
@@ -259,19 +261,23 @@ def submitted(folder: Path, argv: Sequence[str]) -> str:
 def refused(words: str) -> RunnerError:
     """The error for a submission that sbatch refused, with its own words and what they usually mean."""
     hints = (
-        ("account", "--account NAME; `sacctmgr show associations user=$USER` lists yours where it answers"),
-        ("partition", "--partition NAME; `sinfo` lists them"),
+        ("account", "--account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
+        ("partition", "--partition NAME; `sinfo` lists the partitions"),
         ("time limit", "--time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
-        ("node configuration", "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what nodes have"),
-        ("node count", "fewer --nodes; `sinfo` shows how many there are"),
+        (
+            "node configuration",
+            "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
+        ),
+        ("node count", "fewer --nodes; `sinfo` shows how many nodes there are"),
         ("memory", "less --memory"),
-        ("unable to contact", "the controller does not answer: try again, or ask the admins"),
-        ("unrecognized option", "this Slurm does not know that flag: look at --sbatch=… and at the site's flags"),
-        ("job array", "fewer combinations: `scontrol show config` tells MaxArraySize"),
+        ("unable to contact", "try again, or ask the admins: the controller does not answer"),
+        ("unrecognized option", "check --sbatch=… and the site's flags: this version of Slurm does not have that flag"),
+        ("job array", "sweep over fewer combinations; `scontrol show config` prints MaxArraySize"),
         ("qos", "--sbatch=--qos=NAME"),
     )
     fix = next(
-        (hint for word, hint in hints if word in words.lower()), "fix what sbatch names; --dry-run shows the script"
+        (hint for word, hint in hints if word in words.lower()),
+        "fix what sbatch complains about; --dry-run prints the script",
     )
     return RunnerError("sbatch refuses the job", words, fix)
 

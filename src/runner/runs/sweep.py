@@ -53,22 +53,22 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
         if not equals or not _NAME.fullmatch(name) or "" in values:
             raise RunnerError(
                 f"--sweep {word!r} names no values",
-                "it is a name, `=` and values with commas between them",
+                "it must be NAME=VALUE,VALUE: a name, `=`, and values separated by commas",
                 "--sweep learning_rate=1e-5,2e-5 --sweep seed=1,2,3",
                 exit_code=2,
             )
         if name in axes or len(set(values)) != len(values):
             raise RunnerError(
-                f"--sweep names {name if name in axes else word!r} twice",
-                "each combination is to run once",
-                "leave out one of them",
+                f"--sweep {word!r} repeats {'a name' if name in axes else 'a value'}",
+                "a sweep runs each combination of values only once",
+                f"give {name} once, with all its values" if name in axes else "leave out the repeated value",
                 exit_code=2,
             )
         axes[name] = values
     if at_once is not None and (at_once < 1 or not axes):
         raise RunnerError(
-            f"--at-once {at_once} has no meaning here",
-            "it says how many runs of a --sweep may run at the same time",
+            f"--at-once {at_once} cannot be used here",
+            "it limits how many runs of a --sweep run at once, and must be 1 or more",
             "--sweep NAME=VALUE,VALUE --at-once 2",
             exit_code=2,
         )
@@ -76,8 +76,8 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
     if sweep and len(sweep.combinations) > MOST:
         raise RunnerError(
             f"the sweep has {len(sweep.combinations)} combinations",
-            f"an array job may have {MOST} tasks by default",
-            "sweep over less at a time",
+            f"by default, Slurm allows {MOST} tasks in an array job",
+            "sweep over fewer values at a time",
         )
     return sweep
 

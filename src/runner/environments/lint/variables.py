@@ -140,7 +140,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
             by_file.setdefault(str(place.path) if place else "", []).append(name)
     for names_there in by_file.values():
         verb = "overrides" if len(names_there) == 1 else "override"
-        reason = f"{', '.join(names_there)} {verb} what the network hook sets for its own libraries"
+        reason = f"{', '.join(names_there)} {verb} what the network hook sets for its libraries"
         yield subject.say("stale-tuning", f"env.{names_there[0]}", reason)
 
 

@@ -98,7 +98,7 @@ def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, fol
             adopted.not_taken_over(image, reason)
     adopted.command += [*entrypoint, *command]
     if adopted.entrypoint and not command:
-        adopted.note(engine, "there is no command: write the image's own command in the job file")
+        adopted.note(engine, "there is no command: write the image's default command into the job file")
 
 
 def _take(option: Option, adopted: Adopted, folder: Path) -> None:
@@ -299,7 +299,7 @@ def _image(value: str, given: str, adopted: Adopted) -> None:
     if reason:
         adopted.not_taken_over(given, reason)
     elif value.endswith((".sqsh", ".squashfs")):
-        adopted.note(given, f"pyxis reads {value} as an image in a registry; for the file write ./{value}")
+        adopted.note(given, f"pyxis reads {value} as an image in a registry; if you mean a file, write ./{value}")
 
 
 def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:

@@ -93,7 +93,7 @@ class Draft:
         if name in _NOT_NEEDED:
             adopted.not_needed(option.given, _NOT_NEEDED[name])
         elif name == "job-name":
-            adopted.note(option.given, f"a run is named after its job file: name it {value}.toml")
+            adopted.note(option.given, f"a run is named after its job file: rename the file to {value}.toml")
         elif name == "signal" and (found := re.fullmatch(r".*@(\d+)", value)):
             self.save_seconds = int(found[1])
             adopted.note(option.given, f"save_seconds = {found[1]}: runner sends the signal")

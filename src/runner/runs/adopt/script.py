@@ -45,7 +45,11 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     """Read a batch script; returns its program. Raises RunnerError for a script of another language."""
     first = text.partition("\n")[0]
     if first.startswith("#!") and not re.search(r"\b(bash|sh|zsh|dash|ksh)\b", first):
-        raise RunnerError(f"cannot read {name}", f"it is not a shell script: {first}", "pass its srun line: -- srun …")
+        raise RunnerError(
+            f"cannot read {name}",
+            f"it is not a shell script; its first line is {first}",
+            "pass its srun line: -- srun …",
+        )
     directives = _directives(text, adopted)
     container = tuple(option for option in directives if containers.is_flag(option))
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
@@ -54,11 +58,11 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
     adopted.folder = folder
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
-        adopted.note("$PWD", f"read as {folder}, as if the script were submitted from there")
+        adopted.note("$PWD", f"taken to be {folder}, as if the script were submitted from that folder")
     steps, others = _steps(text, scope, adopted)
     adopted.where = ""
     if not steps:
-        adopted.note(name, "it has no step: the whole script is the job's command")
+        adopted.note(name, "the script starts no step: the whole script becomes the job's command")
         return Program("none", "", (), ("bash", name))
     main = max(steps, key=lambda step: step.rank)
     for command, why in others:
@@ -106,7 +110,9 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
         if command.array:
             if command.nested:
                 what = f"line {command.line}: {command.array}=(…)"
-                adopted.note(what, "it is in a condition, a loop or a function; read as if it runs")
+                adopted.note(
+                    what, "it is inside a condition, a loop or a function, and is treated as if it always runs"
+                )
             scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
                 f"{command.array}+=" in command.raw
             ) else command.words  # fmt: skip
@@ -174,7 +180,7 @@ def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
     if step.command.pipe:
         adopted.not_taken_over("|", "the step's output goes only to the run's log")
     if step.command.nested:
-        adopted.note("the step", "it is in a loop, a condition or a function; it becomes one launch")
+        adopted.note("the step", "it is inside a loop, a condition or a function, but the job will run it only once")
     words = take_step(step.kind, step.words, adopted, draft, folder)
     program = read_program(words, draft.tasks_per_node(adopted), adopted)
     draft.count(program, adopted)
@@ -236,8 +242,8 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
     else:
         raise RunnerError(
             f"cannot adopt a command line of {first!r}",
-            "supported: srun, sbatch, docker run, podman run, and flags of pyxis alone (--container-image=…)",
-            "write it as one of these, or write the EDF: docs/env.md lists the keys",
+            "only srun, sbatch, docker run, podman run, or the flags of pyxis (--container-image=…) can be adopted",
+            "write the command line in one of these forms, or write the EDF yourself: docs/env.md lists its keys",
         )
     program = read_program(words, draft.tasks_per_node(adopted), adopted)
     draft.count(program, adopted)
@@ -350,4 +356,6 @@ def note_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
             adopted.note(given, f"the step uses ${name}: write its value, or export it where you launch")
     for name in sorted(in_words & (scope.values.keys() | scope.arrays.keys()) - scope.exported.keys()):
         if name not in {"PWD", "SLURM_SUBMIT_DIR"}:
-            adopted.note(f"${name}", "the step uses it where only a shell can expand it: write its value")
+            adopted.note(
+                f"${name}", "the step uses this variable where only a shell can expand it: write its value instead"
+            )

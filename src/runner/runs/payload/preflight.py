@@ -54,17 +54,17 @@ def main(argv: list[str]) -> int:
         say(node, "; ".join(checked(folder, node)) + f"; {time.monotonic() - started:.0f} s")
     except Unfit as fault:
         (attempt / f"bad-node-{node}").write_text(f"{fault}\n")
-        say(node, f"this node is not fit: {fault}")
+        say(node, f"this node failed the check: {fault}")
         return UNFIT
     except Busy as fault:
         (attempt / f"busy-node-{node}").write_text(f"{fault}\n")
-        say(node, f"this node is not fit: {fault}")
+        say(node, f"this node failed the check: {fault}")
         return UNFIT
     except Unsure as fault:
         say(node, str(fault))
         return UNFIT
     except Wrong as fault:
-        say(node, f"the job cannot run so: {fault}")
+        say(node, f"the job cannot run on this node: {fault}")
         return 1
     return 0
 
@@ -161,7 +161,7 @@ def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ)
     if shown is None:
         return ["no nvidia-smi in this image"]
     if len(shown) < wanted:
-        raise Busy(f"{len(shown)} GPUs are visible, the job requests {wanted}")
+        raise Busy(f"{len(shown)} GPUs are visible, but the job requests {wanted}")
     ours = own_gpus([(row[3], row[4]) for row in shown], wanted, environ)
     if ours is None:
         return [f"{len(shown)} x {shown[0][0]}, of which {wanted} belong to this job: not checked"]
@@ -222,7 +222,7 @@ def measured(folder: Path, node: int, processes: int, device: str) -> list[str]:
             raise Busy(f"process {rank}: {result['busy']}")
     if missing:
         fault = results[missing[0]].get("fault", "no end in time")
-        raise Busy(f"processes {missing} did not end the all-reduce within the node ({fault})")
+        raise Busy(f"processes {missing} did not finish the all-reduce within the node ({fault})")
     judge_speed([result["gemm"] for result in results.values()], device)
     first = results[0]
     found = [f"{first['gemm']:.2f} TFLOP/s"]
@@ -240,7 +240,7 @@ def judge_speed(speeds: list[float], device: str) -> None:
     median = sorted(speeds)[len(speeds) // 2]
     for index, speed in enumerate(speeds):
         if device == "cuda" and speed < _SLOW * median:
-            raise Unfit(f"GPU {index} computes with {speed:.0f} TFLOP/s, those beside it with {median:.0f}")
+            raise Unfit(f"GPU {index} computes at {speed:.0f} TFLOP/s, the other GPUs of the node at {median:.0f}")
 
 
 def expect(value: float, name: str, what: str) -> None:

@@ -23,16 +23,16 @@ SHORT = {
 }  # fmt: skip
 
 _COUNTS = (
-    "nodes and processes are counted by the job: the world size must come out right",
-    "--nodes on the command line, tasks_per_node in the job file",
+    "the world size is computed from the nodes and processes of the job",
+    "use --nodes on the command line, and tasks_per_node in the job file",
 )
 _ONE_CLUSTER = (
-    "status and cancel ask the default cluster only",
+    "`runner status` and `runner cancel` only use the default cluster",
     "submit on a login node of that cluster, or set SLURM_CLUSTERS for all commands",
 )
-_GPUS_PER_TASK = ("it hides the other GPUs of the node from a task, and NCCL needs its peers", "--gpus-per-node")
-_ONE_LOG = ("a run has one output file, job.log, and `runner logs` reads it", "leave it out")
-_CONTAINER = ("the container belongs to the step, and comes from the environment", "put it into the EDF")
+_GPUS_PER_TASK = ("it hides the other GPUs of the node from each task, and NCCL needs to see them", "--gpus-per-node")
+_ONE_LOG = ("a run has one output file, job.log, which `runner logs` reads", "leave out the flag")
+_CONTAINER = ("the environment sets the container of the step", "set it in the EDF")
 
 _REFUSED_BY_BOTH = {
     "nodes": _COUNTS,
@@ -50,19 +50,19 @@ CPUS = {"cpus-per-task", "cpus-per-gpu"}
 _CHOICES = {
     "container-entrypoint": "entrypoint = true or false in the EDF",
     "container-mount-home": 'mounts = ["${HOME}:${HOME}"] in the EDF',
-    "container-remap-root": "leave it out: processes run as you",
+    "container-remap-root": "leave out the flag: processes run as you",
     "container-writable": "writable = true or false in the EDF",
     "container-readonly": "writable = true or false in the EDF",
 }
 REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
-        "chdir": ("the script finds its run folder by the folder that it is submitted in", "leave it out"),
-        "signal": ("the script traps the signal that it asks for", "save_seconds in the job file"),
+        "chdir": ("the batch script takes the folder in which it is submitted as its run folder", "leave out the flag"),
+        "signal": ("the batch script requests the signal itself, and handles it", "set save_seconds in the job file"),
         "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
         "clusters": _ONE_CLUSTER,
-        "wrap": ("it replaces the script", "runner launch -- COMMAND"),
-        "parsable": ("it is given already", "leave it out"),
+        "wrap": ("it would replace the batch script", "runner launch -- COMMAND"),
+        "parsable": ("runner already passes this flag", "leave out the flag"),
         "wait": ("sbatch would not return", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
     },
@@ -88,7 +88,7 @@ def option(word: str, program: str) -> tuple[str, str | None]:
     advice = re.sub(r"^(--[a-z-]+)\s+", r"\1=", word)
     raise RunnerError(
         f"cannot pass {word!r} on to {program}",
-        "a flag is one word: --name, --name=value, -x or -xvalue",
+        "a flag must be one word: --name, --name=value, -x or -xvalue",
         f"--{program}={advice}" if advice != word else f"--{program}=--constraint=gpu, for example",
     )
 
@@ -103,24 +103,26 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         choice = name.removeprefix("no-")
         if program == "sbatch" and choice.startswith("container-"):
             why = "the batch script itself would start in a container, which has no srun"
-            raise RunnerError(f"cannot pass {word!r} on to sbatch", why, f"--srun={word}, or the EDF")
+            raise RunnerError(f"cannot pass {word!r} on to sbatch", why, f"use --srun={word}, or set it in the EDF")
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
-            raise RunnerError(f"cannot pass {word!r} on to srun", "the environment decides it", _CHOICES[choice])
+            raise RunnerError(f"cannot pass {word!r} on to srun", "the environment sets it", _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",
-                "without ALL every other variable is dropped, PATH among them",
-                f"--{program}=--export=ALL,… or the [env] of the job",
+                "without ALL, every other variable is dropped, including PATH",
+                f"use --{program}=--export=ALL,…, or [env] of the job",
             )
         if name == "distribution" and not (value or "").startswith("block"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",
-                "ranks are counted node by node: rank / tasks_per_node is the number of the node",
+                "ranks must be numbered node by node, so that rank / tasks_per_node is the node's number",
                 f"--{program}=--distribution=block:cyclic, for another order within a node",
             )
         if name in (taken or {}):
             raise RunnerError(
-                f"cannot pass {word!r} on to {program}", f"--{name} comes from {(taken or {})[name]}", "change it there"
+                f"cannot pass {word!r} on to {program}",
+                f"--{name} comes from {(taken or {})[name]}",
+                "change that setting instead",
             )
 
 
@@ -128,7 +130,9 @@ def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) 
     """Raise RunnerError for a flag that the site's Slurm refuses."""
     for word in words:
         if word in refused:
-            raise RunnerError(f"the site {site!r} refuses {word}", refused[word], "change the job file, or the flag")
+            raise RunnerError(
+                f"the site {site!r} refuses {word}", refused[word], "use another value in the job file or the flag"
+            )
 
 
 def merge(own: Sequence[str], site: Sequence[str], user: Sequence[str], program: str) -> tuple[str, ...]:

@@ -117,8 +117,8 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
     if set(str(run_folder)) & set("%\\"):
         raise RunnerError(
             f"Slurm cannot write its output to {str(run_folder)!r}",
-            r"it takes `%` and `\` in a path for patterns of its own",
-            "choose a folder without them: RUNNER_RUNS=FOLDER",
+            r"Slurm reads `%` and `\` in a path as patterns",
+            "choose a folder without these characters: export RUNNER_RUNS=FOLDER",
         )
     return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
 
@@ -161,7 +161,7 @@ def parse_submit(stdout: str) -> str:
         raise RunnerError(
             "cannot read the job id that sbatch printed",
             f"it printed {stdout.strip()!r}",
-            "the job may have been submitted: check with squeue --me before retrying",
+            "check with squeue --me before you try again: the job may have been submitted",
         )
     return found[1]
 
@@ -260,9 +260,9 @@ def shell(
     """
     if ":" in command:
         raise RunnerError(
-            "cannot pass the word ':' to a command that srun starts",
-            "srun takes a bare colon for the mark between the parts of a heterogeneous step",
-            "put the command into a script, or let a shell say it: -- sh -c 'COMMAND :'",
+            "cannot pass the argument ':' to a command that srun starts",
+            "srun reads a bare colon as the separator between parts of a heterogeneous step",
+            "put the command into a script, or into a shell: -- sh -c 'COMMAND :'",
         )
     resources = resources or Resources()
     if job_id is not None:

@@ -150,7 +150,9 @@ def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
             continue
         if "\r" in text:
             raise RunnerError(
-                f"{name} has a carriage return", "sh takes it for a part of a word", "sed -i 's/\\r//' it"
+                f"{name} contains a carriage return",
+                "sh reads a carriage return as part of a word",
+                "sed -i 's/\\r//' it",
             )
         end = "END"
         while end in text.split("\n"):
@@ -173,8 +175,8 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(
             f"the command is {sum(map(len, user))} bytes long",
-            f"Linux, and sbatch's limit on scripts, leave room for {COMMAND_BYTES}",
-            "write arguments to a file, and pass the file's name",
+            f"Linux, and sbatch's limit on the size of a script, allow {COMMAND_BYTES} bytes",
+            "write the arguments to a file, and pass the file's name",
         )
     return [*step, *joined(prefix), task, *joined([*script, *user])]
 

@@ -31,7 +31,7 @@ def explain_logs(paths: Sequence[Path]) -> Answer:
             raise RunnerError(
                 f"cannot read the log {str(reading.source.path)!r}",
                 reading.scan.trouble,
-                "name files that you may read",
+                "give log files that you can read",
             )
     verdict = judge(readings)
     answer = _noted(Answer(", ".join(map(str, paths)), slow=verdict.slow), readings, None)
