@@ -87,7 +87,9 @@ def test_a_known_kind_of_cluster_is_recognised_by_its_partitions(environ):
 def test_a_shipped_value_that_the_cluster_contradicts_is_replaced_and_shown(environ):
     data, questions, text = written("alps-clariden", environ, "normal*|9|144|1|gpu:2|12:00:00\n", accounts=("g1", "g2"))
     assert data["values"]["gpus_per_node"]["value"] == 2 and "# alps-clariden says: 4" in text
-    assert questions == ("alps-clariden wants an account: --account NAME (yours: g1, g2), or fill it in",)
+    assert questions == (
+        "site alps-clariden requires an account: --account NAME (yours: g1, g2), or set it in the file",
+    )
     data, questions, _ = written("alps-clariden", environ, "", accounts=("g1",))
     assert data["values"]["account"] == "g1" and questions == ()
 
@@ -96,7 +98,7 @@ def test_an_unknown_partition_is_named(environ):
     _, questions = site_file(
         "generic-slurm", None, "gpu", environ, Seen("x", parse_partitions("cpu|1|1|1|(null)|1:00"))
     )
-    assert questions == ("there is no partition 'gpu' here; there are: cpu",)
+    assert questions == ("this cluster has no partition 'gpu'; its partitions: cpu",)
 
 
 def test_a_real_cluster_describes_itself(slurm: SlurmLab, tmp_path: Path):

@@ -57,7 +57,9 @@ def test_a_second_init_says_what_it_did_not_do(tmp_path):
     (tmp_path / "edf/cpu.toml").write_text("# mine\n")
     done = runner(tmp_path, "init")
     assert (tmp_path / "edf/cpu.toml").read_text() == "# mine\n" and done.stdout.splitlines() == FIRST[1:]
-    assert "1 file exists already; not overwritten, and not as in runner: edf/cpu.toml" in done.stderr
+    assert (
+        "1 file exists already; these differ from runner's own files and were not changed: edf/cpu.toml" in done.stderr
+    )
     before = everything_below(tmp_path)
     again = runner(tmp_path, "init")
     assert again.stdout == "" and everything_below(tmp_path) == before
@@ -93,12 +95,12 @@ def test_init_site_writes_a_file_that_is_used_and_is_never_overwritten(tmp_path)
     shown = json.loads(runner(tmp_path, "site", "show", "alps-clariden", "--json").stdout)
     assert shown["values"]["account"] == {"value": "g1'23", "from": f"your site file ({path.relative_to(tmp_path)}:4)"}
     again = runner(tmp_path, "init", "--site", "alps-clariden")
-    assert again.returncode == 1 and "never overwritten" in again.stderr
+    assert again.returncode == 1 and "never overwrites your files" in again.stderr
 
 
 def test_init_site_asks_for_an_account_where_one_is_needed(tmp_path):
     done = runner(tmp_path, "init", "--site", "alps-clariden", "--dry-run")
-    assert "alps-clariden wants an account" in done.stderr and "# account = …" in done.stdout
+    assert "alps-clariden requires an account" in done.stderr and "# account = …" in done.stdout
     assert not (tmp_path / "home").exists()
 
 

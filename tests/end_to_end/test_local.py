@@ -113,7 +113,7 @@ def test_cancel_ends_every_process(local: Runner) -> None:
         if in_session(pid, session)
     ]
     assert not left
-    assert "has ended already" in local("cancel", "last").stderr
+    assert "had already ended" in local("cancel", "last").stderr
 
 
 def in_session(pid: int, session: int) -> bool:

@@ -492,7 +492,7 @@ def test_the_command_writes_both_files_that_launch_takes(tmp_path):
     assert launched.returncode == 0, launched.stderr
     assert "#SBATCH --nodes=4" in launched.stdout and "train.py" in launched.stdout
     again = runner(tmp_path, "job.sbatch", "-o", "edf/t.toml")
-    assert again.returncode == 1 and "edf/t.toml exists already" in again.stderr
+    assert again.returncode == 1 and "edf/t.toml already exists" in again.stderr
 
 
 def test_into_an_edf_adds_and_keeps_its_comments(tmp_path):

@@ -172,11 +172,11 @@ def test_shape_flags_stand_for_a_config_or_change_it(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--length", "9000"], "longer than the model"),
+        (["--length", "9000"], "more than the model supports"),
         (["--micro_batch", "1,x"], "is not a list of numbers"),
         (["--deepspeed", "zero9"], "zero9"),
         (["--gpus", "0"], "--gpus 0"),
-        (["--gpu", "Voodoo"], "no memory size known for GPU 'Voodoo'"),
+        (["--gpu", "Voodoo"], "does not know the memory size of GPU 'Voodoo'"),
     ],
 )
 def test_bad_words_are_one_clear_error(

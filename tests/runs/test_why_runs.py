@@ -170,7 +170,7 @@ def test_a_failed_run_is_never_said_to_be_fine_and_its_last_lines_are_shown(tmp_
     attempt(run, 1, exit_code="3\n")
     run.log.write_text("step 1\nstep 2\njob.sbatch: attempt 1 ended with exit code 3\n")
     said = why(tmp_path, run.name)
-    assert said.returncode == 1 and "nothing in it says" not in said.stdout
+    assert said.returncode == 1 and "no line shows a failure" not in said.stdout
     assert "          step 1\n          step 2\n" in said.stdout and "job.sbatch" not in said.stdout
     assert f"try:      `runner logs {run.name}`" in said.stdout
 

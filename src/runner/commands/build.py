@@ -37,15 +37,13 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="set an ARG of the Containerfile"
     )
-    build.add_argument("--no-cache", action="store_true", help="run every step again, on a freshly resolved base")
+    build.add_argument("--no-cache", action="store_true", help="run every step again, and look up the base again")
+    build.add_argument("--import", action="store_true", dest="then_import", help="then import the image; prints PATH")
     build.add_argument(
-        "--import", action="store_true", dest="then_import", help="import the image afterwards; prints PATH"
-    )
-    build.add_argument(
-        "--sbatch", action="append", default=[], metavar="FLAG", help="an sbatch flag, on sites that build in a job"
+        "--sbatch", action="append", default=[], metavar="FLAG", help="a flag for sbatch, on sites that build in a job"
     )
     build.add_argument("--json", action="store_true", help="print JSON")
-    build.add_argument("--dry-run", action="store_true", help="print an equivalent bash script, build nothing")
+    build.add_argument("--dry-run", action="store_true", help="print an equivalent bash script; build nothing")
     build.set_defaults(run=build_image)
 
 
@@ -124,8 +122,8 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
     for word in args.build_arg:
         if "=" not in word or word.startswith("="):
             raise RunnerError(
-                f"--build-arg {word!r} is not NAME=VALUE",
-                "it sets an ARG of the Containerfile",
+                f"--build-arg {word!r} is not of the form NAME=VALUE",
+                "it must set an ARG of the Containerfile",
                 "NAME=VALUE",
                 exit_code=2,
             )
@@ -146,7 +144,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         if image.stable.parent != folder:
             raise RunnerError(
                 f"--build cannot make {image.stable}",
-                f"--build only makes {folder}/RECIPE.sqsh, from the recipe RECIPE",
+                f"--build only makes {folder}/RECIPE.sqsh from the recipe RECIPE",
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
     cancel = subparsers.add_parser("cancel", parents=[common], help="end runs")
-    cancel.add_argument("runs", nargs="*", metavar="RUN", help="a name, a sweep, a job id, `last` or a path")
-    cancel.add_argument("--dry-run", action="store_true", help="print what would be done, cancel nothing")
+    cancel.add_argument("runs", nargs="*", metavar="RUN", help="a run or sweep: name, job id, `last` or path")
+    cancel.add_argument("--dry-run", action="store_true", help="print what would be done; cancel nothing")
     cancel.add_argument("--json", action="store_true", help="print JSON")
     cancel.set_defaults(run=cancel_runs)
 
@@ -30,8 +30,8 @@ def cancel_runs(args: argparse.Namespace, console: Console) -> int:
 
     if not args.runs:
         raise RunnerError(
-            "cancel: no run is named", "cancel ends only the runs that you name",
-            "runner cancel last, or runner status for the names", exit_code=2,
+            "cancel: no run is given", "`runner cancel` ends only the runs that you name",
+            "runner cancel last; runner status lists the names", exit_code=2,
         )  # fmt: skip
     folder = runs_folder(args.site)
     runs = [run for word in args.runs for run in find_runs(word, folder)]
@@ -44,6 +44,6 @@ def cancel_runs(args: argparse.Namespace, console: Console) -> int:
         console.answer_json([{"run": run.name, "job_id": run.job_id, "cancelled": was} for run, was in done])
     else:
         for run, was in done:
-            console.say(f"{run.name}: " + ("cancelled" if was else "has ended already"))
+            console.say(f"{run.name}: " + ("cancelled" if was else "had already ended"))
             console.answer(run.name) if was else None
     return 0

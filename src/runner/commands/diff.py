@@ -27,7 +27,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         metavar="RUN|.",
         nargs="?",
         default=".",
-        help="default: `.`, the same launch as it would be here and now",
+        help="default: `.`, what the same launch would be now",
     )
     diff.add_argument("--json", action="store_true", help="print JSON")
     add_wide(diff)
@@ -60,7 +60,7 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
     rows = [(each.kind, each.name, shown(each.left), shown(each.right)) for each in found.differences]
     console.table(("WHAT", "NAME", left.name, right.name), rows)
     if any(each.kind == "code" for each in found.differences):
-        console.say(f"the lines: diff -ru {run.code} {other.code if other else project.root or '.'}")
+        console.say(f"to see the lines: diff -ru {run.code} {other.code if other else project.root or '.'}")
     return 1
 
 
@@ -74,8 +74,8 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     words = list(run.command_line)
     if "launch" not in words:
         raise RunnerError(
-            f"cannot tell how {run.name} was launched",
-            "its record has no command line",
+            f"runner does not know how {run.name} was launched",
+            "its record contains no command line",
             f"compare it with another run: runner diff {run.name} OTHER",
         )
     at = words.index("--") if "--" in words else len(words)

@@ -24,10 +24,10 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
     show = actions.add_parser(
-        "show", parents=[common], help="print the merged environment, and where each value comes from"
+        "show", parents=[common], help="print the merged environment, and the source of each value"
     )
     emit = actions.add_parser(
-        "emit", parents=[common], help="print what plain srun or the engine takes, to work without runner"
+        "emit", parents=[common], help="print the flags or files for srun or the engine, to work without runner"
     )
     env_check.add(actions, common)
     for action in (show, emit):

@@ -20,15 +20,15 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     adopt = actions.add_parser(
         "adopt",
         parents=[common],
-        help="an EDF from a batch script, or from -- srun …, docker run …, podman run …, --container-image=…",
+        help="make an EDF from a batch script, or from -- srun …, docker run …, podman run …, --container-image=…",
     )
     adopt.add_argument(
-        "script", nargs="?", metavar="SCRIPT", help="a batch script; without it, the command line after --"
+        "script", nargs="?", metavar="SCRIPT", help="a batch script (default: the command line after --)"
     )
-    adopt.add_argument("-o", "--output", metavar="FILE", help="write the EDF, and print its path")
-    adopt.add_argument("--into", metavar="FILE", help="add to this EDF; comments and order are kept")
-    adopt.add_argument("--job", metavar="FILE", help="write a job file too, and print its path")
-    adopt.add_argument("--dry-run", action="store_true", help="print what would be written, and write nothing")
+    adopt.add_argument("-o", "--output", metavar="FILE", help="write the EDF to FILE, and print its path")
+    adopt.add_argument("--into", metavar="FILE", help="change this EDF, and keep its comments and order")
+    adopt.add_argument("--job", metavar="FILE", help="also write a job file, and print its path")
+    adopt.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
     adopt.set_defaults(run=adopt_environment)
 
 
@@ -58,7 +58,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
         job = Path(args.job)
         written.append((job, _job_text(draft, program, edf, name, job)))
     elif program.script or program.command:
-        console.say("to make a job file too: -o edf/NAME.toml --job jobs/NAME.toml")
+        console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
     _answer(args, console, written, text)
     return 0
 
@@ -71,22 +71,30 @@ def _check_words(args: argparse.Namespace) -> None:
     if bool(args.script) == bool(args.rest):
         raise RunnerError(
             "nothing to adopt" if not args.script else "both a script and a command line are given",
-            "an EDF is made of one of them",
+            "an EDF is made either from a script or from a command line",
             "runner env adopt job.sbatch   or   runner env adopt -- docker run …",
             exit_code=2,
         )
     if args.output and args.into:
-        raise RunnerError("both -o and --into are given", "only one EDF is written", "leave out one", exit_code=2)
+        raise RunnerError(
+            "both -o and --into are given",
+            "-o writes a new EDF, --into changes an existing one",
+            "leave out one of the two",
+            exit_code=2,
+        )
     if args.job and not (args.output or args.into):
         raise RunnerError(
-            "--job without a file for the EDF", "the job file names its environment", "-o edf/NAME.toml", exit_code=2
+            "--job without a file for the EDF",
+            "the job file must name the EDF as its environment",
+            "-o edf/NAME.toml",
+            exit_code=2,
         )
     for path in (args.output, args.job):
         if path and Path(path).exists() and not args.dry_run:
             raise RunnerError(
-                f"{path} exists already",
-                "existing files are not overwritten",
-                f"another name, or --into {path} for an EDF",
+                f"{path} already exists",
+                "runner does not overwrite existing files",
+                f"choose another name, or change an existing EDF: --into {path}",
             )
 
 
@@ -104,7 +112,9 @@ def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RunnerError(f"cannot read {path}", why, "check the path; a command line goes after --") from error
+        raise RunnerError(
+            f"cannot read {path}", why, "check the path; to give a command line, put it after --"
+        ) from error
     return path.name, read_script(text, adopted, draft, Path.cwd(), args.script)
 
 
@@ -123,7 +133,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
         raise RunnerError(
             f"{name} does not use a container",
-            "it has no --container-…, --environment, docker run or podman run",
+            "there is no --container-…, --environment, docker run or podman run in it",
             "runner launch --env NAME -- COMMAND runs it in an existing environment",
         )
     for change in changes:
@@ -144,7 +154,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.runs.job import layer_of
 
     if not program.script and not program.command:
-        raise RunnerError(f"{name} starts no program", "a job file names one", "leave out --job")
+        raise RunnerError(f"{name} starts no program", "a job file needs a program", "leave out --job")
     assert edf is not None  # checked by _check_words
     environment = edf.stem if edf.parent.name == "edf" else str(edf.absolute())
     changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")

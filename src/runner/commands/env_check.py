@@ -29,7 +29,7 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--enroot", metavar="VERSION", help="the enroot version of the site (default: that of this machine)"
     )
-    check.add_argument("--fix", action="store_true", help="fix what can be fixed safely, in the files")
+    check.add_argument("--fix", action="store_true", help="change the files to fix what can be fixed safely")
     output = check.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0, for code hosts and editors")
@@ -98,13 +98,15 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
     console.detail(f"engine {engine} ({chosen})")
     here = _is_here(site, environ)
     if not here:
-        console.say(f"this machine is not part of site {site.name}: files, variables and logins are not checked")
+        console.say(f"this machine is not part of site {site.name}, so files, variables and logins are not checked")
     text = args.enroot or site.versions.get("enroot", "")
     if not text and here and engine in {"ce", "pyxis", "enroot"}:
         text = _enroot_version()
     match = re.search(r"\d+(?:\.\d+)*", text)
     if args.enroot and not match:
-        raise RunnerError(f"{args.enroot!r} is not a version", "a version is numbers and dots", "--enroot 4.1.2")
+        raise RunnerError(
+            f"{args.enroot!r} is not a version", "a version must consist of numbers and dots", "--enroot 4.1.2"
+        )
     return Setting(site, engine, environ, here, tuple(map(int, match[0].split("."))) if match else None)
 
 

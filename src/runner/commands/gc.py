@@ -16,19 +16,22 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    gc = subparsers.add_parser("gc", parents=[common], help="remove squashfs files that nothing uses, and old runs")
+    gc = subparsers.add_parser("gc", parents=[common], help="remove unused squashfs files, and old runs")
     gc.add_argument(
-        "files", nargs="*", metavar="FILE", help="remove these and the symlinks to them (default: all unused files)"
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="remove these files and the symlinks to them (default: all unused files)",
     )
-    gc.add_argument("--ended", action="store_true", help="also files used only by runs that have ended")
+    gc.add_argument("--ended", action="store_true", help="also remove files used only by runs that have ended")
     what = gc.add_mutually_exclusive_group()
-    what.add_argument("--runs", action="store_true", help="remove runs that have ended instead, with their checkpoints")
-    what.add_argument("--code", action="store_true", help="remove the code snapshots of runs that have ended instead")
-    gc.add_argument(
-        "--older", metavar="AGE", help="with --runs or --code: launched longer ago than 30d, 12w, or before a date"
+    what.add_argument(
+        "--runs", action="store_true", help="instead, remove runs that have ended, with their checkpoints"
     )
-    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: also runs that have a tag")
-    gc.add_argument("--dry-run", action="store_true", help="print what would be removed, remove nothing")
+    what.add_argument("--code", action="store_true", help="instead, remove the code snapshots of runs that have ended")
+    gc.add_argument("--older", metavar="AGE", help="with --runs or --code: launched before this age (30d, 12w) or date")
+    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: include runs that have a tag")
+    gc.add_argument("--dry-run", action="store_true", help="print what would be removed; remove nothing")
     gc.add_argument("--json", action="store_true", help="print JSON")
     gc.set_defaults(run=collect_garbage)
 
@@ -75,7 +78,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
 
     if not args.older or args.files or args.ended:
         raise RunnerError(
-            "which runs to remove?", "--runs and --code need --older, and take neither files nor --ended",
+            "cannot tell which runs to remove", "--runs and --code need --older, and do not accept files or --ended",
             "runner gc --runs --older 30d --dry-run", exit_code=2,
         )  # fmt: skip
     folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())

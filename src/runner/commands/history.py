@@ -31,9 +31,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     history.add_argument(
         "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE",
-        help="a state as in `runner status`: running, failed, …; may be repeated",
+        help="only this state of `runner status`: running, failed, …; may be repeated",
     )  # fmt: skip
-    history.add_argument("--since", metavar="WHEN", help="launched since: 30m, 12h, 7d, 2w, or a date")
+    history.add_argument("--since", metavar="WHEN", help="launched since this age (30m, 12h, 7d, 2w) or date")
     history.add_argument("--json", action="store_true", help="print JSON")
     add_wide(history)
     history.set_defaults(run=show_history)

@@ -37,7 +37,7 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
         return 0
     console.say(f"folder: {folder}")
     if not uses:
-        console.say("no squashfs files by runner here yet; next: runner build && runner import")
+        console.say("runner has not made any squashfs files yet; next: runner build && runner import")
         return 0
     rows = [
         (

@@ -30,11 +30,11 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
             "oci-archive:FILE, docker-archive:FILE"
         ),
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="write this file, without a symlink")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write FILE, and create no symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
-    parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not make it")
-    parser.add_argument("--no-cache", action="store_true", help="make the file again")
+    parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not create it")
+    parser.add_argument("--no-cache", action="store_true", help="make the file again from all layers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
     parser.set_defaults(run=import_squashfs)

@@ -28,12 +28,12 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     init = subparsers.add_parser(
         "init",
         parents=[common],
-        help="start a project here: write files to edit; with --site NAME write a site file instead",
+        help="write the files of a new project; with --site NAME, write a site file instead",
     )
-    init.add_argument("--all", action="store_true", help="every script, job file, environment and recipe")
+    init.add_argument("--all", action="store_true", help="write every script, job file, environment and recipe")
     init.add_argument("--account", metavar="NAME", help="with --site: the account to charge")
     init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")
-    init.add_argument("--dry-run", action="store_true", help="print what would be written, write nothing")
+    init.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
     init.set_defaults(run=init_project)
 
 
@@ -62,12 +62,12 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         console.answer(str(path))
     differ = sorted(str(path) for path in kept if (here / path).read_bytes() != texts[path])
     if kept:
-        also = f"; not overwritten, and not as in runner: {', '.join(differ)}" if differ else ""
+        also = f"; these differ from runner's own files and were not changed: {', '.join(differ)}" if differ else ""
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
         console.say(f"{'nothing written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:
         console.say("runner init --all writes the other scripts, job files, environments and recipes")
-    console.say("files that are not here come from runner; delete those that you do not change")
+    console.say("runner uses its own copy of every other file; delete the files that you do not want to change")
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 
@@ -94,7 +94,7 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
 
     path = user_folder(os.environ) / f"{args.site}.toml"
     if path.exists():
-        raise RunnerError(f"the site file {path} exists already", "your files are never overwritten", f"edit {path}")
+        raise RunnerError(f"the site file {path} already exists", "runner never overwrites your files", f"edit {path}")
     seen = look(os.environ)
     if not args.dry_run:
         _ask(args, seen, base_of(args.site, seen, os.environ))
@@ -246,10 +246,10 @@ def _questions(name: str, account: str | None, partition: str | None, base: Site
     questions = []
     if account is None and base.account is None and (base.account_required or seen.accounts):
         yours = f" (yours: {', '.join(seen.accounts)})" if seen.accounts else ""
-        questions.append(f"{name} wants an account: --account NAME{yours}, or fill it in")
+        questions.append(f"site {name} requires an account: --account NAME{yours}, or set it in the file")
     if partition is not None and seen.partitions and seen.partition(partition) is None:
         there = ", ".join(known.name for known in seen.partitions)
-        questions.append(f"there is no partition {partition!r} here; there are: {there}")
+        questions.append(f"this cluster has no partition {partition!r}; its partitions: {there}")
     return tuple(questions)
 
 

@@ -39,12 +39,12 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     add_job(launch)
     add_settings(launch)
-    launch.add_argument("--yes", action="store_true", help="do not ask for confirmation, whatever the cost")
-    launch.add_argument("--tag", action="append", default=[], help="a word to find the run by; may be repeated")
+    launch.add_argument("--yes", action="store_true", help="do not ask for confirmation, however high the cost")
+    launch.add_argument("--tag", action="append", default=[], help="a word for finding the run later; may be repeated")
     launch.add_argument(
-        "--sweep", action="append", default=[], metavar="NAME=V,V", help="a run for each combination of values"
+        "--sweep", action="append", default=[], metavar="NAME=V,V", help="launch a run for each combination of values"
     )
-    launch.add_argument("--at-once", type=int, metavar="N", help="the most runs of a sweep to run at the same time")
+    launch.add_argument("--at-once", type=int, metavar="N", help="the maximum number of runs of a sweep to run at once")
     launch.add_argument(
         "--after", action="append", default=[], metavar="RUN", help="start when RUN has ended with exit code 0"
     )
@@ -59,7 +59,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     launch.add_argument("--wait", action="store_true", help="show the output, and return the job's exit code")
     launch.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
     launch.add_argument("--json", action="store_true", help="print JSON")
-    launch.add_argument("--dry-run", action="store_true", help="print the batch script, submit nothing")
+    launch.add_argument("--dry-run", action="store_true", help="print the batch script; submit nothing")
     launch.set_defaults(run=launch_run)
 
 
@@ -132,10 +132,10 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise RunnerError(
             f"this launch may take {most:,.0f} GPU hours",
-            f"site {plan.site.name} asks for confirmation above {limit:,}, and there is no terminal",
-            "--yes, fewer nodes, less time, or gpu_hours in the job file's [restart]",
+            f"site {plan.site.name} requires confirmation above {limit:,}, and there is no terminal for the question",
+            "use --yes, fewer nodes or less time, or set gpu_hours in [restart] of the job file",
         )
-    console.say(f"that is more than {limit:,}: submit it? [y/N]")
+    console.say(f"that is more than {limit:,}. Submit it anyway? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -283,13 +283,13 @@ def _sweep_of(args: argparse.Namespace) -> Sweep | None:
     sweep = parse(args.sweep, args.at_once)
     if sweep is not None and args.wait:
         raise RunnerError(
-            "--wait does not work with --sweep", "the output of many runs would be mixed",
+            "--wait does not work with --sweep", "it would mix the output of all runs",
             "runner watch $(runner launch --sweep …)", exit_code=2,
         )  # fmt: skip
     if sweep is not None and args.chain:
         raise RunnerError(
-            "--chain does not work with --sweep", "a chain belongs to one run, and a sweep is one array job",
-            "use [restart] in the job file: each run of the sweep then restarts by itself", exit_code=2,
+            "--chain does not work with --sweep", "a chain belongs to a single run, and a sweep is an array job",
+            "use [restart] in the job file instead: each run of the sweep then restarts by itself", exit_code=2,
         )  # fmt: skip
     return sweep
 

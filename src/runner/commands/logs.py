@@ -73,11 +73,13 @@ def _check_part(args: argparse.Namespace, run: Run) -> None:
 
     if args.follow and (args.attempt is not None or args.tail is not None):
         raise RunnerError(
-            "--follow does not work with --tail or --attempt", "it shows the whole output as it is written",
+            "--follow does not work with --tail or --attempt", "it shows the complete output while the run writes it",
             f"runner logs {run.name} -n {args.tail or 20}, then runner logs -f {run.name}", exit_code=2,
         )  # fmt: skip
     if args.tail is not None and args.tail < 1:
-        raise RunnerError(f"--tail {args.tail} must be 1 or more", "it counts lines", "--tail 20", exit_code=2)
+        raise RunnerError(
+            f"--tail {args.tail} must be 1 or more", "it is the number of lines to print", "--tail 20", exit_code=2
+        )
     known = [each.number for each in run.attempts]
     if args.attempt is not None and args.attempt not in known:
         shown = ", ".join(map(str, known)) or "none has started"

@@ -31,7 +31,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
     )
-    verb.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of the whole job (default: 1)")
+    verb.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of the whole job (default: 1)")
     verb.add_argument(
         "--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and forward pass"
     )
@@ -46,15 +46,19 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--accumulation", type=int, default=1, metavar="N", help="passes per step (default: 1)")
     verb.add_argument(
-        "--dtype", choices=tuple(WIDTHS), default="bf16", help="of weights and activations (default: bf16)"
+        "--dtype", choices=tuple(WIDTHS), default="bf16", help="type of weights and activations (default: bf16)"
     )
     verb.add_argument("--attention", choices=("sdpa", "flash_attention_2", "eager"), default="sdpa")
-    verb.add_argument("--activation_checkpointing", action="store_true", help="keep only the input of each layer")
+    verb.add_argument("--activation_checkpointing", action="store_true", help="store only the input of each layer")
     verb.add_argument(
-        "--lora_r", type=int, default=0, metavar="RANK", help="LoRA on all linear layers, the rest frozen"
+        "--lora_r",
+        type=int,
+        default=0,
+        metavar="RANK",
+        help="train with LoRA on all linear layers, and freeze the rest",
     )
     verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's)")
-    verb.add_argument("--gpu_memory", metavar="SIZE", help="of one GPU, e.g. 80GiB")
+    verb.add_argument("--gpu_memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
     verb.add_argument("--json", action="store_true", help="print JSON, every part in bytes")
     shape = verb.add_argument_group("shape, instead of MODEL or overriding its config")
     shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
@@ -76,13 +80,13 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     length = args.length or min(2048, shape.positions or 2048)
     if shape.positions and length > shape.positions:
         raise RunnerError(
-            f"--length {length} is longer than the model",
-            f"it has {shape.positions} positions",
+            f"--length {length} is more than the model supports",
+            f"the model has {shape.positions} positions",
             f"--length {shape.positions}",
         )
     for name in ("gpus", "accumulation"):
         if getattr(args, name) < 1:
-            raise RunnerError(f"--{name} {getattr(args, name)}", "it must be 1 or more", f"--{name} 1")
+            raise RunnerError(f"--{name} {getattr(args, name)} is too small", "it must be 1 or more", f"--{name} 1")
     attention = "eager" if args.attention == "eager" else "sdpa"
     plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], attention,
                 args.activation_checkpointing, args.lora_r)  # fmt: skip
@@ -118,8 +122,8 @@ def _shape(args: argparse.Namespace) -> Shape:
         if not given:
             raise RunnerError(
                 "no model is given",
-                "the estimate needs its shape",
-                "runner memory MODEL, or --hidden_size and others",
+                "the estimate depends on the model's shape",
+                "runner memory MODEL, or describe the model with --hidden_size and other flags",
                 exit_code=2,
             )
         return make_shape({"model_type": "llama", **given}, "the options")
@@ -152,7 +156,7 @@ def _micro_batches(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdigit() and int(word) > 0 for word in words):
         raise RunnerError(
-            f"--micro_batch {text!r} is not a list of numbers", "each must be 1 or more", "--micro_batch 1,2,4"
+            f"--micro_batch {text!r} is not a list of numbers", "each number must be 1 or more", "--micro_batch 1,2,4"
         )
     return [int(word) for word in words]
 
@@ -167,9 +171,9 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
         found = memory_bytes(args.gpu)
         if found is None:
             raise RunnerError(
-                f"no memory size known for GPU {args.gpu!r}",
-                f"known: {', '.join(USABLE_GIB)}",
-                "give it, for example --gpu_memory 80GiB",
+                f"runner does not know the memory size of GPU {args.gpu!r}",
+                f"it knows {', '.join(USABLE_GIB)}",
+                "give the size, for example --gpu_memory 80GiB",
             )
         return found
     site, _ = find_site(args.site, os.environ)
@@ -210,14 +214,14 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
     if host:
         console.say(f"offload needs up to {_gib(host)} GiB of the node's memory per GPU")
     if gpu is None:
-        console.say("to see which fit: --gpu NAME or --gpu_memory SIZE")
+        console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
         return 0
     fitting = [each for each in found if fits_on(each.total, gpu)]
     console.say(f"FITS keeps 5% and 1.5 GiB of {_gib(gpu)} GiB free for CUDA, NCCL and fragmentation")
     if fitting:
         return 0
     console.say(
-        "nothing fits: --activation_checkpointing, a shorter --length, --deepspeed zero3-offload, or more --gpus"
+        "nothing fits: try --activation_checkpointing, a shorter --length, --deepspeed zero3-offload, or more --gpus"
     )
     return 1
 

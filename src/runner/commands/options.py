@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, word: str, words: list[str]) -> NoReturn:
         if not word.startswith("-"):
-            self.error(f"unexpected word {word!r}")
+            self.error(f"unexpected argument {word!r}")
         import difflib
 
         after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []

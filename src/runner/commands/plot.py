@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    plot = subparsers.add_parser("plot", parents=[common], help="the curves of runs: loss, tokens/s, any metric")
+    plot = subparsers.add_parser("plot", parents=[common], help="plot metrics of runs: loss, tokens/s, any other")
     plot.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` (default) or path")
     plot.add_argument(
-        "--metric", default="loss", metavar="NAME[,NAME]", help="keys of metrics.jsonl, a picture each (default: loss)"
+        "--metric",
+        default="loss",
+        metavar="NAME[,NAME]",
+        help="keys of metrics.jsonl, each in its own plot (default: loss)",
     )
     plot.add_argument("--axis", choices=("step", "tokens", "hours"), default="step", help="default: step")
     plot.add_argument("--png", metavar="FILE", help="write a PNG (needs matplotlib) and print its path")
@@ -35,7 +38,9 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
     curves = _curves(args, console)
     for curve in curves:
         if curve.left_out:
-            console.warn(f"{curve.run}: {curve.left_out} values of {curve.metric} are not finite numbers: left out")
+            console.warn(
+                f"{curve.run}: leaving out {curve.left_out} values of {curve.metric} that are not finite numbers"
+            )
     if args.json:
         console.answer_json([_record(curve, args.axis) for curve in curves])
     elif args.png:
@@ -62,7 +67,9 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
 
     metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
     if not metrics:
-        raise RunnerError("no metric is named", f"--metric {args.metric!r}", "--metric loss", exit_code=2)
+        raise RunnerError(
+            "no metric is given", f"--metric {args.metric!r} contains no name", "--metric loss", exit_code=2
+        )
     found: list[Curve] = []
     failed: list[RunnerError] = []
     for name, path in _named(args):
@@ -74,7 +81,9 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
         raise (
             failed[0]
             if failed
-            else RunnerError("there is nothing to draw", "no value is a finite number", "--json shows what there is")
+            else RunnerError(
+                "there is nothing to plot", "none of the values is a finite number", "--json prints the values"
+            )
         )
     for error in failed:
         console.warn(f"left out: {error.what}: {error.why}")

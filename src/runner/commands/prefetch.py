@@ -25,8 +25,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     add_job(prefetch)
     prefetch.add_argument("--engine", help="the container engine (default: the site's); host: this machine's Python")
-    prefetch.add_argument("--json", action="store_true", help="print a JSON object for each")
-    prefetch.add_argument("--dry-run", action="store_true", help="print what would be fetched, and its size")
+    prefetch.add_argument("--json", action="store_true", help="print a JSON object for each model and dataset")
+    prefetch.add_argument("--dry-run", action="store_true", help="print what would be downloaded, and its size")
     prefetch.set_defaults(run=prefetch_job)
 
 
@@ -39,7 +39,7 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
 
     if not (args.job or args.script or args.rest):
         raise RunnerError(
-            "prefetch: no job is named", "it fetches the models and datasets that a job names",
+            "prefetch: no job is given", "prefetch downloads the models and datasets that a job names",
             "runner prefetch JOB, or runner prefetch --script SCRIPT -- ARGS…", exit_code=2,
         )  # fmt: skip
     project = find_project()
@@ -48,7 +48,7 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
     )
     plan = prefetch.plan(request, project, os.environ, console)
     if not plan.wanted:
-        console.say("nothing to fetch: the job names nothing on the hub")
+        console.say("nothing to download: the job names no model or dataset on the hub")
         return 0
     console.say(f"into {plan.home}: {', '.join(map(str, plan.wanted))}")
     options = (*(("--dry-run",) if args.dry_run else ()), *(("--json",) if args.json else ()))

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     """Register the verb."""
-    rerun = subparsers.add_parser("rerun", parents=[common], help="the same launch again, from its lock")
-    rerun.add_argument("lock", metavar="RUN|LOCK", help="a run, or a lock.toml that was kept of one")
-    rerun.add_argument("--tag", action="append", default=[], help="a word to find the run by; may be repeated")
+    rerun = subparsers.add_parser("rerun", parents=[common], help="repeat a launch exactly, from a run's lock")
+    rerun.add_argument("lock", metavar="RUN|LOCK", help="a run, or the lock.toml of a run")
+    rerun.add_argument("--tag", action="append", default=[], help="a word for finding the run later; may be repeated")
     rerun.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
-    rerun.add_argument("--dry-run", action="store_true", help="say what is there, what would be made, what is lost")
+    rerun.add_argument(
+        "--dry-run", action="store_true", help="print what still exists, what would be made again, and what is lost"
+    )
     rerun.set_defaults(run=run_again)
 
 
@@ -37,7 +39,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     runs = find_site(args.site, os.environ)[0].runs(os.environ, project)
     locked = rerun.find(args.lock, runs)
     for line in rerun.losses(locked):
-        console.warn(f"not as it was: {line}")
+        console.warn(f"changed since the run: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
     console.say(f"{locked.name}: " + ("its folder is complete" if whole else
@@ -69,10 +71,11 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     if "launch" not in words or any(HIDDEN in word for word in words):
         raise RunnerError(
             f"{locked.name} cannot be launched again",
-            "its command line is not in the lock" if "launch" not in words else "its arguments held a secret, which no "
-            "lock keeps",
-            "launch it by hand",
-        )  # fmt: skip
+            "its arguments contained a secret, and a lock never stores secrets"
+            if "launch" in words
+            else "the lock does not contain its command line",
+            "launch it again with `runner launch`",
+        )
     with folders.temporary("runner-rerun-") as folder:
         code = locked.tables.get("code", {})
         root = folder / "code"
@@ -82,7 +85,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             source = next((path for path in (project.root, Path(code.get("root", ""))) if path and path.is_dir()), None)
             diff = locked.folder / "code.diff"
             for line in code_from_git(code, source or project.start, root, diff):
-                console.warn(f"not available: {line}")
+                console.warn(f"cannot be restored: {line}")
             here = project_at(project, root)
         at = words.index("--") if "--" in words else len(words)
         named = words[:at].index("launch")
@@ -96,5 +99,5 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             plan = with_values(plan, values)
         run = submit(plan, runs, words, console, args.tag)
     for name in rerun.differences(locked, run):
-        console.warn(f"not as it was: {name}; runner diff tells more")
+        console.warn(f"different from the original run: {name}; to compare them: runner diff")
     return run

@@ -19,8 +19,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     site = subparsers.add_parser("site", parents=[common], help="list | show the sites (clusters)")
     actions = site.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", parents=[common], help="list the known sites")
-    show = actions.add_parser("show", parents=[common], help="print a site's values, and where each comes from")
-    show.add_argument("name", nargs="?", metavar="NAME", help="default: the site used here")
+    show = actions.add_parser("show", parents=[common], help="print the values of a site, and the source of each")
+    show.add_argument("name", nargs="?", metavar="NAME", help="default: the site in use")
     for action, function in ((listing, list_sites), (show, show_site)):
         action.add_argument("--json", action="store_true", help="print JSON")
         add_wide(action)
@@ -44,7 +44,7 @@ def list_sites(args: argparse.Namespace, console: Console) -> int:
         ("*" if site.name == used.name else "", site.name, site.scheduler, site.engine, site.summary) for site in sites
     ]
     console.table(("", "SITE", "SCHEDULER", "ENGINE", "WHAT"), rows)
-    console.say(f"* is the site used here ({why})")
+    console.say(f"* marks the site in use ({why})")
     return 0
 
 

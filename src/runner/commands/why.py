@@ -20,11 +20,11 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     why = subparsers.add_parser(
         "why",
         parents=[common],
-        help="why a run failed, waits or is slow",
+        help="explain why a run failed, is waiting or is slow",
         usage="runner why [RUN | --log FILE…] [--json]",
     )
     why.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
-    why.add_argument("--log", nargs="+", metavar="FILE", help="logs of a job that was started by other means")
+    why.add_argument("--log", nargs="+", metavar="FILE", help="the log of a job that runner did not start")
     why.add_argument("--json", action="store_true", help="print JSON")
     why.set_defaults(run=show_why)
 
@@ -38,8 +38,8 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
 
     if args.log and args.run_word:
         raise RunnerError(
-            "runner why: both a run and --log", "a run's own logs are found in its folder",
-            "give one of them", exit_code=2,
+            "runner why: both a run and --log are given", "runner finds the logs of a run by itself",
+            "leave out one of the two", exit_code=2,
         )  # fmt: skip
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
@@ -64,9 +64,9 @@ def _lines(answer: Answer) -> list[str]:
     if answer.cause is not None:
         shown += _cause_lines(answer)
     elif answer.fine:
-        shown.append("cause:    none: nothing in it says that anything failed")
+        shown.append("cause:    none: no line shows a failure")
     else:
-        shown.append("cause:    not known: no line of the logs matches a known cause")
+        shown.append("cause:    unknown: no line of the logs matches a known cause")
     if answer.telling:
         shown.append("lines:    the most telling ones")
         shown += [f"          {each.place}: {each.text[:_LINE]}" for each in answer.telling]

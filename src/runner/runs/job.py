@@ -174,7 +174,15 @@ KEYS: Mapping[str, Key] = {
     "tasks_per_node": Key(int, "--tasks-per-node", table="resources", metavar="N", help="processes per node"),
     "cpu_tasks_per_node": Key(int, table="resources"),
     "cpus_per_task": Key(int, "--cpus-per-task", shell=True, table="resources", metavar="N"),
-    "memory": Key(str, "--memory", shell=True, table="resources", site=True, metavar="SIZE", help="per node: 450G"),
+    "memory": Key(
+        str,
+        "--memory",
+        shell=True,
+        table="resources",
+        site=True,
+        metavar="SIZE",
+        help="memory per node, for example 450G",
+    ),
     "time_minutes": Key(
         str,
         "--time",
@@ -188,10 +196,20 @@ KEYS: Mapping[str, Key] = {
     ),
     "partition": Key(str, "--partition", shell=True, table="resources", site=True),
     "account": Key(str, "--account", shell=True, table="resources", site=True),
-    "sbatch": Key(tuple, "--sbatch", table="slurm", adds=True, metavar="FLAG", help="any flag, as --sbatch=FLAG"),
-    "srun": Key(tuple, "--srun", shell=True, table="slurm", adds=True, metavar="FLAG", help="any flag, as --srun=FLAG"),
-    "chain": Key(int, "--chain", in_file=False, metavar="N", help="submit N jobs; each continues where the last ended"),
-    "preflight": Key(bool, "--no-preflight", help="do not test the nodes first"),
+    "sbatch": Key(
+        tuple, "--sbatch", table="slurm", adds=True, metavar="FLAG", help="any flag for sbatch: --sbatch=FLAG"
+    ),
+    "srun": Key(
+        tuple, "--srun", shell=True, table="slurm", adds=True, metavar="FLAG", help="any flag for srun: --srun=FLAG"
+    ),
+    "chain": Key(
+        int,
+        "--chain",
+        in_file=False,
+        metavar="N",
+        help="submit N jobs, each of which continues where the previous one ended",
+    ),
+    "preflight": Key(bool, "--no-preflight", help="do not check the nodes first"),
     "save_seconds": Key(int),
     "hang_seconds": Key(int),
     "restart": Key(Restart),
