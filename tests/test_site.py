@@ -129,7 +129,7 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ('summary = "x"\n', ("does not set: scheduler, engine, image_folder", 'base = "generic-slurm"')),
         ("[values.quirks]\na = 1\n", (":2: values.quirks.a must be text",)),
         ("[values.env]\nA = { value = 1 }\n", (":2: values.env.A.value must be text",)),
-        ('[values]\ninside = ["NCCL*"]\n', (":2: inside has 'NCCL*'", "the beginning of a variable name")),
+        ('[values]\ninside = ["NCCL*"]\n', (":2: inside contains 'NCCL*'", "the beginning of a variable name")),
         ('[values]\ncontainer_storage = "/x/$(id)"\n', ("container_storage cannot contain '$('", "/dev/shm/${USER}")),
         ("[values]\ncontainer_storage = '/x/`id`'\n", ("container_storage cannot contain '`'",)),
         ("[values]\ncontainer_storage = '/x/\"y'\n", ("cannot contain",)),

@@ -128,7 +128,7 @@ IMAGE = 'image = "/a.sqsh"\n'
 ANNOTATED = IMAGE + '[annotations]\ncom.hooks.cxi.enabled = "true"\n'
 REFUSED = [
     # engine, EDF, the field that is named, a word of the reason
-    ("ce", IMAGE + 'devices = ["x"]\n', "devices", "Sarus Suite only"),
+    ("ce", IMAGE + 'devices = ["x"]\n', "devices", "only Sarus Suite"),
     ("ce", 'image = "a.sqsh"\n', "image", "registry"),
     ("ce", IMAGE + 'mounts = ["${A:-/x}:/y", "/a\\n:/b"]\n', "mounts.1", "newline"),
     ("ce", IMAGE + "[env]\nA = 'x $${ y'\n", "env.A", "without a closing brace"),
@@ -183,7 +183,7 @@ def test_an_image_has_the_registry_with_a_slash_and_no_user_where_enroots_form_i
     with pytest.raises(RunnerError) as caught:
         user = environment_of(tmp_path, 'image = "me@nvcr.io#nvidia/pytorch:24.06-py3"\nentrypoint = false\n')
         attach(user, SITE, engine)
-    assert "contains the user of a login" in caught.value.why
+    assert "contains a user name for the login" in caught.value.why
     assert caught.value.fix.endswith("nvcr.io/nvidia/pytorch:24.06-py3")
 
 

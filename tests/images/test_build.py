@@ -43,7 +43,7 @@ def test_the_same_inputs_answer_at_once(bench: Bench) -> None:
     assert len(first.tag) == 12
     bench.report.lines.clear()
     assert bench.build("one").id == first.id
-    assert bench.said("the same inputs were built before")
+    assert bench.said("was already built from the same inputs")
     assert not bench.said("step 1/")
 
 
@@ -131,7 +131,7 @@ def test_a_dry_run_prints_a_script_that_builds_the_same(bench: Bench) -> None:
     subprocess.run(("shellcheck", "-"), input=shown.stdout, text=True, check=True)
     subprocess.run(("bash",), input=shown.stdout, text=True, env=bench.environ, check=True, capture_output=True)
     built = bench.runner("build", "dry", "--json")
-    assert "the same inputs were built before" in built.stderr
+    assert "was already built from the same inputs" in built.stderr
     assert json.loads(built.stdout)["reference"].startswith("localhost/runner/dry:")
 
 
@@ -296,7 +296,7 @@ def test_a_registrys_base_is_used_by_its_digest(bench: Bench, registry: Registry
     bench.engine("push", "--quiet", built.reference, name)
     bench.write("upon", "ARG BASE\nFROM ${BASE}\nENV UPON=1\n", f'[[base]]\nimage = "{name}"\n')
     image = bench.build("upon")
-    assert bench.said(f"base: {name} (its registry answers)")
+    assert bench.said(f"pulling the base image {name}")
     label = image.labels["org.opencontainers.image.base.name"]
     assert label == f"{registry.address}/python@{image.labels['org.opencontainers.image.base.digest']}"
     assert "UPON=1" in image.config["Env"] and "GREETING=hello there" in image.config["Env"]
@@ -336,7 +336,7 @@ def test_a_foreign_platform_without_an_emulator_is_refused_before_the_build(benc
     bench.write("arm")
     if Path("/proc/sys/fs/binfmt_misc/qemu-aarch64").exists():
         pytest.skip("this machine emulates arm64")
-    with pytest.raises(RunnerError, match="cannot build for linux/arm64 here"):
+    with pytest.raises(RunnerError, match="cannot build for linux/arm64 on this machine"):
         bench.build("arm", platform="linux/arm64")
 
 

@@ -154,7 +154,7 @@ def test_no_gpus_by_mistake() -> None:
         ('script = "a.py"\n[mail]\nusr = "x"', 3, "did you mean 'user'?"),
         ('script = "a.py"\nsave_seconds = -1', 2, "0 to 65535"),
         ('script = "a.py"\n[resources]\nmemory = "lots"', 3, "K, M, G or T"),
-        ("script = a.py", 1, "not TOML"),
+        ("script = a.py", 1, "not valid TOML"),
     ],
 )
 def test_faults_name_line_and_key(write: Callable[[str], Path], text: str, line: int, words: str) -> None:
@@ -196,7 +196,7 @@ def test_what_cannot_be_is_refused(settings: dict[str, Any], words: str) -> None
 
 def test_one_machine_has_one_node() -> None:
     """A site without a scheduler refuses more nodes, and flags that nobody would read."""
-    with pytest.raises(RunnerError, match="has one node"):
+    with pytest.raises(RunnerError, match="has only one"):
         resolve((overrides(nodes=2),), BARE, LOCAL)
     with pytest.raises(RunnerError, match="no sbatch"):
         resolve((overrides(sbatch=("--qos=x",)),), BARE, LOCAL)

@@ -234,7 +234,7 @@ def test_exit_codes_tell_known_from_unknown_and_from_wrong_use(tmp_path: Path) -
     log = tmp_path / "x.log"
     log.write_text("quux: fatal: the flux capacitor failed\n")
     unknown = why(tmp_path, "--log", str(log))
-    assert unknown.returncode == 1 and "cause:    not known" in unknown.stdout and f"{log}:1: quux" in unknown.stdout
+    assert unknown.returncode == 1 and "cause:    unknown" in unknown.stdout and f"{log}:1: quux" in unknown.stdout
     log.write_text("all is well\n")
     assert why(tmp_path, "--log", str(log)).returncode == 0
     assert why(tmp_path, "last", "--log", str(log)).returncode == 2

@@ -489,8 +489,8 @@ def test_a_manifest_that_does_not_hash_to_its_digest_is_refused(made: Made, envi
 @pytest.mark.parametrize(
     ("body", "kind", "words"),
     [
-        (b"<!DOCTYPE html><title>Please log in to the WiFi</title>", "text/html", "a login page of the network"),
-        (b"  <html>", "application/json", "a login page of the network"),
+        (b"<!DOCTYPE html><title>Please log in to the WiFi</title>", "text/html", "may come from a proxy"),
+        (b"  <html>", "application/json", "may come from a proxy"),
         (b"", "application/json", "not JSON"),
         (b"{}", MANIFEST_TYPE, "neither"),
         (b"[]", MANIFEST_TYPE, "not a JSON object"),
@@ -571,7 +571,7 @@ def test_an_unknown_host_is_said_at_once(environ: dict[str, str], monkeypatch: p
     monkeypatch.setattr(socket, "getaddrinfo", counted)
     with pytest.raises(RunnerError, match=r"cannot reach registry\.invalid") as caught:
         image_of("registry.invalid/team/app:1", environ)
-    assert "its name cannot be resolved" in caught.value.why and "login node" in caught.value.fix
+    assert "the host name cannot be resolved" in caught.value.why and "login node" in caught.value.fix
     assert looked_up.count("registry.invalid") == 1
 
 
@@ -663,7 +663,7 @@ def test_references() -> None:
     ],
 )
 def test_what_is_no_reference_is_refused(text: str) -> None:
-    with pytest.raises(RunnerError, match="cannot read the image's name"):
+    with pytest.raises(RunnerError, match="cannot read the image name"):
         registry_reference(text)
 
 

@@ -179,7 +179,7 @@ def test_retry_after_is_heard() -> None:
     with pytest.raises(RunnerError) as caught:
         fetched(refusing, 5)
     assert len(refusing.asked("/v2/team/image/blobs")) == 1
-    assert "limits the rate of requests" in caught.value.why
+    assert "rate-limiting requests" in caught.value.why
 
 
 def test_a_server_that_stays_ill_ends_in_one_error() -> None:

@@ -249,7 +249,7 @@ def test_a_thread_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading.Thread, "start", one)
     with nothing_left(), (tmp_path / "a").open("wb") as out, DataWriter(out, SMALL, 2) as data:
         data.begin_run()
-        with pytest.raises(RunnerError, match="no thread can be started") as raised:
+        with pytest.raises(RunnerError, match="cannot start the threads") as raised:
             data.add(BATCH + 1, Counted())
         assert "ulimit -u" in raised.value.fix
 

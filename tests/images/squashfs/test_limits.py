@@ -253,8 +253,8 @@ def test_a_name_of_256_bytes_is_held(tmp_path: Path) -> None:
     [
         (symlink(b"t" * 65_536), "symlink of 65536 bytes"),
         (file(xattrs=((b"system.posix_acl_access", b"x"),)), "system.posix_acl_access"),
-        (file(uid=-1), "owner -1"),
-        (file(gid=2**32), "owner 4294967296"),
+        (file(uid=-1), "owner is -1"),
+        (file(gid=2**32), "owner is 4294967296"),
         (special(0o170000), "mode 170600"),
     ],
 )
