@@ -58,7 +58,10 @@ def train(argv: Sequence[str], job: Job) -> int:
     if settings["do_eval"] and not finished:
         results = evaluate(trainer, final, job)
     elif settings["do_eval"] and job.processes.first:
-        print(f"not evaluated, since nothing was left to train: --do_eval --model_name_or_path {final}", flush=True)
+        print(
+            f"not evaluated, because no training was left; to evaluate: --do_eval --model_name_or_path {final}",
+            flush=True,
+        )
     return contract.finish(trainer, settings, final, job, results)
 
 
@@ -93,7 +96,9 @@ def load_tokenizer(settings: Settings, job: Job) -> Any:
         return demo.load_tokenizer(job.run.cache, settings["vocabulary_size"], job.processes)
     tokenizer = models.load_tokenizer(settings)
     if settings["append_eos"] and tokenizer.eos_token_id is None:
-        raise JobError(f"the tokenizer of {name!r} has no end token", "--append_eos needs one", "remove --append_eos")
+        raise JobError(
+            f"the tokenizer of {name!r} has no end token", "--append_eos needs an end token", "remove --append_eos"
+        )
     return tokenizer
 
 

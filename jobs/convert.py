@@ -35,7 +35,9 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="convert.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--checkpoint", type=Path, help="a run, checkpoint or model; default: RUNNER_AFTER, RUNNER_RUN")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="a run, checkpoint or model; default: RUNNER_AFTER, or RUNNER_RUN"
+    )
     parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
     parser.add_argument("--dtype", choices=DTYPES, help="default: the one in the checkpoint's config.json")
     parser.add_argument("--max_shard_size", default="5GB", help="as transformers reads it")
@@ -43,10 +45,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
     parser.add_argument(
         "--check", choices=("logits", "none"), default="logits",
-        help="logits: load it and compare, which needs memory for the model in fp32",
+        help="logits: load the new model and compare its logits, which needs memory for the model in fp32",
     )  # fmt: skip
-    parser.add_argument("--tolerance", type=float, help="share of the largest logit; default: by the type")
-    parser.add_argument("--device", default="cpu", help="where logits are computed")
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="allowed difference as a share of the largest logit; default: depends on the dtype",
+    )
+    parser.add_argument("--device", default="cpu", help="device on which the logits are computed")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing model")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     return parser

@@ -41,14 +41,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", help="folder of a run, a checkpoint, a model or an adapter; or a model's name")
     parser.add_argument("--prompt", action="append", help=f"can be repeated; default: {PROMPT}")
     parser.add_argument(
-        "--prompts_file", type=Path, help="one prompt a line; .jsonl: objects with `prompt` or `messages`"
+        "--prompts_file", type=Path, help="one prompt per line; .jsonl: objects with `prompt` or `messages`"
     )
     parser.add_argument("--system", help="a system message before each prompt")
-    parser.add_argument("--plain", action="store_true", help="continue the prompt; no chat template")
+    parser.add_argument("--plain", action="store_true", help="continue the prompt without a chat template")
     parser.add_argument("--max_new_tokens", type=int, default=60)
     parser.add_argument("--temperature", type=float, default=0.7, help="0: always the most likely token")
     parser.add_argument("--top_p", type=float, default=0.9)
-    parser.add_argument("--top_k", type=int, default=50, help="0: all tokens")
+    parser.add_argument("--top_k", type=int, default=50, help="0: choose from all tokens")
     parser.add_argument("--repetition_penalty", type=float, default=1.2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt: prompt, answer, tokens")

@@ -32,10 +32,12 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="push.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="a Hugging Face model, as convert.py prints it")
-    parser.add_argument("--repo", required=True, metavar="OWNER/NAME", help="created if it does not exist")
+    parser.add_argument(
+        "--repo", required=True, metavar="OWNER/NAME", help="repository on the hub; created if it does not exist"
+    )
     parser.add_argument("--private", action="store_true", help="make a new repository private")
     parser.add_argument("--branch", help="default: main")
-    parser.add_argument("--message", default="Upload model", help="of the commit")
+    parser.add_argument("--message", default="Upload model", help="message of the commit")
     return parser
 
 

@@ -127,10 +127,14 @@ def read_arguments(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
         settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **SFT_DEMO}, "demo default")
     elif not dataset:
         fix = f"--dataset_name NAME|FOLDER|FILE, or {PYTHON_DOCS}"
-        raise JobError("no dataset is given", f"a model was given ({model}), so the demo dataset is not used", fix)
+        raise JobError(
+            "no dataset is given", f"the demo dataset is only used without --model_name_or_path, which is {model}", fix
+        )
     elif not model:
         fix = f"--model_name_or_path NAME|FOLDER, or {TINY_MODEL}"
-        raise JobError("no model is given", f"a dataset was given ({dataset}), so the demo model is not used", fix)
+        raise JobError(
+            "no model is given", f"the demo model is only used without --dataset_name, which is {dataset}", fix
+        )
     batch = arguments.plan_batch(settings, job, settings["max_length"])
     arguments.plan_deepspeed(settings, batch, job)
     arguments.choose_attention(settings)

@@ -40,10 +40,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--train_file", required=True, help="text, JSONL, Parquet or CSV; `*` matches several files")
     parser.add_argument("--tokenizer_name", required=True, help="a name on the hub, or a folder")
-    parser.add_argument("--text_column", help="the column that holds the text; default: text, or the only one")
+    parser.add_argument("--text_column", help="the column with the text; default: `text`, or the only column")
     parser.add_argument("--append_eos", action="store_true", help="put the end token after each document")
-    parser.add_argument("--no_keep_linebreaks", action="store_true", help="lines of text files without their ends")
-    parser.add_argument("--preprocessing_num_workers", type=int, help="processes; default: one for each core")
+    parser.add_argument("--no_keep_linebreaks", action="store_true", help="remove the line breaks of text files")
+    parser.add_argument("--preprocessing_num_workers", type=int, help="number of processes; default: one per core")
     parser.add_argument("--overwrite_cache", action="store_true", help="tokenize again")
     return parser
 
@@ -56,7 +56,7 @@ def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
 
     paths = text.named(arguments.train_file)
     if not paths:
-        raise JobError(f"no file matches {arguments.train_file!r}", "no file has such a name", "check the name")
+        raise JobError(f"no file matches {arguments.train_file!r}", "no file has a matching name", "check the name")
     tokenizer = models.load_tokenizer(Settings(vars(arguments), {}))
     column = text.column_of(text.first_row(paths[0]), arguments.train_file, vars(arguments))
     tokens = cache.open_tokens(

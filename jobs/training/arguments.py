@@ -37,7 +37,7 @@ class JobArguments:
 
     global_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Sequences per optimizer step over all processes; gradient accumulation follows from it."},
+        metadata={"help": "Sequences per optimizer step over all processes; sets the gradient accumulation steps."},
     )
     micro_batch: str | None = field(
         default=None,
@@ -53,7 +53,7 @@ class JobArguments:
     )
     peak_flops: float | None = field(
         default=None,
-        metadata={"help": "FLOP/s that one process could reach, for MFU; default: that of its GPU, by its name."},
+        metadata={"help": "Peak FLOP/s of one process, for MFU; default: the value for its GPU's name."},
     )
     verify_checkpoint: bool = field(
         default=False,

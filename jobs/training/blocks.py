@@ -72,8 +72,8 @@ def _cut(settings: Settings, tokens: Any, split: str, most: int | None, job: Job
     if len(made) == 0:
         raise JobError(
             f"the text for {split} is shorter than one block",
-            f"{len(tokens)} documents have {tokens.tokens} tokens, a block has {length}",
-            "a smaller --block_size, or more text",
+            f"its {len(tokens)} documents have {tokens.tokens} tokens together, and a block has {length}",
+            "use a smaller --block_size, or more text",
         )
     used = min(len(made), most or len(made))
     if job.processes.first:

@@ -228,7 +228,7 @@ def _not_written(path: Path, step: int, error: Exception) -> JobError:
     return JobError(
         f"the checkpoint of step {step} could not be written to {path.parent}",
         f"{cause} ({free / 1e6:.0f} MB free)" if cause else " ".join(str(error).split()) or type(error).__name__,
-        "free some space, or keep fewer with --save_total_limit; a restart resumes from the newest complete checkpoint",
+        "free some space, or set a lower --save_total_limit; a restart resumes from the newest complete checkpoint",
     )
 
 

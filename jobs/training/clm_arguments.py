@@ -36,14 +36,16 @@ def described(text: str, default: Any = None, **more: Any) -> Any:
 @dataclass
 class ModelArguments:
     model_name_or_path: str | None = described(f"Weights to continue from: a name, a folder, or {TINY_MODEL}.")
-    model_type: str | None = described("From scratch: the type of model, e.g. gpt2, llama.")
-    config_overrides: str | None = described("From scratch: n_embd=1024,n_head=16,... over the defaults.")
+    model_type: str | None = described("From scratch: the type of model, for example gpt2 or llama.")
+    config_overrides: str | None = described(
+        "From scratch: values that replace defaults of the model type, for example n_embd=1024,n_head=16."
+    )
     config_name: str | None = described("From scratch: the name or folder of a configuration.")
-    tokenizer_name: str | None = described(f"A name or folder; {TINY_MODEL}: the one made on the spot.")
+    tokenizer_name: str | None = described(f"A name or folder; {TINY_MODEL}: a small tokenizer that the script trains.")
     cache_dir: str | None = described("Where downloads are kept; default: HF_HOME.")
-    use_fast_tokenizer: bool = described("The tokenizer written in Rust.", True)
+    use_fast_tokenizer: bool = described("Use the tokenizer written in Rust.", True)
     model_revision: str = described("Branch, tag or commit of the model.", "main")
-    token: str | None = described("Access token of the hub; default: HF_TOKEN, or the one of `hf auth login`.")
+    token: str | None = described("Access token for the hub; default: HF_TOKEN, or the token of `hf auth login`.")
     trust_remote_code: bool = described("Run the model's own Python code.", False)
     dtype: str | None = described(
         "Type of the weights.", aliases=["--torch_dtype"], choices=["auto", "bfloat16", "float16", "float32"]
@@ -54,21 +56,23 @@ class ModelArguments:
 
 @dataclass
 class DataArguments:
-    dataset_name: str | None = described(f"A dataset of the hub, a folder of save_to_disk, or {PYTHON_DOCS}.")
+    dataset_name: str | None = described(f"A dataset on the hub, a folder written by save_to_disk, or {PYTHON_DOCS}.")
     dataset_config_name: str | None = described("The configuration of the dataset.", aliases=["--dataset_config"])
     train_file: str | None = described("Text, JSONL, Parquet or CSV; `*` matches several files.")
-    validation_file: str | None = described("The same, for --do_eval.")
-    text_column: str | None = described("The column to train on; default: text, or the only one.")
-    validation_split_percentage: float = described("Held out of the training data if there is no other text.", 5)
-    data_percentage: float = described("The share of the training documents that is used, from the first on.", 100)
+    validation_file: str | None = described("Text, JSONL, Parquet or CSV for --do_eval.")
+    text_column: str | None = described("The column to train on; default: `text`, or the only column.")
+    validation_split_percentage: float = described(
+        "Percentage of the training data to hold out if there is no validation data.", 5
+    )
+    data_percentage: float = described("Percentage of the training documents to use, starting with the first.", 100)
     max_train_samples: int | None = described("Train on the first N blocks only.")
     max_eval_samples: int | None = described("Evaluate on the first N blocks only.")
-    streaming: bool = described("Read while training; needs --max_steps.", False)
-    block_size: int | None = described("Tokens per sequence; default: what the model takes, at most 1024.")
+    streaming: bool = described("Read the data while training; needs --max_steps.", False)
+    block_size: int | None = described("Tokens per sequence; default: the model's maximum, but at most 1024.")
     append_eos: bool = described("Put the end token after each document.", False)
     keep_linebreaks: bool = described("Keep the line breaks of text files.", True)
     overwrite_cache: bool = described("Tokenize again.", False)
-    preprocessing_num_workers: int | None = described("Processes that tokenize.")
+    preprocessing_num_workers: int | None = described("Number of processes that tokenize.")
 
 
 @dataclass
@@ -155,27 +159,27 @@ def _refuse_contradictions(settings: Settings) -> None:
     data, files = settings["dataset_name"], [settings[key] for key in DATA[1:] if settings[key]]
     stream = settings["streaming"]
     for found, what, why, fix in (
-        (not name and not scratch, "no model is given", "there is text, but nothing to train on it",
+        (not name and not scratch, "no model is given", "there is text, but no model to train",
          "--model_name_or_path NAME|FOLDER to continue, --model_type gpt2 or --config_name NAME from scratch"),
         (name and settings["config_overrides"], "--config_overrides and --model_name_or_path are both given",
          "the shape of existing weights cannot change",
-         "remove one, or train from scratch: --model_type or --config_name"),
+         "remove one of the two, or train from scratch: --model_type or --config_name"),
         (name and settings["model_type"], "--model_type and --model_name_or_path are both given",
-         "one trains from scratch, the other continues", "remove one of them"),
+         "--model_type trains from scratch, --model_name_or_path continues from weights", "remove one of the two"),
         (settings["config_name"] and settings["model_type"], "--model_type and --config_name are both given",
-         "both name the type of model", "remove one of them"),
-        (not name and not settings["tokenizer_name"], "no tokenizer is named", "a model from scratch has none",
-         f"--tokenizer_name NAME|FOLDER, or {TINY_MODEL} for one made on the spot"),
+         "both set the type of model", "remove one of the two"),
+        (not name and not settings["tokenizer_name"], "no tokenizer is given", "a model from scratch has no tokenizer",
+         f"--tokenizer_name NAME|FOLDER, or {TINY_MODEL} for a small one"),
         (not data and not files, "no data is given", f"the model is {models.name_of(settings)!r}",
          f"--train_file FILE, or --dataset_name NAME|FOLDER|{PYTHON_DOCS}"),
-        (data and files, "--dataset_name and a file are both given", "the text comes from one of them",
-         "remove one of them"),
+        (data and files, "--dataset_name and a file are both given", "the text comes from only one of the two",
+         "remove one of the two"),
         (settings["do_train"] and not data and not settings["train_file"], "there is no text to train on",
          "only --validation_file is given", "--train_file FILE, or --do_eval alone"),
         (stream and settings["do_train"] and settings["max_steps"] <= 0, "--streaming without --max_steps",
-         "the end of a stream is not known", "--max_steps N, or no --streaming"),
+         "the length of a stream is not known", "add --max_steps N, or remove --streaming"),
         (stream and settings["data_percentage"] < 100, "--streaming with --data_percentage",
-         "the length of a stream is not known", "--max_steps N limits it too"),
+         "the length of a stream is not known", "use --max_steps N to limit the data instead"),
     ):  # fmt: skip
         if found:
             raise JobError(what, why, fix)
@@ -193,6 +197,6 @@ def _check_file(name: str) -> None:
     found = named(name)
     if not found or not found[0].exists():
         what = f"no file matches {name!r}" if "*" in name else f"there is no file {name!r}"
-        raise JobError(what, "it must be visible in the container", "check the name, and that its folder is mounted")
+        raise JobError(what, "the file must be visible in the container", "check the name, and mount its folder")
     for path in found:
         documents.kind_of(path)

@@ -55,7 +55,9 @@ def load_splits(name: str, config: str | None, streaming: bool = False, **option
             reader = READERS.get(path.suffix.lower())
             if reader is None:
                 raise JobError(
-                    f"cannot read {name!r}", f"known endings: {', '.join(READERS)}", "convert it to one of them"
+                    f"cannot read {name!r}",
+                    f"its name must end in one of {', '.join(READERS)}",
+                    "convert the file to one of these formats",
                 )
             return _splits(datasets.load_dataset(reader, data_files=name, streaming=streaming, **options))
         return _splits(datasets.load_dataset(fetched(name) or name, name=config, streaming=streaming, **options))
@@ -101,9 +103,9 @@ def not_loaded(name: str, error: Exception) -> JobError:
     if path.exists():
         fix = "check that the file has rows and is not cut off" if path.is_file() else "check the files in that folder"
     elif path.suffix.lower() in READERS or name.startswith((".", "/")):
-        fix = f"give the path as the container sees it: is the folder of {name!r} mounted?"
+        fix = f"give the path inside the container, and mount the folder of {name!r}"
     elif is_offline():
         fix = "HF_HUB_OFFLINE=1 is set: fetch it first (`runner prefetch`), or name a folder that the container sees"
     else:
-        fix = "check the name on the hub, or give the path as the container sees it"
+        fix = "check the name on the hub, or give the path inside the container"
     return JobError(f"cannot load the dataset {name!r}", lines[0] if lines else type(cause).__name__, fix)

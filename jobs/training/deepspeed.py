@@ -85,7 +85,7 @@ def resolve(name: str) -> Path:
     raise JobError(
         f"there is no DeepSpeed preset or file {name!r}{near_miss(name, presets())}",
         f"the presets are {', '.join(presets())}",
-        "--deepspeed zero2, or the path of a JSON file as the container sees it",
+        "--deepspeed zero2, or the path of a JSON file inside the container",
     )
 
 
@@ -95,11 +95,17 @@ def read(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         where = f"{path}:{error.lineno}:{error.colno}"
-        raise JobError(f"{where} is not valid JSON", error.msg, "fix that line; JSON has no comments") from error
+        raise JobError(
+            f"{where} is not valid JSON", error.msg, "fix that line (JSON does not allow comments)"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"cannot read {path}", str(error), "give a text file that the container sees") from error
+        raise JobError(
+            f"cannot read {path}", str(error), "give the path of a text file inside the container"
+        ) from error
     if not isinstance(config, dict):
-        raise JobError(f"{path} is not a JSON object", "DeepSpeed's configuration is one", "begin with '{'")
+        raise JobError(
+            f"{path} is not a JSON object", "DeepSpeed's configuration must be one", "begin the file with '{'"
+        )
     return config
 
 
@@ -132,9 +138,9 @@ def batch_conflict(path: Path, config: Mapping[str, Any], expected: Mapping[str,
         written = config.get(key, "auto")
         if written != "auto" and written != value:
             raise JobError(
-                f"{path} sets {key} = {written}, the command line makes it {value}",
-                "DeepSpeed stops when the two differ",
-                f'write "auto" for {key} in the file, or give the arguments that make {written}',
+                f"{path} sets {key} = {written}, but the command line sets it to {value}",
+                "DeepSpeed stops if the two values differ",
+                f'write "auto" for {key} in the file, or give arguments that result in {written}',
             )
 
 
@@ -161,8 +167,8 @@ def _take_precision(path: Path, config: Mapping[str, Any], settings: Settings) -
             continue
         if settings.given(name) and bool(settings.get(name)) != enabled:
             raise JobError(
-                f"{path} sets {name}.enabled = {str(enabled).lower()}, the command line makes it {settings[name]}",
-                "the trainer stops when the two differ",
+                f"{path} sets {name}.enabled = {str(enabled).lower()}, but the command line says {settings[name]}",
+                "the trainer stops if the two values differ",
                 f'write "auto" in the file, or remove --{name}',
             )
         settings.derive(name, enabled, f"{path.name}: {name}.enabled")

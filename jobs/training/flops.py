@@ -74,7 +74,9 @@ def choose_peak(wanted: float | None) -> Peak | None:
     """Return `--peak_flops`, else that of this process's GPU by its name; None on a CPU or an unknown GPU."""
     if wanted is not None:
         if wanted <= 0:
-            raise JobError(f"--peak_flops {wanted}", "it is the FLOP/s of one process", "--peak_flops 989e12")
+            raise JobError(
+                f"--peak_flops {wanted} is not valid", "it must be the FLOP/s of one process", "--peak_flops 989e12"
+            )
         return Peak("given", float(wanted), "--peak_flops")
     import torch
 

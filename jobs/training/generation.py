@@ -86,7 +86,7 @@ def encode(tokenizer: Any, prompt: Prompt, arguments: argparse.Namespace) -> Any
     if prompt.messages and not templated:
         raise JobError(
             "a conversation needs a chat template",
-            "--plain is given" if arguments.plain else "the tokenizer has no chat template",
+            "--plain turns the template off" if arguments.plain else "the tokenizer has no chat template",
             "write the prompts as plain text",
         )
     if not templated:
@@ -112,16 +112,16 @@ def fit(inputs: Sequence[Any], prompts: Sequence[Prompt], config: Any, new_token
         length = tokens["input_ids"].shape[1]
         if positions and length + new_tokens > positions:
             raise JobError(
-                f"the prompt {prompt.text[:40]!r} and its answer are longer than the model",
-                f"{length} + {new_tokens} tokens; the model has {positions} positions",
-                f"--max_new_tokens {positions - length} or less" if length < positions else "a shorter prompt",
+                f"the prompt {prompt.text[:40]!r} and its answer are too long for the model",
+                f"they have {length} + {new_tokens} tokens, and the model has {positions} positions",
+                f"--max_new_tokens {positions - length} or less" if length < positions else "use a shorter prompt",
             )
         largest = int(tokens["input_ids"].max())
         if largest >= text.vocab_size:
             raise JobError(
                 "the tokenizer does not belong to the model",
-                f"it returns token {largest}; the model has {text.vocab_size}",
-                "--tokenizer FOLDER|NAME, the one of the training",
+                f"it returns token {largest}, but the model has only {text.vocab_size} tokens",
+                "give the tokenizer used in training: --tokenizer FOLDER|NAME",
             )
 
 
@@ -130,7 +130,9 @@ def read_file(path: Path) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise JobError(f"cannot read the prompts in {str(path)!r}", str(error), "a text file or .jsonl") from error
+        raise JobError(
+            f"cannot read the prompts in {str(path)!r}", str(error), "give a text file, or a .jsonl file"
+        ) from error
     objects = path.suffix in (".jsonl", ".json")
     return [
         _of_object(line, f"{path}:{number}") if objects else Prompt(line)

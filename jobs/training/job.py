@@ -79,7 +79,9 @@ def configure(config_type: type, settings: Settings, job: Job) -> Any:
         config = settings.build(config_type)
     except ValueError as error:
         why = " ".join(str(error).split())
-        raise JobError(f"{config_type.__name__} refuses the arguments", why, "change the named argument") from error
+        raise JobError(
+            f"{config_type.__name__} refuses the arguments", why, "change the argument that the message names"
+        ) from error
     if settings["deepspeed"]:
         from deepspeed.comm import init_distributed
 
@@ -168,7 +170,10 @@ def leave(trainer: Any, job: Job) -> int:
         checkpoint = Path(trainer.args.output_dir) / f"checkpoint-{step}"
         save_and_exit.write_note(job.run, step, checkpoint, job.stop.reason)
         code = save_and_exit.CONTINUE
-        print(f"saved step {step} because of {job.stop.reason}; exiting with {code}: start again to resume", flush=True)
+        print(
+            f"saved step {step} because of {job.stop.reason}; exiting with code {code}; start the run again to resume",
+            flush=True,
+        )
     barrier(job.processes)
     return save_and_exit.CONTINUE
 
@@ -184,7 +189,7 @@ def save_final(trainer: Any, checkpoint: resume.Checkpoint | None, job: Job) -> 
     if resume.is_finished(checkpoint, trainer.args) and checkpoint:
         ended = checkpoint
         if job.processes.first:
-            print(f"step {ended.step} was the last one: there is nothing left to train", flush=True)
+            print(f"step {ended.step} was the last step, so no training is left to do", flush=True)
         once(job.processes, lambda: resume.copy_model(ended.path, partial))
     else:
         trainer.save_model(str(partial))
@@ -204,7 +209,7 @@ def finish(trainer: Any, settings: Settings, final: Path, job: Job, results: dic
         title = f"{run.path.name}: {settings.get('model_name_or_path') or settings.get('model_type')} on {data}"
         drawn = pictures.draw_loss(entries, run.picture, title)
         print(f"final model {final}")
-        print(f"picture {run.picture}" if drawn else "no picture: this image has no matplotlib")
+        print(f"picture {run.picture}" if drawn else "no picture was made: this image has no matplotlib")
         if entries:
             losses = f"loss {table['first_loss']:.3f} -> {table['last_loss']:.3f}"
             print(f"done: {table['steps']} steps, {losses}, {table['tokens_per_second']} tok/s", flush=True)
@@ -222,8 +227,8 @@ def _push(config: Any, final: Path) -> str | None:
     try:
         return hub.push(final, repository, private=private, branch=None, message=final.name)
     except JobError as error:
-        print(f"not pushed to {repository}: {error.what}, because {error.why}")
-        print(f"later: python jobs/push.py {final} --repo {repository}{' --private' if private else ''}")
+        print(f"the model was not pushed to {repository}: {error.what}, because {error.why}")
+        print(f"to push it later: python jobs/push.py {final} --repo {repository}{' --private' if private else ''}")
         return None
 
 

@@ -41,11 +41,15 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
         return
     if settings.given("per_device_train_batch_size"):
         raise JobError(
-            "--micro_batch and --per_device_train_batch_size are both given", "they set the same number", "drop one"
+            "--micro_batch and --per_device_train_batch_size are both given",
+            "both set the micro batch size",
+            "remove one of the two",
         )
     if str(wanted).lower() != "auto":
         if not str(wanted).isdigit() or int(wanted) < 1:
-            raise JobError(f"--micro_batch {wanted!r} is not a number", "1 or more, or `auto`", "--micro_batch auto")
+            raise JobError(
+                f"--micro_batch cannot be {wanted!r}", "it must be `auto`, or 1 or more", "--micro_batch auto"
+            )
         return settings.derive("per_device_train_batch_size", int(wanted), "from micro_batch")
     if length is None:
         raise JobError(
@@ -81,7 +85,7 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
         known = int(store.get("known"))
         if known:
             if peers.first:
-                print(f"micro batch: {known}, as found before ({kept})", flush=True)
+                print(f"micro batch: {known}, from an earlier search ({kept})", flush=True)
             return known
         sizes = [size for size in range(1, each + 1) if each % size == 0]
         if peers.first:
@@ -90,8 +94,8 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     if found.fits == 0:
         raise JobError(
             f"one sequence of {length} tokens does not fit into memory (rank {found.rank})",
-            f"model, optimizer and activations need more than there is; logs: {run.attempt / 'probe'}",
-            "--activation_checkpointing true, a shorter length, --deepspeed zero3 or zero3-offload, or more GPUs",
+            f"model, optimizer and activations need more memory than the GPU has; logs: {run.attempt / 'probe'}",
+            "use --activation_checkpointing true, a shorter length, --deepspeed zero3 or zero3-offload, or more GPUs",
         )
     if peers.first:
         files.write_json(kept, {"micro_batch": found.fits, "for": question})
@@ -182,5 +186,5 @@ def _error(rank: int, code: int, folder: Path) -> JobError:
     return JobError(
         f"the search for --micro_batch auto failed on rank {rank} with exit code {code}",
         " ".join(lines) if note.is_file() else lines[-1],
-        f"see {log}, or give --micro_batch NUMBER",
+        f"read {log}, or set --micro_batch NUMBER",
     )

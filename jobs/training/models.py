@@ -44,8 +44,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, need
     if template and template.endswith(".jinja") and not Path(template).is_file():
         raise JobError(
             f"there is no chat template {template!r}",
-            "it must be visible in the container",
-            "check the name, and that its folder is mounted",
+            "the file must be visible in the container",
+            "check the name, and mount its folder",
         )
     if needs_template and not tokenizer.chat_template and not template:
         raise JobError(
@@ -57,7 +57,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, need
         raise JobError(
             f"the tokenizer of {name!r} has neither a padding nor an end token",
             "batches need a padding token, and answers need an end token",
-            "give --eos_token TOKEN, a token of its vocabulary",
+            "give --eos_token TOKEN with a token from the tokenizer's vocabulary",
         )
 
 
@@ -98,7 +98,7 @@ def check_length(flag: str, length: int | None, shape: PretrainedConfig, name: s
     positions = positions_of(shape)
     if positions and length and length > positions:
         raise JobError(
-            f"{flag} {length} is longer than the model",
+            f"{flag} {length} is more than the model supports",
             f"{name!r} has {positions} positions",
             f"{flag} {positions} or less",
         )
@@ -156,9 +156,9 @@ def not_loaded(part: str, name: str, error: Exception) -> JobError:
     return JobError(
         f"cannot load the {part} of {name!r}",
         lines[0] if lines else type(error).__name__,
-        "HF_HUB_OFFLINE=1 is set: fetch it first (`runner prefetch`), or name a folder that the container sees"
+        "HF_HUB_OFFLINE=1 is set: run `runner prefetch` first, or give the path of a folder inside the container"
         if is_offline() and not name.startswith((".", "/"))
-        else "check the name on the hub, or give a folder as the container sees it",
+        else "check the name on the hub, or give the path of a folder inside the container",
     )
 
 

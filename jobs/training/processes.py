@@ -37,7 +37,7 @@ def from_environment(environment: MutableMapping[str, str]) -> Processes:
         if int(environment.get("SLURM_NTASKS", "1")) > 1 and "SLURM_PROCID" in environment and _in_step(environment):
             raise JobError(
                 f"{environment['SLURM_NTASKS']} tasks were started, but RANK and WORLD_SIZE are not set",
-                "each task would train alone and overwrite the files of the others",
+                "each task would train on its own and overwrite the files of the others",
                 "launch with `--launcher srun`, or set RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
             )
         environment.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")

@@ -59,7 +59,7 @@ def find(
                 return checkpoint
             fault = f"{checkpoint.path}: {damage}"
         if named:
-            raise JobError(f"the checkpoint {wanted!r} is not complete", fault, "name an older one, or a copy")
+            raise JobError(f"the checkpoint {wanted!r} is incomplete", fault, "use an older checkpoint, or a copy")
         if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
@@ -75,7 +75,7 @@ def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) 
         path = Path(wanted or "")
         if not path.is_dir():
             fix = f"name a folder, or remove the argument: {folder} is searched"
-            raise JobError(f"there is no checkpoint {wanted!r}", "no such folder", fix)
+            raise JobError(f"there is no checkpoint {wanted!r}", "no folder has that name", fix)
         return [_checked(path)]
     word = (wanted or "").lower()
     if word in ("false", "no", "none") or (wanted is None and not automatic):
@@ -133,9 +133,9 @@ def check_old_torch(allowed: bool) -> None:
         return  # an older version, which does not check
     if not allowed:
         raise JobError(
-            f"torch {torch.__version__} cannot resume",
-            "before 2.6, loading a prepared file can run code, and transformers refuses it",
-            "an image with a newer torch; or --allow_old_torch_load true, if you trust all who can write to the run",
+            f"torch {torch.__version__} cannot resume from a checkpoint",
+            "before torch 2.6, loading a crafted file can run code, so transformers refuses to load checkpoints",
+            "use an image with a newer torch, or --allow_old_torch_load true if you trust all who can write to the run",
         )
     transformers.trainer.check_torch_load_is_safe = lambda: None
 
@@ -145,7 +145,7 @@ def copy_model(checkpoint: Path, path: Path) -> None:
     if not any(checkpoint.glob("*.safetensors")):
         raise JobError(
             f"{checkpoint} has no model to copy",
-            "it has optimizer shards only",
+            "it contains only optimizer shards",
             'set "stage3_gather_16bit_weights_on_model_save" in the DeepSpeed configuration',
         )
     path.mkdir()
@@ -159,9 +159,9 @@ def refuse_other_model(checkpoint: Checkpoint | None, model: Any) -> None:
     found = _difference(checkpoint.path, model) if checkpoint else None
     if checkpoint and found:
         raise JobError(
-            f"the checkpoint {checkpoint.path} is of another model",
+            f"the checkpoint {checkpoint.path} belongs to another model",
             found,
-            "start a new run, or --resume_from_checkpoint false, or go back to the old model",
+            "start a new run, use --resume_from_checkpoint false, or go back to the old model",
         )
 
 

@@ -20,7 +20,7 @@ def kind_of(rows: Any, name: str, text_field: str) -> str:
     """Return messages, prompt-completion, text or tokens. Raises JobError for anything else."""
     first = next((row for _, row in _numbered(rows, name, 1)), None)
     if first is None:
-        raise JobError(f"the dataset {name!r} is empty", "it has no rows", "check the file, or name another split")
+        raise JobError(f"the dataset {name!r} is empty", "it has no rows", "check the file, or use another split")
     columns = list(first)
     if "input_ids" in columns:
         return "tokens"
@@ -39,7 +39,7 @@ def kind_of(rows: Any, name: str, text_field: str) -> str:
         return "text"
     raise JobError(
         f"the dataset {name!r} has no column to train on{near_miss(text_field, columns)}",
-        f"it has {', '.join(map(repr, columns))}; needed: 'messages', 'prompt' and 'completion', or {text_field!r}",
+        f"it has {', '.join(map(repr, columns))}, but needs 'messages', 'prompt' and 'completion', or {text_field!r}",
         "--dataset_text_field COLUMN, or rename the columns",
     )
 
@@ -55,29 +55,29 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
             found = [column for column in CONVERSATIONS if column in row]
             if assistant_only and not found:
                 raise JobError(
-                    f"--assistant_only_loss, but {name!r} has no conversations",
+                    f"--assistant_only_loss cannot be used: {name!r} has no conversations",
                     f"its columns are {', '.join(row)}",
-                    "remove the option, or write lists of messages",
+                    "remove --assistant_only_loss, or write the data as lists of messages",
                 )
         if kind == "text" and not isinstance(row[text_field], str):
             raise JobError(
                 f"row {number} of {name!r}: column {text_field!r} is not text",
                 f"it is {row[text_field]!r:.60}",
-                "remove such rows, or name another column with --dataset_text_field",
+                "remove these rows, or choose another column with --dataset_text_field",
             )
         for column in found if kind != "tokens" else ():
             wrong = _fault(row[column], column, row) or _other_format(row[column], formats, column)
             if wrong:
                 raise JobError(
-                    f"row {number} of {name!r} does not fit: column {column!r} {wrong}",
+                    f"row {number} of {name!r} does not match the other rows: column {column!r} {wrong}",
                     f"it is {row[column]!r:.100}",
-                    'one format in all rows: lists of {"role": "user"|"assistant"|"system", "content": TEXT}, or text',
+                    'use one format: lists of {"role": "user"|"assistant"|"system", "content": TEXT}, or text',
                 )
         if assistant_only and not _has_answer(row, found):
             raise JobError(
-                f"row {number} of {name!r} has no message of the assistant",
-                "--assistant_only_loss learns from nothing else",
-                "remove such rows, or --assistant_only_loss false",
+                f"row {number} of {name!r} has no message from the assistant",
+                "--assistant_only_loss learns only from messages of the assistant",
+                "remove these rows, or use --assistant_only_loss false",
             )
 
 
@@ -99,7 +99,7 @@ def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
             if isinstance(error, TemplateError)
             else "TRL refuses these arguments with this data and model",
             " ".join(str(error).split()) or type(error).__name__,
-            "change the argument that is named, or the rows that the template does not take",
+            "change the argument that the message names, or the rows that the template does not accept",
         ) from error
 
 
@@ -114,18 +114,18 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
     tokens, vocabulary = len(trainer.processing_class), config.vocab_size
     if tokens > vocabulary:
         raise JobError(
-            f"the tokenizer has {tokens} tokens, the model's vocabulary {vocabulary}",
-            "the model has no embedding for the others: the tokenizer is another model's, or tokens were added",
-            "the tokenizer of the model, or --chat_template_path with a model whose tokens may grow",
+            f"the tokenizer has {tokens} tokens, but the model's vocabulary has {vocabulary}",
+            "the model has no embedding for the others: they were added, or the tokenizer is for another model",
+            "use the tokenizer of the model, or --chat_template_path NAME of a model, which also adds its tokens",
         )
     rows, length = trainer.train_dataset, trainer.args.max_length
     if not hasattr(rows, "__len__"):
         return ""
     if len(rows) == 0 or not _learns(trainer.data_collator, rows):
         raise JobError(
-            f"no row of {name!r} has a token left to learn from",
-            f"--max_length {length} cuts off every answer, or all of them are empty",
-            "a larger --max_length, or --truncation_mode keep_end",
+            f"no row of {name!r} has any tokens to learn from",
+            f"--max_length {length} cuts off every answer, or all answers are empty",
+            "use a larger --max_length, or --truncation_mode keep_end",
         )
     lengths = _lengths(rows)
     positions = getattr(config, "max_position_embeddings", None)

@@ -148,8 +148,8 @@ def take_lock(run: RunFolder) -> None:
         elif pid != os.getpid() and other["started"] == _start_time(pid):
             raise JobError(
                 f"process {pid} on {host} is training in {run.path}",
-                f"its lock is {run.lock}; two trainings would overwrite each other's checkpoints and metrics",
-                f"wait for it, or end it and the other ranks: kill {pid}",
+                f"its lock is {run.lock}; two training processes would overwrite each other's checkpoints and metrics",
+                f"wait until process {pid} has ended, or end it and the other ranks: kill {pid}",
             )
     files.write_json(run.lock, {"host": host, "pid": os.getpid(), "started": _start_time(os.getpid())})
 

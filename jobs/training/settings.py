@@ -97,7 +97,9 @@ def from_variables(pairs: Sequence[str], environment: Mapping[str, str]) -> dict
     for pair in pairs:
         if not re.fullmatch(r"\w+=\w+", pair):
             raise JobError(
-                f"--variables: cannot read {pair!r}", "the form is VARIABLE=argument", "EPOCHS=num_train_epochs"
+                f"--variables: cannot read {pair!r}",
+                "the form must be VARIABLE=argument",
+                "--variables EPOCHS=num_train_epochs",
             )
     split = (pair.partition("=") for pair in pairs)
     return {name: (variable, environment[variable]) for variable, _, name in split if environment.get(variable)}
@@ -107,7 +109,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
     """Return the settings of a command line and its `--config FILE` (YAML). Raises JobError instead of exiting."""
 
     def error(message: str) -> NoReturn:
-        raise JobError(f"cannot read the arguments: {message}", "the parser refuses them", "see `--help`")
+        raise JobError(
+            f"cannot read the arguments: {message}", "the parser does not accept them", "`--help` lists all arguments"
+        )
 
     parser.error = error  # type: ignore[method-assign]
     before = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -126,8 +130,8 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         hint = near_miss(word, known) if word.startswith("-") else ""
         raise JobError(
             f"unknown argument {unknown[0]!r}{hint}",
-            "neither the script nor its libraries have it",
-            "`--help` lists all arguments; the values of a list follow one name",
+            "neither the script nor its libraries have such an argument",
+            "`--help` lists all arguments; give the values of a list after a single name",
         )
     values = vars(namespace)
     words_given = {word.split("=")[0] for word in words if word.startswith("-")}
@@ -145,12 +149,18 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         config = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise JobError(
-            f"cannot read the config {name!r}", str(error.strerror), "give its path as the container sees it"
+            f"cannot read the config {name!r}", str(error.strerror), "give the path of the file inside the container"
         ) from error
     except yaml.YAMLError as error:
-        raise JobError(f"{name} is not valid YAML", " ".join(str(error).split()), "fix the line it names") from error
+        raise JobError(
+            f"{name} is not valid YAML", " ".join(str(error).split()), "fix the line that the message names"
+        ) from error
     if not isinstance(config, dict):
-        raise JobError(f"{name} is not a mapping", "a config has lines of `name: value`", "write one argument per line")
+        raise JobError(
+            f"{name} is not a mapping",
+            "a config must consist of lines of the form `name: value`",
+            "write one argument per line",
+        )
     for variable, value in (config.pop("env", None) or {}).items():
         os.environ[str(variable)] = str(value)
     known = {action.dest for action in parser._actions}

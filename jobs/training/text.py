@@ -45,8 +45,8 @@ def find(settings: Settings, job: Job) -> tuple[Text | None, Text | None]:
         raise JobError(f"{name!r} has no split 'train'", splits, "use a dataset with a 'train' split")
     if settings["streaming"] and settings["do_eval"] and held_out is None:
         raise JobError(
-            "--do_eval on a stream that has no split 'validation'",
-            "the length of a stream is unknown, so no share of it can be held out",
+            "--do_eval needs validation data, and the stream has no split 'validation'",
+            "the length of a stream is unknown, so no part of it can be held out",
             "use --validation_file FILE, or leave out --streaming",
         )
     return train, held_out
@@ -87,7 +87,9 @@ def first_row(path: Path) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise dataset.not_utf8(str(path), error) from error
     except ValueError as error:
-        raise JobError(f"{str(path)!r} is not JSON", str(error), "one object per line, or a list of them") from error
+        raise JobError(
+            f"{str(path)!r} is not valid JSON", str(error), "write one object per line, or a list of objects"
+        ) from error
     row = row[0] if isinstance(row, list) and row else row
     return row if isinstance(row, Mapping) else {}
 
@@ -145,6 +147,6 @@ def column_of(first: Mapping[str, Any], name: str, settings: Mapping[str, Any] |
         raise JobError(
             f"{name!r} has no text column {wanted!r}{near_miss(wanted, columns)}",
             f"its columns are {', '.join(map(repr, first)) or 'none'}; with text: {', '.join(columns) or 'none'}",
-            "--text_column COLUMN",
+            "choose a column with text: --text_column COLUMN",
         )
     return wanted

@@ -81,7 +81,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     wait_for_step(tmp_path, 2, process)
     (tmp_path / "attempts" / "1" / "save-and-exit").touch()
     output, _ = process.communicate(timeout=120)
-    assert "exiting with 75: start again to resume" in output
+    assert "exiting with code 75; start the run again to resume" in output
     second = clm.finish(tmp_path, *words, attempt=2)
     assert second.code == 0, second.output
     assert "resuming from" in second.output

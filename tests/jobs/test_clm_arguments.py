@@ -40,7 +40,7 @@ def corpus(tmp_path: Path) -> Path:
     [
         (["--train_file={corpus}"], "no model is given"),
         ([*SCRATCH], "no data is given"),
-        (["--model_type=gpt2", "--train_file={corpus}"], "no tokenizer is named"),
+        (["--model_type=gpt2", "--train_file={corpus}"], "no tokenizer is given"),
         ([*SCRATCH, "--train_file={corpus}", "--dataset_name=x"], "are both given"),
         ([*SCRATCH, "--train_file={corpus}", "--model_name_or_path=x"], "--model_type and --model_name_or_path"),
         (["--model_name_or_path=x", "--config_overrides=n_embd=8", "--train_file={corpus}"], "--config_overrides and"),
@@ -58,7 +58,7 @@ def corpus(tmp_path: Path) -> Path:
             "--validation_split_percentage cannot be 100",
         ),
         ([*SCRATCH, "--train_file={corpus}", "--block_size=1"], "--block_size cannot be 1"),
-        ([*SCRATCH, "--train_file={corpus}", "--block_size=2000"], "--block_size 2000 is longer than the model"),
+        ([*SCRATCH, "--train_file={corpus}", "--block_size=2000"], "--block_size 2000 is more than the model supports"),
         ([*SCRATCH, "--train_file={corpus}", "--global_batch_size=7"], "7 sequences cannot be split evenly"),
         ([*SCRATCH, "--train_file={corpus}", "--config_overrides=n_emb=8"], "--config_overrides n_emb=8"),
         ([*SCRATCH, "--train_file={corpus}", "--config_overrides=n_embd=wide"], "--config_overrides n_embd=wide"),

@@ -83,7 +83,7 @@ def test_a_broken_configuration_is_refused(tmp_path: Path, text: str, expected: 
 
 def test_a_number_that_the_command_line_makes_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
-    with pytest.raises(JobError, match="sets train_batch_size = 64, the command line makes it 8"):
+    with pytest.raises(JobError, match="sets train_batch_size = 64, but the command line sets it to 8"):
         deepspeed_config.batch_conflict(path, {"train_batch_size": 64}, {"train_batch_size": 8})
     deepspeed_config.batch_conflict(path, {"train_batch_size": "auto"}, {"train_batch_size": 8})
 
@@ -169,7 +169,7 @@ def test_the_precision_of_the_file_becomes_the_argument(tmp_path: Path) -> None:
     deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
     assert (chosen["bf16"], chosen.sources["bf16"]) == (True, "ds.json: bf16.enabled")
     chosen.values["deepspeed"], chosen.values["bf16"], chosen.sources["bf16"] = str(path), False, "command line"
-    with pytest.raises(JobError, match=r"sets bf16\.enabled = true, the command line makes it False"):
+    with pytest.raises(JobError, match=r"sets bf16\.enabled = true, but the command line says False"):
         deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
 
 

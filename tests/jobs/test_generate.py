@@ -83,7 +83,7 @@ def test_the_default_is_the_final_model_of_the_run_and_before_its_end_the_newest
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda folder: None, "no checkpoint given"),
+        (lambda folder: None, "no checkpoint is given"),
         (lambda folder: folder / "none", "no checkpoint '"),
         (lambda folder: folder, "is neither a Hugging Face model nor a DeepSpeed checkpoint"),
     ],
@@ -109,7 +109,7 @@ def test_a_model_whose_weights_are_cut_is_an_error_with_a_way_out(whole: Attempt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--max_new_tokens=5000"], "longer than the model"),
+        (["--max_new_tokens=5000"], "too long for the model"),
         (["--prompts_file=/nowhere/asked.txt"], "cannot read the prompts"),
     ],
 )

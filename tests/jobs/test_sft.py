@@ -79,7 +79,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     output, _ = process.communicate(timeout=120)
     note = json.loads((tmp_path / "attempts" / "1" / "continue").read_text())
     assert process.returncode != 0
-    assert "exiting with 75: start again to resume" in output
+    assert "exiting with code 75; start the run again to resume" in output
     assert 3 <= note["step"] < STEPS
     assert Path(note["checkpoint"], "complete.json").is_file()
 
@@ -122,7 +122,7 @@ def test_a_run_that_had_ended_takes_no_further_step_and_mends_its_final_model(
     second = launcher.sft(tmp_path, *TRAIN, attempt=2)
     assert second.code == 0, second.output
     assert second.losses == whole.losses
-    assert f"step {STEPS} was the last one" in second.output
+    assert f"step {STEPS} was the last step" in second.output
     weights = ("checkpoints", "final", "model.safetensors")
     assert tmp_path.joinpath(*weights).read_bytes() == whole.run.joinpath(*weights).read_bytes()
     assert (tmp_path / "checkpoints" / "final" / "chat_template.jinja").is_file()

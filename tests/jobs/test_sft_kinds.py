@@ -224,7 +224,7 @@ BAD = {
         lambda n: {"messages": said(n)[: 2 if n != 3 else 1]},
         ("--assistant_only_loss",),
         "row 3",
-        "no message of the assistant",
+        "no message from the assistant",
     ),
     "assistant only, of texts": (lambda n: {"text": "x"}, ("--assistant_only_loss",), "has no conversations", ""),
     "a text and a list": (
@@ -239,7 +239,7 @@ BAD = {
         "no row",
         "cuts off every answer",
     ),
-    "longer than the model": (lambda n: {"text": "red"}, ("--max_length=4096",), "longer than the model", "256"),
+    "longer than the model": (lambda n: {"text": "red"}, ("--max_length=4096",), "more than the model supports", "256"),
     "a row longer than the model": (
         lambda n: {"text": sentence(n, 300 if n == 9 else 3)},
         ("--config={folder}/no-length.yaml",),

@@ -422,7 +422,7 @@ def test_a_process_that_ends_is_an_error_that_says_so(
 ) -> None:
     monkeypatch.setattr(building, "_encode", end_this_process)
     pieces = documents.plan((lines(tmp_path / "a.jsonl", source_texts()),), "text", True, 1 << 20)
-    with pytest.raises(JobError, match="a process that encodes text has ended"):
+    with pytest.raises(JobError, match="a process that tokenizes text has died"):
         building.build(tmp_path / "made", pieces, identity.state_of(plain, False), "tokenizers", 2, {"files": []})
     assert not (tmp_path / "made").exists()
 

@@ -18,7 +18,7 @@ def base_name(trained: Trained) -> str:
     if not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         raise JobError(
             f"the adapter's base model {name!r} is missing",
-            f"{path} names it, and this process does not see it",
+            f"{path} names it, but it is not visible to this process",
             "save or mount the base model, and write its path into adapter_config.json",
         )
     return str(name)
@@ -33,7 +33,7 @@ def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise JobError(f"cannot load the base model {base!r}", str(error), "check the name, or its folder") from error
+        raise JobError(f"cannot load the base model {base!r}", str(error), "check the name or folder") from error
     if shards is None:
         return PeftModel.from_pretrained(model, trained.weights)
     _fit_vocabulary(model, shards)
@@ -45,8 +45,8 @@ def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
     if missing:
         raise JobError(
             f"{trained.weights} is not a checkpoint of this adapter",
-            f"{len(missing)} of its {len(own)} weights are missing, such as {missing[0]}",
-            "name the checkpoint that this adapter_config.json was saved with",
+            f"{len(missing)} of the adapter's {len(own)} weights are missing, for example {missing[0]}",
+            "give the checkpoint that was saved together with this adapter_config.json",
         )
     for name, value in own.items():
         value.data.copy_(shards.weights[name]())

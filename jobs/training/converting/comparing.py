@@ -46,8 +46,8 @@ def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
     )
     if math.isnan(relative) or relative > tolerance:
         raise JobError(
-            f"the converted model answers differently: {text}",
+            f"the converted model gives different results: {text}",
             f"the checkpoint has values that {dtype} cannot represent, or a weight is wrong",
-            "convert with --dtype float32 to tell the two apart; --tolerance SHARE accepts the difference",
+            "convert with --dtype float32 to see which it is; to accept the difference: --tolerance SHARE",
         )
     return text

@@ -35,7 +35,9 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
     output = output_folder(arguments.output, found, environment)
     if output.exists() and not arguments.overwrite:
         raise JobError(
-            f"{str(output)!r} exists", "a model is only replaced on request", "--overwrite, or another --output"
+            f"{str(output)!r} exists",
+            "an existing model is replaced only if you ask for it",
+            "use --overwrite, or another --output",
         )
     logging.disable_progress_bar()
     dtype = arguments.dtype or models.dtype_name(found, arguments.trust_remote_code)

@@ -38,10 +38,12 @@ def push(folder: Path, repository: str, *, private: bool, branch: str | None, me
     try:
         from huggingface_hub import HfApi, get_token
     except ImportError as error:
-        raise JobError("huggingface_hub is not installed here", str(error), "pip install huggingface_hub") from error
+        raise JobError("huggingface_hub is not installed", str(error), "pip install huggingface_hub") from error
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         why = "it forbids all connections to the hub"
-        raise JobError("HF_HUB_OFFLINE is set", why, "from a login node: env -u HF_HUB_OFFLINE …")
+        raise JobError(
+            "HF_HUB_OFFLINE is set", why, "run it without the variable, on a login node: env -u HF_HUB_OFFLINE …"
+        )
     if not get_token():
         why = "HF_TOKEN is not set, and `hf auth login` has not been run here"
         fix = "HF_TOKEN=… with write access (huggingface.co/settings/tokens)"

@@ -94,5 +94,7 @@ def unreadable(part: str, name: str, error: Exception) -> JobError:
     return JobError(
         f"cannot load the {part} of {name!r}",
         lines[0] if lines else type(error).__name__,
-        "name another one if it is incomplete" if Path(name).is_dir() else "check the name, or give a folder",
+        "give another folder if this one is incomplete"
+        if Path(name).is_dir()
+        else "check the name, or give the path of a folder",
     )

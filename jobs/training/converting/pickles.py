@@ -84,10 +84,10 @@ def load(path: Path) -> Any:
 
     try:
         if "constants.pkl" in torch._C.PyTorchFileReader(str(path)).get_all_records():
-            raise pickle.UnpicklingError("it is a TorchScript program")  # torch.load would load its code
+            raise pickle.UnpicklingError("the file is a TorchScript program")  # torch.load would load its code
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False, pickle_module=_PICKLES)
     except Exception as error:  # a damaged or hostile pickle can raise anything
         if not path.exists():
-            raise JobError(f"{path} is missing", "the checkpoint is incomplete", "name another checkpoint") from error
+            raise JobError(f"{path} is missing", "the checkpoint is incomplete", "give another checkpoint") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise JobError(f"cannot read {path}", lines[0], "name another checkpoint if this one is damaged") from error
+        raise JobError(f"cannot read {path}", lines[0], "give another checkpoint if this one is damaged") from error

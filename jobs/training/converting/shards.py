@@ -44,7 +44,7 @@ def open_shards(kind: str, folder: Path) -> Shards:
 def _zero(folder: Path) -> Shards:
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     if not states:
-        raise JobError(f"{folder} has no weights", "it contains no *_model_states.pt", "name another checkpoint")
+        raise JobError(f"{folder} has no weights", "it contains no *_model_states.pt", "give another checkpoint")
     version = states[0].get("ds_version", "of unknown version")
     shards = [state["optimizer_state_dict"] for state in _of_ranks(folder, "optim")]
     if not shards or not states[0].get("param_shapes"):
@@ -53,9 +53,9 @@ def _zero(folder: Path) -> Shards:
     count = max(count) if isinstance(count, (list, tuple)) else count
     if count != len(shards):
         raise JobError(
-            f"{folder} has the shards of {len(shards)} processes, and {count} wrote it",
+            f"{folder} has the shards of {len(shards)} processes, but {count} processes wrote it",
             f"*_optim_states.pt of {count - len(shards)} processes are missing",
-            "name another checkpoint",
+            "give another checkpoint",
         )
     names = set(states[0].get("buffer_names") or ())
     weights = _of_module({name: value for name, value in states[0]["module"].items() if name in names})
@@ -73,7 +73,7 @@ def _zero_stage(value: Any) -> int:
         value = value.arguments[0] if value.arguments else None
     stage = ZERO_STAGES.get(value) if isinstance(value, str) else value
     if stage not in ZERO_STAGES.values():
-        raise JobError(f"unknown ZeRO stage {stage!r}", "DeepSpeed has stages 0 to 3", "name another checkpoint")
+        raise JobError(f"unknown ZeRO stage {stage!r}", "DeepSpeed has stages 0 to 3", "give another checkpoint")
     return int(stage or 0)
 
 
@@ -84,8 +84,8 @@ def _of_ranks(folder: Path, part: str, patterns: Sequence[str] = ("*zero_pp_rank
     if any(match and int(match[2]) for match in ranks.values()) or (folder / "mp_rank_01_model_states.pt").exists():
         raise JobError(
             f"{folder} was written with tensor parallelism",
-            "each process held a part of every weight, and only the program that split them can join them",
-            "convert it with that program first",
+            "each process has a part of every weight, and only the program that split the weights can join them",
+            "first convert the checkpoint with the program that wrote it",
         )
     in_order = sorted(ranks.items(), key=lambda item: int(item[1][1]) if item[1] else 0)
     return [pickles.load(path) for path, _ in in_order]
@@ -166,9 +166,9 @@ def _span(pieces: Sequence[Any], offset: int, count: int) -> list[Any]:
 def _refuse_short(needed: int, there: int) -> None:
     if needed > there:
         raise JobError(
-            f"the shards hold {there} numbers, and the model has {needed}",
+            f"the shards contain {there} numbers, but the model has {needed}",
             "the files belong to different checkpoints, or have an unknown layout",
-            "name another checkpoint",
+            "give another checkpoint",
         )
 
 

@@ -52,7 +52,7 @@ def find(
         named = environment.get("RUNNER_AFTER") or environment.get("RUNNER_RUN")
         if not named:
             raise JobError(
-                "no checkpoint given", "there is no --checkpoint, and RUNNER_RUN is not set", "--checkpoint FOLDER"
+                "no checkpoint is given", "there is no --checkpoint, and RUNNER_RUN is not set", "--checkpoint FOLDER"
             )
     folder = Path(named)
     if not folder.is_dir():
@@ -66,9 +66,9 @@ def find(
 def _on_hub(name: str, path: Path) -> Trained:
     if path.exists() or path.is_absolute() or name.startswith((".", "~")) or not HUB_NAME.fullmatch(name):
         raise JobError(
-            f"no checkpoint {name!r}",
-            "it is a file" if path.exists() else "this process does not see such a folder",
-            "name the folder of a run, of a checkpoint or of a model",
+            f"there is no checkpoint {name!r}",
+            "the path is a file" if path.exists() else "no folder of that name is visible to this process",
+            "give the folder of a run, a checkpoint or a model",
         )
     return Trained(HUGGING_FACE, name, name)
 
@@ -91,7 +91,7 @@ def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     raise JobError(
         f"{str(run)!r} has neither a final model nor a complete checkpoint",
         "; ".join(skipped) or "the run has not saved a checkpoint yet",
-        "wait for its first checkpoint, or name another run",
+        "wait for its first checkpoint, or give another run",
     )
 
 
@@ -117,7 +117,7 @@ def _read(
         raise JobError(
             f"{str(folder)!r} is neither a Hugging Face model nor a DeepSpeed checkpoint",
             _what_is_missing(folder),
-            "name the folder of a run, `final` or `checkpoint-N` of one, or a folder of shards (`global_stepN`)",
+            "give the folder of a run, its `final` or `checkpoint-N`, or a folder of shards (`global_stepN`)",
         )
     return Trained(plain, str(folder), str(config or folder), plain == ADAPTER, notes)
 
@@ -133,7 +133,9 @@ def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
         return (f"{owner} has no {MARKER}: it may be incomplete",)
     fault = _fault(owner, every_byte)
     if fault:
-        raise JobError(f"the checkpoint {str(owner)!r} is damaged", fault, "name an older one, or the run's folder")
+        raise JobError(
+            f"the checkpoint {str(owner)!r} is damaged", fault, "give an older checkpoint, or the folder of the run"
+        )
     return ()
 
 
@@ -175,8 +177,8 @@ def _model_folder(folder: Path, shards: Path) -> Path:
         if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
             return place
     raise JobError(
-        f"no config.json for the shards in {str(shards)!r}",
-        f"looked in {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
+        f"there is no config.json for the shards in {str(shards)!r}",
+        f"there is none in {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
         "--config FOLDER|NAME of the model that was trained",
     )
 

@@ -47,7 +47,7 @@ class Blocks:
 
     def __init__(self, tokens: Tokens, length: int) -> None:
         if length < 1:
-            raise JobError(f"a block of {length} tokens", "it has at least 1", "--block_size 1024")
+            raise JobError(f"a block cannot have {length} tokens", "it must have at least 1", "--block_size 1024")
         self.length, self.prefix = length, tokens.file.prefix
         self._ids: Array | None = tokens.file.ids
         ends = tokens.file.document_ends

@@ -35,9 +35,11 @@ def build(
             counts = _join(partial, pieces, state, back_end, processes)
         except encoding.Differs as error:
             if not others:
-                raise JobError(f"{back_end} cannot be used", str(error), "leave the choice to the script") from error
+                raise JobError(
+                    f"{back_end} cannot be used", str(error), "let the script choose the back end"
+                ) from error
             back_end = others[0]
-            print(f"tokenizer back end: {back_end}, since {error}", flush=True)
+            print(f"using the tokenizer back end {back_end}, because {error}", flush=True)
             counts = _join(partial, pieces, state, back_end, processes)
         number, tokens = counts
         seconds = time.monotonic() - started
@@ -74,7 +76,11 @@ def _join(
                 path.unlink()
     except BrokenProcessPool as error:
         why = f"{error}; one that is killed often had too little memory"
-        raise JobError("a process that encodes text has ended", why, "see above; fewer processes?") from error
+        raise JobError(
+            "a process that tokenizes text has died",
+            why,
+            "read its message above; use fewer processes if memory ran out",
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
     counted = np.concatenate(lengths) if lengths else np.zeros(0, "<i4")

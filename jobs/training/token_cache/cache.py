@@ -43,7 +43,9 @@ def of_rows(rows: Any, column: str, cache: Path) -> Corpus:
     """
     paths = tuple(Path(file["filename"]) for file in rows.cache_files)
     if column not in rows.column_names:
-        raise JobError(f"the dataset has no column {column!r}", f"it has {rows.column_names}", "name one of these")
+        raise JobError(
+            f"the dataset has no column {column!r}", f"its columns are {rows.column_names}", "choose one of its columns"
+        )
     if paths and rows._indices is None and _rows_in(paths) == len(rows):
         return Corpus(paths, column)
     copy = cache / "rows" / f"{rows._fingerprint}-{column}.parquet"
@@ -96,7 +98,7 @@ class Options:
 
 def _make(corpus: Corpus, tokenizer: Any, state: TokenizerState, cache: Path, how: Options) -> Path:
     if not corpus.files:
-        raise JobError("there is no text", "the list of files is empty", "name a file")
+        raise JobError("there is no text", "the list of files is empty", "give at least one file")
     for path in corpus.files:
         documents.kind_of(path)
     options = {"format": FORMAT, "column": corpus.column, "line_ends": corpus.line_ends}
@@ -121,7 +123,7 @@ def _whole(folder: Path) -> bool:
         layout.read(folder / building.NAME)
         return True
     except (layout.BrokenCache, OSError, ValueError) as error:
-        print(f"the token cache {folder} is damaged ({error}): making it again", flush=True)
+        print(f"the token cache {folder} is damaged ({error}); making it again", flush=True)
         _set_aside(folder)
         return False
 
@@ -151,7 +153,9 @@ def _refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
     outer = encoding.flat(tokenizer(list(encoding.HARD), return_attention_mask=False)["input_ids"])
     if not all(np.array_equal(ours, theirs) for ours, theirs in zip(inner, outer, strict=True)):
         why = f"{type(tokenizer).__name__} gives other ids than its tokenizer.json"
-        raise JobError("the tokenizer has rules of its own in Python", why, "--streaming takes it")
+        raise JobError(
+            "the tokenizer has its own rules in Python", why, "use --streaming, which supports such a tokenizer"
+        )
 
 
 @contextlib.contextmanager

@@ -34,13 +34,17 @@ def kind_of(path: Path) -> str:
     """Return how a file is read, by its ending. Raises JobError for an unknown ending or an empty file."""
     suffix = Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
     if suffix not in KINDS:
-        raise JobError(f"cannot read {str(path)!r}", f"known endings: {', '.join(KINDS)}", "convert it to one of them")
+        raise JobError(
+            f"cannot read {str(path)!r}",
+            f"its name must end in one of {', '.join(KINDS)}",
+            "convert the file to one of these formats",
+        )
     try:
         with _opened(path) as file:
             head = file.read(4096)
     except (OSError, EOFError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise JobError(f"cannot read {str(path)!r}", why, "give the path as the container sees it") from error
+        raise JobError(f"cannot read {str(path)!r}", why, "give the path of the file inside the container") from error
     if not head:
         raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "check how it was written")
     kind = "array" if suffix == ".json" and head.lstrip().startswith(b"[") else KINDS[suffix]
@@ -141,10 +145,10 @@ def _bad_line(piece: Piece, lines: list[bytes]) -> JobError:
             return JobError(f"{piece.path}: line {_number(piece, line)} is not JSON: {shown!r}", str(error), fix)
         if not isinstance(row, dict):
             what = f"{piece.path}: line {_number(piece, line)} is not a JSON object: {line[:60].decode()!r}"
-            return JobError(what, "each line must be one", fix)
+            return JobError(what, "each line must be a JSON object", fix)
         if not isinstance(row.get(piece.column), str):
             return _no_text(piece, row.get(piece.column), list(row), f"line {_number(piece, line)} of ")
-    return JobError(f"cannot read {piece.path}", "its lines are not JSON objects", "one object per line")
+    return JobError(f"cannot read {piece.path}", "its lines are not JSON objects", "write one object per line")
 
 
 def _number(piece: Piece, wanted: bytes) -> int:
@@ -237,8 +241,10 @@ def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str =
         return JobError(
             f"{place}{piece.path} has no column {piece.column!r}{near_miss(piece.column, columns)}",
             f"it has {', '.join(map(repr, columns))}",
-            "--text_column COLUMN, the one with the text",
+            "choose the column with the text: --text_column COLUMN",
         )
     return JobError(
-        f"{place}{piece.path}: column {piece.column!r} is not text", f"it is {value!r:.60}", "text in each row"
+        f"{place}{piece.path}: column {piece.column!r} is not text",
+        f"it is {value!r:.60}",
+        "the column must have text in each row",
     )

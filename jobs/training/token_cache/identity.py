@@ -49,13 +49,13 @@ def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
     end = tokenizer.eos_token_id if end_of_document else None
     if end_of_document and end is None:
         why = "documents are to be closed with one"
-        raise JobError("the tokenizer has no end token", why, "--eos_token TOKEN, or leave it out")
+        raise JobError("the tokenizer has no end token", why, "give --eos_token TOKEN, or leave out --append_eos")
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None or not hasattr(inner, "to_str"):
         raise JobError(
             "the tokenizer has no tokenizer.json",
-            f"{type(tokenizer).__name__} is written in Python: it would take days for a large text",
-            "a model with a fast tokenizer; or --streaming, which takes this one",
+            f"{type(tokenizer).__name__} is written in Python, and would take days for a large text",
+            "use a model with a fast tokenizer, or --streaming, which supports this one",
         )
     truncation, padding = inner.truncation, inner.padding
     inner.no_truncation()
@@ -83,7 +83,7 @@ def _remembered(path: Path, memory: Path) -> str:
     found = digest(path)
     if path.stat().st_mtime_ns != state.st_mtime_ns or path.stat().st_size != state.st_size:
         why = "its size or time has changed"
-        raise JobError(f"{path} changes while it is read", why, "start again when it is complete")
+        raise JobError(f"{path} changed while it was read", why, "start again when the file is complete")
     if settled:
         files.write_json(note, {"file": mark, "sha256": found})
     return found
