@@ -58,7 +58,7 @@ def test_a_link_to_a_folder_is_refused(tmp_path):
 
 
 def test_a_parent_that_is_missing_is_named(tmp_path):
-    assert "cannot make the folder" in own_folder(tmp_path / "no" / "folder").stderr
+    assert "cannot create the folder" in own_folder(tmp_path / "no" / "folder").stderr
 
 
 @pytest.fixture

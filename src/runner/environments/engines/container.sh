@@ -12,7 +12,7 @@ flags=(run --rm --interactive --network host --uts host) within=()
 # DeepSpeed and NCCL want the node's /dev/shm; rootless podman refuses `--ipc host` where there is no /dev/mqueue
 if [[ -d /dev/mqueue ]]; then flags+=(--ipc host); else flags+=(--volume /dev/shm:/dev/shm); fi
 
-command -v "$engine" > /dev/null || fail "$engine is missing on $node" "the site uses this engine" \
+command -v "$engine" > /dev/null || fail "$engine is missing on $node" "this run uses the engine $engine" \
   "install it, or choose another engine"
 
 if [[ $engine == podman ]]; then
@@ -38,9 +38,9 @@ describe() {
     target=$REPLY options=rw
     [[ +${mounts[index + 2]}+ == *+ro+* ]] && options=ro
     [[ $source$target != *[:,]* ]] || fail "$engine cannot mount $source at $target" \
-      "its option --volume separates fields by colons and commas, and these paths have one" "rename the folder"
+      "its option --volume separates fields with colons and commas, and one of these paths contains one" "rename the folder"
     [[ -e $source ]] || fail "the mount source $source does not exist on $node" \
-      "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
+      "mounts.$((index / 3)) mounts $source at $target" "create it, correct the path, or remove the mount from the EDF"
     flags+=(--volume "$source:$target:$options")
     [[ $target != /tmp ]] || own_tmp=1
   done
@@ -84,8 +84,8 @@ enter_image() {
   expand host "$image" image
   image=${REPLY/'#'//} # enroot's REGISTRY#IMAGE is REGISTRY/IMAGE here
   "$engine" image inspect "$image" > /dev/null 2>&1 || "$engine" pull "$image" >&2 ||
-    fail "there is no image $image for $engine on $node" "neither its storage nor the registry has it; see above" \
-      "build it (runner build), or name its registry"
+    fail "there is no image $image for $engine on $node" "neither its storage nor the registry has the image; see the message above" \
+      "build the image (runner build), or write the name of its registry"
   image_env=$(mktemp)
   trap 'rm -f "$image_env"' EXIT
   "$engine" image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$image" > "$image_env"
@@ -114,7 +114,7 @@ enter_squashfs() {
   absolute "$REPLY"
   image=$REPLY
   [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user cannot read its folder" \
-    "runner import; the image folder must be one that every node sees"
+    "runner import; the image folder must be visible on every node"
   command -v squashfuse > /dev/null || fail "squashfuse is missing on $node" "podman needs it to mount squashfs files" \
     "apt-get install squashfuse"
   mount -t tmpfs -o mode=0755 tmpfs "$root"
@@ -125,7 +125,7 @@ enter_squashfs() {
   trap : HUP INT TERM USR1 USR2 # the engine hears them too; the files stay until it has ended
   for ((index = 0; index < 500; index++)); do
     [[ $(stat -c %d "$root/lower") == $(stat -c %d "$root") ]] || break
-    kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see above" "unsquashfs -s $image"
+    kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see the message above" "check the file: unsquashfs -s $image"
     sleep 0.01
   done
   read_image "$root/lower/etc/environment"
@@ -174,8 +174,8 @@ case ${1-} in
 esac
 case $image in
   /* | .* | '${'*'}/'*)
-    [[ $engine == podman ]] || fail "$engine cannot enter the squashfs file $image" "it runs only images from its storage or a registry" \
-      "use podman or the sandbox, or name an image in the EDF"
+    [[ $engine == podman ]] || fail "$engine cannot run the squashfs file $image" "it runs only images from its storage or a registry" \
+      "use podman or the sandbox, or write the name of an image in the EDF"
     root=${TMPDIR:-/tmp}/runner-container-$(id -u)
     own_folder "$root" # never removed: another task may have mounted there
     if (($(id -u) == 0)); then

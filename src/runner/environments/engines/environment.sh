@@ -12,12 +12,12 @@ fail() { # WHAT BECAUSE TRY
 own_folder() {
   local mode=777
   mkdir -m 700 -- "$1" 2> /dev/null || [[ -e $1 || -L $1 ]] ||
-    fail "cannot make the folder $1 on $(uname -n)" "${1%/*} does not exist, is full, or is not writable" \
+    fail "cannot create the folder $1 on $(uname -n)" "${1%/*} does not exist, is full, or is not writable" \
       "set TMPDIR to a local folder"
   if [[ -d $1 && ! -L $1 && -O $1 ]]; then mode=$(stat -c %a -- "$1"); fi
   (((8#$mode & 8#022) == 0)) ||
-    fail "$1 on $(uname -n) is not a private folder of this user" "another user made it, or may write to it" \
-      "set TMPDIR to a folder of your own, and tell the admin if another user made it; if it is yours: rm -r $1"
+    fail "$1 on $(uname -n) is not a private folder of this user" "another user created it, or may write to it" \
+      "set TMPDIR to a folder of your own, and tell the admin if another user created it; if it is yours: rm -r $1"
   chmod 700 -- "$1"
 }
 
@@ -49,7 +49,7 @@ expand() {
       expand "$1" "$default" "$what"
       out+=$REPLY
     else
-      fail "the variable $name in $what is not defined" "$what says \${$name}, and this node has no $name" \
+      fail "the variable $name in $what is not defined" "$what contains \${$name}, but $name is not set on this node" \
         "export $name=… before the job is started, or give it a default: \${$name:-…}"
     fi
   done

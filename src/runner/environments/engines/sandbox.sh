@@ -19,7 +19,7 @@ node=${SLURMD_NODENAME:-$(uname -n)}
 
 need() { # PROGRAM PACKAGE
   command -v "$1" > /dev/null || fail "$1 is missing on $node" "the engine 'sandbox' needs it" \
-    "apt-get install $2   (or another engine: podman)"
+    "apt-get install $2, or use another engine, such as podman"
 }
 
 check_image() {
@@ -28,9 +28,9 @@ check_image() {
   absolute "$REPLY"
   image=$REPLY
   [[ -f $image ]] || fail "there is no image $image on $node" "the file does not exist, or this user cannot read its folder" \
-    "runner import; the image folder must be one that every node sees"
+    "runner import; the image folder must be visible on every node"
   first=$(head -c 4 -- "$image")
-  [[ $first == hsqs ]] || fail "$image is not a squashfs image" "it does not begin with squashfs' mark" "runner import --force"
+  [[ $first == hsqs ]] || fail "$image is not a squashfs image" "it does not begin as a squashfs file does" "import the image again: runner import --force"
 }
 
 # ---- first stage: on the host ---------------------------------------------------------------------------------------
@@ -54,13 +54,13 @@ unpack() {
 # removed both meanwhile, as it may before we have the lock, and while an exclusive lock becomes a shared one.
 take() {
   local folder=$1
-  { exec 9> "$folder.lock" && flock 9; } || fail "cannot lock $folder.lock on $node" "see above" "set TMPDIR to a local folder"
+  { exec 9> "$folder.lock" && flock 9; } || fail "cannot lock $folder.lock on $node" "see the message above" "set TMPDIR to a local folder"
   [[ /proc/self/fd/9 -ef $folder.lock ]] || return 1
   if [[ ! -e $folder/complete ]]; then
-    { rm -rf "${folder:?}" && mkdir "$folder"; } || fail "cannot make $folder on $node" "see above" "set TMPDIR to your own folder"
+    { rm -rf "${folder:?}" && mkdir "$folder"; } || fail "cannot create $folder on $node" "see the message above" "set TMPDIR to your own folder"
     unsquashfs -quiet -no-progress -no-xattrs -d "$folder/root" "$image" > /dev/null || {
       rm -rf "${folder:?}"
-      fail "cannot unpack $image on $node" "unsquashfs failed; see above (is $scratch full?)" \
+      fail "cannot unpack $image on $node" "unsquashfs failed; see the message above (is $scratch full?)" \
         "set TMPDIR to a folder with more space, or let this user open /dev/fuse"
     }
     : > "$folder/complete"
@@ -83,7 +83,7 @@ first_stage() {
   ((me == 0)) && unshare --mount true 2> /dev/null || map=(--map-root-user)
   unshare "${map[@]}" --mount true 2> /dev/null ||
     fail "this user may not create namespaces on $node" "unshare ${map[*]} --mount is refused" \
-      "let the admin allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
+      "ask the admin to allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
   own_folder "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
   user=$(id -un 2> /dev/null) || user=u$me # it prints the number where there is no name, and fails
   group=$(id -gn 2> /dev/null) || group=g$(id -g)
@@ -134,7 +134,7 @@ mount_root() {
     mount --bind "$lower" "$base/lower"
   else
     mount_squashfs "$image" "$base/lower" ||
-      fail "cannot mount $image on $node" "squashfuse failed; see above" "check the file: unsquashfs -s $image"
+      fail "cannot mount $image on $node" "squashfuse failed; see the message above" "check the file: unsquashfs -s $image"
   fi
   options=lowerdir=$base/lower,upperdir=$base/upper,workdir=$base/work
   if mount -t overlay overlay -o "$options,userxattr" "$base/root" 2> /dev/null ||
@@ -180,13 +180,13 @@ bind_mounts() {
     expand host "${mounts[index + 1]}" "mounts.$((index / 3))"
     target=$REPLY
     [[ -e $source ]] || fail "the mount source $source does not exist on $node" \
-      "mounts.$((index / 3)) asks for $source at $target" "make it, correct the path, or take the mount out of the EDF"
+      "mounts.$((index / 3)) mounts $source at $target" "create it, correct the path, or remove the mount from the EDF"
     kind=--bind
     [[ $flags == *+ro+* ]] && kind=--ro-bind
     if [[ $flags == *+sqsh+* ]]; then
       mkdir "$base/sqsh$index"
       mount_squashfs "$source" "$base/sqsh$index" ||
-        fail "cannot mount $source on $node" "squashfuse failed; see above" "check the file: unsquashfs -s $source"
+        fail "cannot mount $source on $node" "squashfuse failed; see the message above" "check the file: unsquashfs -s $source"
       source=$base/sqsh$index kind=--ro-bind
     fi
     binds+=("$kind" "$source" "$target")

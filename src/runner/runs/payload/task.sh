@@ -83,15 +83,15 @@ command -v python >/dev/null || runner_python=python3
 if [ -n "${RUNNER_PREFLIGHT:-}" ] && command -v "$runner_python" >/dev/null; then
     once preflight "$runner_python" "$RUNNER_RUN/payload/preflight.py" "$runner_attempt" "$runner_node"
     [ "$runner_code" = 0 ] || stop "the preflight ended with exit code $runner_code on node $runner_node" \
-        "a job on nodes that are not fit would fail later, or be slow" \
-        "read its words in job.log or $runner_done.log; --no-preflight starts without it" "$runner_code"
+        "on a faulty node, the job would fail later or be slow" \
+        "read its messages in job.log or $runner_done.log; to start without the check: --no-preflight" "$runner_code"
 fi
 
 # --- setup: no task goes on before it
 if [ -f "$runner_attempt/setup.sh" ]; then
     once setup "$(command -v bash || command -v sh)" "$runner_attempt/setup.sh"
     [ "$runner_code" = 0 ] || stop "setup ended with exit code $runner_code on node $runner_node" \
-        "no task starts after a setup that failed" "read its output: job.log, or $runner_done.log"
+        "no task starts if the setup fails" "read its output in job.log or $runner_done.log"
 fi
 
 # --- ranks: the launchers count by themselves, and words of an image's hook would mislead them
