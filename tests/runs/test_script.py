@@ -261,7 +261,7 @@ def test_the_contrary_of_what_the_environment_gives_pyxis_is_refused(name: str, 
 def test_the_batch_script_stays_outside_of_containers(word: str) -> None:
     with pytest.raises(RunnerError) as caught:
         script(replace(command_job("true"), sbatch=(word,)), site=SLURM)
-    assert caught.value.fix.startswith(f"--srun={word}")
+    assert caught.value.fix.startswith(f"use --srun={word}")
 
 
 def test_a_working_directory_of_the_container_that_would_count_for_nothing_is_refused() -> None:
