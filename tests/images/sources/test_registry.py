@@ -496,7 +496,7 @@ def test_a_manifest_that_does_not_hash_to_its_digest_is_refused(made: Made, envi
         (b"[]", MANIFEST_TYPE, "not a JSON object"),
         (b'{"schemaVersion":1}', "application/vnd.docker.distribution.manifest.v1+prettyjws", "schema 1"),
         (b'{"schemaVersion":1,"fsLayers":[]}', "application/json", "schema 1"),
-        (b" " * (5 << 20), MANIFEST_TYPE, "size"),
+        (b" " * (5 << 20), MANIFEST_TYPE, "is that large"),
         (b"[" * 100000, MANIFEST_TYPE, "nested too deeply"),
     ],
 )
