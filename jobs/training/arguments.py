@@ -112,7 +112,7 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     if settings["global_batch_size"] is not None and settings.given("gradient_accumulation_steps"):
         raise JobError(
             "--global_batch_size and --gradient_accumulation_steps are both given",
-            "the second follows from the first",
+            "gradient accumulation is computed from the global batch size",
             "remove one of them",
         )
     micro_batch.settle(settings, job.run, job.processes, length)

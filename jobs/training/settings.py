@@ -168,7 +168,7 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         if word not in known:
             raise JobError(
                 f"{name}: unknown argument {word!r}{near_miss(str(word), sorted(known))}",
-                "neither the script nor its libraries have it",
+                "neither the script nor its libraries have such an argument",
                 "correct the name or remove the line",
             )
     return config
