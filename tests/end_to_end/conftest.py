@@ -40,7 +40,7 @@ class Runner:
         settings: dict[str, Any] = {
             "capture_output": True,
             "text": True,
-            "timeout": 120,
+            "timeout": 600,
             "cwd": self.project,
             **options,
         }

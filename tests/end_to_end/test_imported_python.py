@@ -34,5 +34,5 @@ def test_python_computes_inside(line: Runner, slurm: SlurmLab) -> None:
         done = line("shell", "python", "--engine", engine, "--", "python3", "-c", PROGRAM)
         assert done.stdout == expected, engine
     argv = ("srun", "--nodes=1", f"--environment={line.project}/edf/python.toml", "python3", "-c", PROGRAM)
-    done = subprocess.run(argv, env=slurm.environ, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(argv, env=slurm.environ, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout == expected, done.stderr

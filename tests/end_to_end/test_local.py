@@ -87,7 +87,7 @@ def test_the_job_outlives_the_command_that_started_it(local: Runner) -> None:
     waiting = local.start("launch", "--wait", *HOST, "--name", "long", "--", "sh", "-c", text)
     until(lambda: "started" in log_of(local, "long-0001"), "the job to start")
     waiting.send_signal(signal.SIGINT)
-    _, said = waiting.communicate(timeout=120)
+    _, said = waiting.communicate(timeout=600)
     assert waiting.returncode == 130
     assert "long-0001 keeps running" in said
     assert local.status("long-0001")["state"] == "RUNNING"
@@ -153,7 +153,7 @@ def test_ctrl_c_while_the_folder_is_made_leaves_nothing(local: Runner) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             launching.wait(timeout=delay)
         launching.send_signal(signal.SIGINT)
-        out, _ = launching.communicate(timeout=120)
+        out, _ = launching.communicate(timeout=600)
         found = [path.name for path in local.made()]
         # either it was stopped and nothing is there, or it had submitted and the run is whole
         # (-2: the signal came while Python itself was starting, which a shell shows as 130 too)

@@ -35,7 +35,7 @@ def test_ranks_are_merged_by_time_and_a_requeue_is_followed(cluster: Runner, box
     following = cluster.start("logs", "-f", folder.name)
     until((folder / "again").exists, "the first attempt's end")
     slurm.run(("scontrol", "requeue", cluster.status("last")["job_id"]))
-    live, _ = following.communicate(timeout=90)
+    live, _ = following.communicate(timeout=600)
     after = cluster("logs", folder.name).stdout
     turns = [f"{'1| ' * rank}turn {turn} of rank {rank}" for turn in (0, 1) for rank in (0, 1)]
     for text in (live, after):

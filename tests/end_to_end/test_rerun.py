@@ -14,7 +14,7 @@ from tests.images.handmade import file, layout, tar
 
 
 def git(project: Path, *words: str) -> None:
-    subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a@b", *words), cwd=project, check=True, timeout=60)
+    subprocess.run(("git", "-c", "user.name=a", "-c", "user.email=a@b", *words), cwd=project, check=True, timeout=600)
 
 
 def finished(local: Runner, name: str) -> str:

@@ -226,7 +226,7 @@ def test_shell_has_a_terminal_when_the_user_has_one(cluster: Runner, boxed: str)
     words = " ".join(cluster.argv("shell", "box"))
     done = subprocess.run(
         (script, "-qec", words, "/dev/null"), input="test -t 0 && echo on-a-terminal $GREETING\nexit 4\n",
-        env=dict(cluster.environ), cwd=cluster.project, capture_output=True, text=True, timeout=60,
+        env=dict(cluster.environ), cwd=cluster.project, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert "on-a-terminal from the image" in done.stdout
     assert done.returncode == 4
@@ -272,7 +272,7 @@ def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
     launching = slow.start("launch", "--env", "box", "--", "sleep", "60", start_new_session=True)
     until(mark.exists, "sbatch")
     os.killpg(launching.pid, signal.SIGINT)
-    _, said = launching.communicate(timeout=120)
+    _, said = launching.communicate(timeout=600)
     assert launching.returncode == 130, said
     (folder,) = cluster.made()
     record = json.loads((folder / "run.json").read_text())

@@ -82,7 +82,7 @@ def test_progress_stands_beside_the_state_and_watch_ends_with_the_run(
     assert watch.stdout is not None
     watched = [watch.stdout.readline(), watch.stdout.readline()]  # the job goes on until its state was seen
     (run / "go").touch()
-    watched += watch.communicate(timeout=60)[0].splitlines()
+    watched += watch.communicate(timeout=600)[0].splitlines()
     took, questions = time.monotonic() - started, asked()
     assert (
         set(questions) == {"squeue"} and 2 <= len(questions) <= took / 2 + 2

@@ -168,7 +168,7 @@ def run_emitted(
         argv = ("podman", "unshare", *argv)  # as the file's own comment says
     environ = {**(way.slurm.environ if way.slurm else {}), **host}
     return subprocess.run(
-        (*argv, *command), env=environ, cwd=here, input=STDIN.encode(), capture_output=True, timeout=60, check=False
+        (*argv, *command), env=environ, cwd=here, input=STDIN.encode(), capture_output=True, timeout=600, check=False
     )
 
 

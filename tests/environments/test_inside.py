@@ -143,7 +143,7 @@ def test_a_killed_sandbox_leaves_no_process_and_no_mount(tmp_path, busybox_sqsh,
         os.kill(child.pid, blow)  # the first process alone: the others go with its namespace
     else:
         os.killpg(child.pid, blow)  # how Slurm ends a step
-    child.wait(timeout=120)
+    child.wait(timeout=600)
     until(lambda: processes_of(str(image)) == [])
     assert str(image) not in Path("/proc/self/mountinfo").read_text()
 

@@ -22,9 +22,9 @@ def test_all_scripts_were_found():
     assert [path.name for path in SCRIPTS] == ["container.sh", "environment.sh", "sandbox.sh"]
 
 
-def own_folder(folder: Path, *, user: int | None = None) -> subprocess.CompletedProcess[str]:
+def own_folder(folder: Path, *, user: int | None = None, before: str = "") -> subprocess.CompletedProcess[str]:
     environment = Path(runner.environments.engines.__file__).parent / "environment.sh"
-    text = f'set -euo pipefail; node=here; {environment.read_text()}\nown_folder "$1"; stat -c %a "$1"'
+    text = f'set -euo pipefail; node=here; {environment.read_text()}\n{before}\nown_folder "$1"; stat -c %a "$1"'
     return subprocess.run(
         ("bash", "-c", text, "bash", str(folder)), user=user, capture_output=True, text=True, check=False
     )
@@ -33,6 +33,7 @@ def own_folder(folder: Path, *, user: int | None = None) -> subprocess.Completed
 def test_a_folder_for_unpacked_images_is_private_from_the_first_moment(tmp_path):
     assert own_folder(tmp_path / "new").stdout == "700\n"
     assert own_folder(tmp_path / "new").stdout == "700\n"
+    assert own_folder(tmp_path / "made", before="umask 000; chmod() { :; }").stdout == "700\n"
 
 
 def test_a_folder_that_an_earlier_version_left_readable_is_closed(tmp_path):

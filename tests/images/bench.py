@@ -93,7 +93,7 @@ class Bench:
     def runner(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run `runner WORDS` in the project to its end."""
         child = self.start(*words, env=env)
-        out, err = child.communicate(timeout=300)
+        out, err = child.communicate(timeout=600)
         return subprocess.CompletedProcess(words, child.returncode, out, err)
 
     def scratch(self) -> str:

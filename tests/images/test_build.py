@@ -177,14 +177,15 @@ def test_the_hosts_passwords_are_in_no_argument_and_no_file_for_others(bench: Be
 
 def test_a_file_is_the_same_by_the_script_and_by_the_machine(tmp_path: Path) -> None:
     text = "EOF\n$HOME `id` \\ 'quoted'\nEOF_\n\n"
-    for path in (tmp_path / "a file", tmp_path / "another"):
-        step = Step("a file", write=path, text=text)
-        if path.name == "a file":
-            subprocess.run(("bash", "-c", bash(Plan((step,)))), check=True)
-        else:
-            run_quietly(step)
-        assert path.read_text() == text
-        assert path.stat().st_mode & 0o777 == 0o600
+    for mode in (0o600, 0o755):
+        for path in (tmp_path / f"a file {mode}", tmp_path / f"another {mode}"):
+            step = Step("a file", write=path, text=text, mode=mode)
+            if path.name.startswith("a file"):
+                subprocess.run(("bash", "-c", bash(Plan((step,)))), check=True)
+            else:
+                run_quietly(step)
+            assert path.read_text() == text
+            assert path.stat().st_mode & 0o777 == mode
 
 
 def test_a_pipe_whose_reader_says_much_does_not_hang(tmp_path: Path) -> None:
@@ -200,7 +201,7 @@ def test_a_pipe_whose_reader_says_much_does_not_hang(tmp_path: Path) -> None:
 def test_two_builds_at_once_give_one_image(bench: Bench) -> None:
     bench.write("race", fresh("race").replace("WORKDIR", "RUN sleep 2\nWORKDIR"))
     racers = [bench.start("build", "race") for _ in range(2)]
-    said = [racer.communicate(timeout=120) for racer in racers]
+    said = [racer.communicate(timeout=600) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0], said
     assert said[0][0] == said[1][0]
     assert sum("step 1/" in err for _, err in said) == 1
@@ -268,7 +269,7 @@ def test_ctrl_c_ends_the_engine_too_and_leaves_no_image(
     child, context = asleep("stop"), str(bench.folder / "cache/runner/build/stop-context")
     assert processes_of(context)
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=120) == 130
+    assert child.wait(timeout=600) == 130
     until(lambda: not processes_of(context), "the end of podman build")
     assert "localhost/runner/stop" not in bench.engine("images", "--format={{.Repository}}")
     assert not list((bench.folder / "cache/runner/build").glob("*-context"))
@@ -281,7 +282,7 @@ def test_after_a_kill_the_next_build_works_and_sees_no_old_file(
 ) -> None:
     child = asleep("kill")
     child.kill()
-    child.wait(timeout=120)
+    child.wait(timeout=600)
     (bench.folder / "cache/runner/build/kill-context/context/stale").write_text("old")
     (bench.root / "Containerfile.kill").write_text("FROM scratch\nCOPY . /\n")
     image = bench.build("kill")

@@ -125,7 +125,7 @@ def test_ctrl_c_cancels_the_job_and_its_storage_goes(alps: Bench, slurm: SlurmLa
     log = alps.folder / "cache/runner/build-jobs/longjob-0001/log"
     until(lambda: log.exists() and "sleep 600" in log.read_text())
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=120) == 130
+    assert child.wait(timeout=600) == 130
     queue = slurm.run(("squeue", "--noheader", "--name=build-longjob", "--states=PENDING,RUNNING")).stdout
     assert queue == ""
     until(lambda: not list(storage.iterdir()), "the job, which Slurm gives 30 s to end by itself", 240)

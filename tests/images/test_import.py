@@ -234,7 +234,7 @@ def test_hostile_configuration_arrives_as_text(bench: Bench) -> None:
 
 def test_two_imports_at_once_give_one_file(heavy: Bench) -> None:
     racers = [heavy.start("import", "heavy") for _ in range(2)]
-    said = [racer.communicate(timeout=120) for racer in racers]
+    said = [racer.communicate(timeout=600) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0], said
     assert said[0][0] == said[1][0]
     assert sum("packing" in err for _, err in said) == 1
@@ -309,7 +309,7 @@ def test_a_lock_that_is_held_is_waited_for_never_ignored(tiny: Bench) -> None:
         child = tiny.start("import", "tiny", "--no-cache")
         with pytest.raises(subprocess.TimeoutExpired):
             child.wait(timeout=4)
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=600) == 0
 
 
 def test_a_damaged_file_is_made_anew(tiny: Bench) -> None:
@@ -347,7 +347,7 @@ def test_ctrl_c_leaves_nothing(heavy: Bench) -> None:
     child = heavy.start("import", "heavy")
     until(lambda: list(heavy.images.glob(".*.import")))
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=120) == 130
+    assert child.wait(timeout=600) == 130
     assert heavy.files() == []
     assert heavy.left_containers() == ""
 

@@ -142,7 +142,7 @@ def test_ten_imports_of_one_image_at_once(bench: Bench, images: Images) -> None:
     where = bench.folder / "raced"
     target = where / "image.sqsh"
     racers = [bench.start("import", f"oci:{images.one}", "-o", str(target)) for _ in range(10)]
-    said = [racer.communicate(timeout=300) for racer in racers]
+    said = [racer.communicate(timeout=600) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 10, said
     assert {out for out, _ in said} == {f"{target}\n"}
     assert digest(target) == images.sha256[0]
@@ -158,7 +158,7 @@ def test_ten_imports_of_different_images_at_once(bench: Bench, images: Images) -
         bench.start("import", f"oci:{source}", "-o", str(target))
         for source, target in zip(sources, targets, strict=True)
     ]
-    said = [racer.communicate(timeout=300) for racer in racers]
+    said = [racer.communicate(timeout=600) for racer in racers]
     assert [racer.returncode for racer in racers] == [0] * 10, said
     assert [digest(target) for target in targets] == [images.sha256[number % 2] for number in range(10)]
     assert hidden(where) == ()
@@ -187,7 +187,7 @@ def test_a_blob_that_is_cut_midway(bench: Bench, images: Images) -> None:
         child = bench.start("import", f"oci:{images.one}", "-o", str(where / "image.sqsh"))
         until(lambda where=where, child=child: hidden(where) or child.poll() is not None)
         os.truncate(blob, len(data) * 9 // 10)
-        out, err = child.communicate(timeout=120)
+        out, err = child.communicate(timeout=600)
         blob.write_bytes(data)
         if child.returncode:
             break

@@ -82,7 +82,7 @@ class Killer:
             time.sleep(self.chance.uniform(0, 0.12 if while_saving else 0.5))
             state = (self._partial(), self._unmarked())
             os.kill(self.chance.choice(ranks.pids), signal.SIGKILL)
-            codes = ranks.wait(90)
+            codes = ranks.wait(600)
         except BaseException:
             ranks.kill()
             raise

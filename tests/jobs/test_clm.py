@@ -80,7 +80,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     process = clm.start(tmp_path, *words)
     wait_for_step(tmp_path, 2, process)
     (tmp_path / "attempts" / "1" / "save-and-exit").touch()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert "exiting with code 75; start the run again to resume" in output
     second = clm.finish(tmp_path, *words, attempt=2)
     assert second.code == 0, second.output

@@ -103,7 +103,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         (sys.executable, *words, str(folder), json.dumps(CASES), str(JOBS)),
-        env=environment, capture_output=True, text=True, timeout=300,
+        env=environment, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return folder
@@ -188,7 +188,7 @@ def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: 
         words = ("--input_folder", str(written / name / "global_step2"), "--output_folder", str(output))
         done = subprocess.run(
             (sys.executable, *universal.CONVERTER, *words, "--inject_missing_state"),
-            env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True, timeout=120,
+            env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         shutil.copyfile(written / name / "config.json", output.parent / "config.json")

@@ -33,7 +33,7 @@ def test_two_processes_add_up_their_ranks(tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}")
     environment = {**Launcher(tmp_path).environment(tmp_path), "SLURMD_NODENAME": "nid001"}
     done = subprocess.run(
-        (*torchrun, str(JOBS / "hello.py")), env=environment, capture_output=True, text=True, check=True, timeout=150
+        (*torchrun, str(JOBS / "hello.py")), env=environment, capture_output=True, text=True, check=True, timeout=600
     )
     assert sorted(line[:22] for line in done.stdout.splitlines() if line.startswith("hello")) == [
         "hello from rank 0 of 2",

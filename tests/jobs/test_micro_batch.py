@@ -257,5 +257,5 @@ def test_memory_that_runs_out_on_one_rank_is_the_answer_of_all_and_nobody_hangs(
         environment = {**Launcher(tmp_path / "cache").environment(tmp_path / "run"), **own}
         command = (sys.executable, str(tmp_path / "parent.py"), str(tmp_path / "child.py"), str(JOBS))
         parents.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    answers = [parent.communicate(timeout=120)[0].splitlines()[-1] for parent in parents]
+    answers = [parent.communicate(timeout=600)[0].splitlines()[-1] for parent in parents]
     assert answers == ["Outcome(fits=2, fails=4, rank=1)"] * 2

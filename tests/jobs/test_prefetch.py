@@ -55,7 +55,7 @@ def words(home: Path, *wanted: dict[str, str], options: tuple[str, ...] = ()) ->
 
 def fetch(hub: Hub, home: Path, *wanted: dict[str, str], code: int = 0, options: tuple[str, ...] = ()) -> Any:
     call = words(home, *wanted, options=options)
-    done = subprocess.run(call, env=environ(hub), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(call, env=environ(hub), capture_output=True, text=True, timeout=600)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 
@@ -195,7 +195,7 @@ def test_a_job_without_network_reads_what_was_fetched(hub: Hub, tmp_path: Path) 
     variables = {"HF_HUB_OFFLINE": "1", "RUNNER_CACHE": str(tmp_path), "RUNNER_RUN": str(tmp_path / "run")}
     done = subprocess.run(
         (sys.executable, "-c", LOAD.format(jobs=str(JOBS))),
-        env=environ(hub, **variables), capture_output=True, text=True, timeout=120,
+        env=environ(hub, **variables), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "['one', 'two', 'three']", done.stderr
     assert not hub.requests

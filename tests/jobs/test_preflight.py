@@ -40,7 +40,7 @@ def on_nodes(attempt: Path, nodes: int, port: int, **environ: str) -> list[tuple
         )
         for node in range(nodes)
     ]  # fmt: skip
-    said = [child.communicate(timeout=300)[1] for child in children]
+    said = [child.communicate(timeout=600)[1] for child in children]
     return [(child.returncode, words) for child, words in zip(children, said, strict=True)]
 
 

@@ -120,7 +120,7 @@ def push(model: Path, *words: str, **variables: str) -> subprocess.CompletedProc
     bare = {"PATH": os.environ["PATH"], "HOME": str(model.parent), "HF_HUB_DISABLE_XET": "1"}
     return subprocess.run(
         (sys.executable, str(JOBS / "push.py"), str(model), "--repo=me/model", *words),
-        env={**bare, **variables}, capture_output=True, text=True, timeout=60,
+        env={**bare, **variables}, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
 
 
@@ -174,5 +174,5 @@ def test_it_needs_no_torch(model: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); import push; from training.converting import hub; hub.push; "
         "import huggingface_hub; print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
-    done = subprocess.run((sys.executable, "-c", code, str(JOBS)), capture_output=True, text=True, timeout=60)
+    done = subprocess.run((sys.executable, "-c", code, str(JOBS)), capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == "[]", done.stderr

@@ -208,7 +208,7 @@ def test_a_checkpoint_gets_its_name_with_its_marker(tmp_path: Path, monkeypatch:
     """Killed while it is hashed, it has a hidden name, which the next start removes: the disk does not fill."""
     hashing = threading.Event()
     digests = marker.digests
-    monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(20) and digests(*words, **named))
+    monkeypatch.setattr(marker, "digests", lambda *words, **named: hashing.wait(600) and digests(*words, **named))
     run = RunFolder(tmp_path, tmp_path / "1", tmp_path / "flag", tmp_path / "cache", by_hand=False)
     trainer, saver = FakeTrainer(tmp_path / "checkpoints"), checkpoints.CompleteCheckpoints(run, ALONE)
     saver.attach(trainer)

@@ -76,7 +76,7 @@ def test_asked_to_save_and_exit_it_goes_on_with_bitwise_the_same_losses(
     process = launcher.start(tmp_path, *TRAIN)
     wait_for_step(tmp_path, 3, process)
     (tmp_path / "attempts" / "1" / "save-and-exit").touch()
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     note = json.loads((tmp_path / "attempts" / "1" / "continue").read_text())
     assert process.returncode != 0
     assert "exiting with code 75; start the run again to resume" in output
@@ -132,7 +132,7 @@ def test_a_terminated_launcher_saves_first(launcher: Launcher, tmp_path: Path) -
     process = launcher.start(tmp_path, *TRAIN, "--max_steps=500")
     wait_for_step(tmp_path, 2, process)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     note = json.loads((tmp_path / "attempts" / "1" / "continue").read_text())
     assert note["reason"] == "SIGTERM", output
     assert Path(note["checkpoint"], "complete.json").is_file()
@@ -153,7 +153,7 @@ def test_processes_that_another_launcher_has_ranked_leave_with_75(launcher: Laun
         )
         for rank in ("0", "1")
     ]
-    outputs = [task.communicate(timeout=200)[0] for task in tasks]
+    outputs = [task.communicate(timeout=600)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [75, 75], outputs
     assert "2 processes by srun" in outputs[0]
     assert f"step  1/{STEPS}" in outputs[0]

@@ -23,6 +23,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from tests.jobs.conftest import free_port  # noqa: E402
+from tests.waiting import until  # noqa: E402
 from training import demo  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import Processes  # noqa: E402
@@ -310,18 +311,13 @@ def builder(tmp_path: Path, plain: Any) -> Iterator[Any]:
 def test_a_build_that_is_killed_leaves_nothing_half(tmp_path: Path, builder: Any, plain: Any) -> None:
     """kill -9 while pieces are joined: no cache is seen, its processes end, and the next build is whole."""
     first = builder()
-    deadline = time.monotonic() + 60
-    while not any(path.stat().st_size for path in tmp_path.glob(".tokens-*.partial/text.bin")):
-        assert time.monotonic() < deadline and first.poll() is None
-        time.sleep(0.005)
+    until(lambda: any(path.stat().st_size for path in tmp_path.glob(".tokens-*.partial/text.bin")))
     children = children_of(first.pid)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert not list(tmp_path.glob("tokens-*"))
     assert children
-    while any(running(child) for child in children):
-        assert time.monotonic() < deadline, "a process that encodes has outlived its parent"
-        time.sleep(0.05)
+    until(lambda: not any(running(child) for child in children), "the processes that encode to end with their parent")
     left = next(iter(tmp_path.glob(".tokens-*.partial")))
     for path in (*left.iterdir(), left):
         os.utime(path, (0, 0))
@@ -472,7 +468,7 @@ def test_all_ranks_have_the_file_that_one_has_made(tmp_path: Path, plain: Any, l
         *(str(tmp_path / "rank.py"), str(tmp_path), str(path), str(tmp_path / "tokenizer.json")),
     )
     environment = launcher.environment(tmp_path / "run")
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     if good:
         said = {line.split(": ")[1] for line in done.stdout.splitlines() if line.startswith("rank ")}
         assert done.returncode == 0 and len(said) == 1, done.stdout + done.stderr
@@ -489,7 +485,7 @@ def test_a_job_before_makes_the_cache_that_clm_would_make(tmp_path: Path, plain:
     words = (sys.executable, str(JOBS / "tokenize_data.py"), f"--train_file={path}", "--append_eos")
     command = (*words, f"--tokenizer_name={tmp_path / 'tokenizer'}")
     environment = {**launcher.environment(tmp_path / "run"), "RUNNER_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     tokens = opened(
         path, type(plain).from_pretrained(str(tmp_path / "tokenizer")), tmp_path / "cache", end_of_document=True

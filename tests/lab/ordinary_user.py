@@ -30,7 +30,7 @@ class User:
         clean = ("env", "-i", f"HOME={self.home}", f"USER={self.name}", "PATH=/usr/bin:/bin:/usr/sbin:/sbin")
         become = () if self.is_me else ("runuser", "-u", self.name, "--")
         command = (*become, *clean, f"PYTHONPATH={self.home}", *argv)
-        settings = {"cwd": self.home, "capture_output": True, "text": True, "check": False, "timeout": 300, **options}
+        settings = {"cwd": self.home, "capture_output": True, "text": True, "check": False, "timeout": 600, **options}
         return subprocess.run(command, **settings)
 
 

@@ -87,7 +87,7 @@ def write_run(
 def run_locally(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """`cd RUN && bash job.sbatch`, without anything of a Slurm around it."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
-    settings: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 120, **options}
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 600, **options}
     extra: Mapping[str, str] = settings.pop("extra_environ", {})
     words: Sequence[str] = settings.pop("argv", ())
     return subprocess.run(("bash", "job.sbatch", *words), cwd=folder, env={**environ, **extra}, **settings)

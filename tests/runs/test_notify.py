@@ -139,6 +139,16 @@ def test_a_secret_is_masked_before_a_line_is_cut(server: Server, tmp_path: Path)
     assert "correct" not in text and "battery" not in text and "two (secret) one (secret)" in text
 
 
+def test_what_runner_why_quotes_is_masked_too(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "runner").write_text("#!/bin/sh\necho evidence: token correct-horse-battery\n")
+    (tmp_path / "runner").chmod(0o755)
+    secrets = secrets_file(tmp_path, f"HF_TOKEN=correct-horse-battery\nRUNNER_WEBHOOK={server.url}\n")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    run(tmp_path / "a-1", "exit 7", "", 7, "failure\n", RUNNER_SECRETS=secrets, PATH=path)
+    (text,) = server.texts()
+    assert "evidence: token (secret)" in text and "correct-horse" not in text
+
+
 NAMES = sorted({name.replace("-", "_") for name, _ in (*SECRETS, *ORDINARY)} | {"wandb_api_key", "KEYS", "PLACE"})
 
 

@@ -72,7 +72,7 @@ def test_the_signal_reaches_every_rank_and_spares_the_launcher(tmp_path: Path, l
         child = subprocess.Popen(("bash", "job.sbatch"), cwd=run, env={**os.environ, **ENVIRON}, stdout=log, stderr=log)
         until(lambda: all((run / f"ready-{rank}").exists() for rank in (0, 1)), "both ranks")
         child.send_signal(signal.SIGUSR2)
-        code = child.wait(120)
+        code = child.wait(600)
     assert code == 75, (run / "job.log").read_text()
     assert (run / "saved-0").exists()
     assert (run / "saved-1").exists()

@@ -50,7 +50,7 @@ def test_a_near_miss_does_not_match(cause: Cause) -> None:
 @pytest.mark.parametrize("cause", IN_LOGS, ids=names)
 def test_every_message_has_a_source(cause: Cause) -> None:
     """Where it was seen: a public thread, the program that was made to print it, or the text of that program."""
-    assert re.search(r"^[\w.-]+/[\w.-]+#\d+|provoked|own words|^text of \w", cause.source), cause.source
+    assert re.search(r"^[\w.-]+/[\w.-]+#\d+|^[^,]+, provoked|^text of \w", cause.source), cause.source
 
 
 @pytest.mark.parametrize("cause", [each for each in IN_LOGS if each.match or each.unless], ids=names)

@@ -40,7 +40,7 @@ def attempt(run: Run, number: int, **texts: str) -> Path:
 def why(folder: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     environ = {**(env or os.environ), "RUNNER_RUNS": str(folder)}
     argv = (sys.executable, "-m", "runner", "why", "--site", "generic-slurm", *words)
-    return subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=60)
+    return subprocess.run(argv, env=environ, cwd=folder, capture_output=True, text=True, timeout=600)
 
 
 def test_only_the_newest_attempt_is_explained_and_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
