@@ -435,12 +435,23 @@ def test_an_image_that_was_replaced_after_the_launch_is_noted(tmp_path: Path) ->
      ("2.9.0", "TORCH_FR_BUFFER_SIZE"), ("2.13.0+cpu", "TORCH_FR_BUFFER_SIZE"), ("3.0", "TORCH_FR_BUFFER_SIZE")],
 )  # fmt: skip
 def test_the_flight_recorder_has_the_name_that_this_torch_knows(tmp_path: Path, version: str, name: str) -> None:
-    """Both would make torch 2.9 and newer warn in each log."""
-    environ = programs(tmp_path / "bin", {"python": f"#!/bin/sh\ncase $1 in -c) echo {version} ;; esac\n"})
+    """Both would make torch 2.9 and newer warn in each log. The version is that of a folder: no Python is started."""
+    environ = programs(
+        tmp_path / "bin", {"python": f'#!/bin/sh\ncase $2 in *torch*) touch "{tmp_path}/started" ;; esac\n'}
+    )
+    (tmp_path / "lib/python3.12/dist-packages" / f"torch-{version}.dist-info").mkdir(parents=True)
     run = write_run(tmp_path / "run", shell_job("env | grep -E '^TORCH_(NCCL_TRACE|FR)'", hang_seconds=60))
     assert run_locally(run, extra_environ=environ).stdout == f"{name}=2000\n"
     given = run_locally(run, extra_environ={**environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
     assert given.stdout == "TORCH_NCCL_TRACE_BUFFER_SIZE=7\n"
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_torch_in_another_place_is_asked_for_its_version(tmp_path: Path) -> None:
+    stub = "#!/bin/sh\ncase $1 in -c) echo 2.8.0 ;; *) env | grep -E '^TORCH_(NCCL_TRACE|FR)' ;; esac\n"
+    environ = programs(tmp_path / "bin", {"python": stub})
+    run = write_run(tmp_path / "run", command_job("x", launcher="torchrun", hang_seconds=60))
+    assert run_locally(run, extra_environ=environ).stdout == "TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n"
 
 
 def test_nccls_pipes_are_in_the_attempts_folder_and_go_with_it(tmp_path: Path) -> None:

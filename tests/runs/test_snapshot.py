@@ -65,6 +65,21 @@ def test_commit_changes_and_untracked_files_are_recorded(project: Path) -> None:
     assert known.dirty
 
 
+def test_thousands_of_untracked_files_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy would take long at each launch; .gitignore is named, with what to write into it."""
+    monkeypatch.setattr(snapshot, "UNTRACKED_LIMIT", 1000)
+    pictures = project / "pictures/small"
+    pictures.mkdir(parents=True)
+    for number in range(1000):
+        (pictures / f"{number}.txt").touch()
+    with pytest.raises(RunnerError, match="1,001 untracked files") as caught:  # "new name.py" is one of them
+        snapshot.plan(project)
+    assert f"{project}, of which 1,000 in pictures/" in caught.value.what
+    assert caught.value.fix.startswith(f"write /pictures/ into {project}/.gitignore")
+    (project / ".gitignore").write_text("/pictures/\n")
+    snapshot.plan(project)
+
+
 def test_earlier_runs_are_not_worth_a_warning(project: Path) -> None:
     """Data and secrets that stay out are counted; the folders that runner itself makes are not."""
     (note,) = snapshot.plan(project).notes

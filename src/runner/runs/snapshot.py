@@ -22,6 +22,8 @@ from runner.runs.git import Git, Question, command, work_tree
 FILE_LIMIT_BYTES = 10 * 2**20
 DIFF = "code.diff"
 TOTAL_LIMIT_BYTES = 200 * 2**20
+UNTRACKED_LIMIT = 10_000
+"""files; more take seconds at each launch, and are data as a rule"""
 # never code, wherever they lie
 _NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
              ".pytest_cache", ".ipynb_checkpoints", "wandb"}  # fmt: skip
@@ -154,6 +156,8 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
         return _walk(root), None, [f"git does not answer ({answer}): the commit and your changes are not recorded"]
     tracked, git = answer
     code = tuple(name for name in git.untracked if not _skip(name))
+    if len(code) > UNTRACKED_LIMIT:
+        raise _too_many_untracked(root, code)
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
     notes = (
         [f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"]
@@ -161,6 +165,20 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
         else []
     )
     return (*tracked, *code), replace(git, untracked=code), notes
+
+
+def _too_many_untracked(root: Path, names: Sequence[str]) -> RunnerError:
+    """The error that names the entry at the top of the folder with the most of them."""
+    tops: dict[str, int] = {}
+    for name in names:
+        top = f"{name.partition('/')[0]}/" if "/" in name else name
+        tops[top] = tops.get(top, 0) + 1
+    top = max(tops, key=lambda each: tops[each])
+    return RunnerError(
+        f"git lists {len(names):,} untracked files in {root}, of which {tops[top]:,} in {top}",
+        f"a launch copies untracked files with the code, at most {UNTRACKED_LIMIT:,} of them",
+        f"write /{top} into {root}/.gitignore, or move or commit the files",
+    )
 
 
 def _skip(name: str) -> bool:

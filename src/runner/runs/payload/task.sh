@@ -154,11 +154,26 @@ stacks() {
         py-spy dump --pid "$runner_pid" >"$runner_file" 2>/dev/null || rm -f "$runner_file"
     done
 }
+# torch's version, by the name of its folder in the site-packages of this Python or of the system's: to start Python takes
+# much longer, and is left to programs that do so anyway
+torch_version() {
+    runner_found=$(command -v "$runner_python")
+    for runner_found in "${runner_found%/bin/*}"/lib/python3*/*-packages/torch-*.dist-info \
+        /usr/local/lib/python3*/*-packages/torch-*.dist-info; do
+        [ -d "$runner_found" ] || continue
+        runner_found=${runner_found##*/torch-}
+        echo "${runner_found%.dist-info}"
+        return
+    done
+    case $runner_launcher:$runner_kind in
+    torchrun:* | accelerate:* | *:python) "$runner_python" -c 'import importlib.metadata as m; print(m.version("torch"))' ;;
+    esac
+}
 if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     # NCCL's flight recorder: its last collectives, written when it times out or when a hang is looked into. torch warns
     # of the variable's old name since 2.9; older ones know that name alone
     if [ -z "${TORCH_FR_BUFFER_SIZE:-}${TORCH_NCCL_TRACE_BUFFER_SIZE:-}" ]; then
-        case $("$runner_python" -c 'import importlib.metadata as m; print(m.version("torch"))' 2>/dev/null) in
+        case $(torch_version 2>/dev/null) in
         '') ;;
         1.* | 2.[0-8] | 2.[0-8].* | 2.[0-8][!0-9]*) export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 ;;
         *) export TORCH_FR_BUFFER_SIZE=2000 ;;
