@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "why" / "threads"
 
 
 def failures(name: str) -> list[dict[str, str]]:
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text())["failure"]
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text()).get("failure", [])
 
 
 def given(failure: dict[str, str], folder: Path) -> tuple[str, str]:

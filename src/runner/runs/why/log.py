@@ -188,6 +188,7 @@ _LONGEST = 512  # bytes of a shape that is remembered
 LONG_LINE_BYTES = 256 << 10  # of a longer line the first and the last half of this much are searched
 _NUMBERS = b"0123456789"
 _LINE_ENDS = bytes.maketrans(b"\r", b"\n")
+_LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))  # all others: a blank
 
 
 class Sieve:
@@ -197,6 +198,7 @@ class Sieve:
         self._words: dict[bytes, list[bytes]] = {}
         for word in words:
             self._words.setdefault(word.translate(None, _NUMBERS), []).append(word)
+        self._longest = {word: max(word.translate(_LETTERS).split(), key=len, default=b"") for word in self._words}
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 
     def words_in(self, piece: bytes) -> tuple[bytes, ...]:
@@ -209,7 +211,9 @@ class Sieve:
 
     def _learn(self, shapes: set[bytes]) -> set[bytes]:
         text = b"\n".join(map(_ends_of_long, shapes))
-        present = [word for word in self._words if word in text]
+        # a text has few different words: most of ours are ruled out without searching all of it
+        vocabulary = b" ".join(set(text.translate(_LETTERS).split()))
+        present = [word for word, longest in self._longest.items() if longest in vocabulary and word in text]
         if len(self._known) + len(shapes) > _MOST:
             self._known.clear()
         for shape in shapes:
