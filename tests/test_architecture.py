@@ -189,6 +189,28 @@ def test_engines_and_schedulers_do_not_know_each_other() -> None:
             assert not any("engines" in name for name in imports(path)), place
 
 
+# where a scheduler is compared: what `local` means, and two schedulers that must be the same one
+COMPARES_SCHEDULERS = {"site.py", "runs/run.py", "runs/after.py", "commands/env_check.py"}
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_what_differs_between_schedulers_lies_in_their_modules(path: Path) -> None:
+    """Others ask `scheduler_of(name)`, or whether a site or a run `is_local`."""
+    place = path.relative_to(SOURCE).as_posix()
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Compare) and not place.startswith("runs/schedulers/"):
+            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+            compares = any(side.endswith((".scheduler", "['scheduler']", "get('scheduler')")) for side in sides)
+            assert not compares or place in COMPARES_SCHEDULERS, f"{place}:{node.lineno}"
+
+
+def test_the_schedulers_of_sites_are_those_that_there_are() -> None:
+    from runner.runs.schedulers.scheduler import SCHEDULERS
+    from runner.site_files import _WORDS
+
+    assert set(_WORDS["scheduler"]) == set(SCHEDULERS)
+
+
 def test_jobs_never_import_runner_and_shadow_no_package() -> None:
     """Jobs run where runner is not installed, on any Python path."""
     for path in sorted(JOBS.rglob("*.py")):

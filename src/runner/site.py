@@ -10,6 +10,9 @@ from runner.expansion import expand
 from runner.located_toml import Place
 from runner.project import Project
 
+LOCAL = "local"
+"""the scheduler of a site without one"""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -106,6 +109,11 @@ class Site:
     """keyword -> a sentence about what is different on this site"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """`key`, and `key.NAME` or `key.INDEX` for each item of a table or list"""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether there is no scheduler, and jobs run on this machine."""
+        return self.scheduler == LOCAL
 
     def images(self, environ: Mapping[str, str]) -> Path:
         """The folder of squashfs files; RUNNER_IMAGES wins. Raises RunnerError for an undefined variable."""

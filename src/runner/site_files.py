@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError, unknown
 from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
 from runner.machine import probe
-from runner.site import VALUES, Origin, Site
+from runner.site import LOCAL, VALUES, Origin, Site
 from runner.toml_lines import Keys
 
 SHIPPED = Path(__file__).resolve().parent / "sites"
@@ -28,7 +28,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
 }  # the rest are text
 _WORDS = {
-    "scheduler": ("slurm", "local"),
+    "scheduler": ("slurm", LOCAL),
     "gpu_request": ("gpus-per-node", "gres", "none"),
     "restart_by": ("requeue", "submit", "chain"),
 }
@@ -100,10 +100,6 @@ def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
                 origins = {found: origin for found, origin in origins.items() if not found.startswith(f"{key}.")}
             values[key] = value
             origins.update(where)
-    if values.get("scheduler") == "local":
-        for key, value in _measured().items():
-            if key not in values:
-                values[key], origins[key] = value, Origin("this machine")
     missing = [item.name for item in fields(Site) if item.default is MISSING and item.default_factory is MISSING]
     missing = [key for key in missing if key not in {"name", "summary", *values}]
     if missing:
@@ -112,7 +108,11 @@ def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
             f"{documents[-1].path} has no base, and does not set these keys under [values]",
             'add the keys, or inherit them from another site: base = "generic-slurm"',
         )
-    return Site(name=name, summary=summary, **values, origins=origins)
+    site = Site(name=name, summary=summary, **values, origins=origins)
+    if not site.is_local:
+        return site
+    measured = {key: value for key, value in _measured().items() if key not in values}
+    return replace(site, **measured, origins={**origins, **dict.fromkeys(measured, Origin("this machine"))})
 
 
 def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:

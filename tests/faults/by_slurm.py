@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.runs.schedulers import slurm as scheduler
+from runner.runs.schedulers import slurm_commands as scheduler
 from tests.faults.case import ENDED, Case, Outcome
 from tests.runs.scripts import SLURM, shell_job, write_run
 

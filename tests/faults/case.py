@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from runner.runs.job import Restart
-from runner.runs.schedulers import slurm as scheduler
+from runner.runs.schedulers import slurm_commands as scheduler
 from tests.faults import account
 from tests.lab import processes
 from tests.lab.processes import LabError

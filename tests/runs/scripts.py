@@ -10,7 +10,7 @@ from runner.environments.attachment import Attachment
 from runner.environments.environment import Environment
 from runner.runs import payload
 from runner.runs.job import Job, Layer, Resources, command_line
-from runner.runs.schedulers import slurm, template
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.site import Site
 
 NOTHING = Attachment()
@@ -62,8 +62,7 @@ CORPUS = (
 
 
 def script(job: Job, attachment: Attachment = NOTHING, site: Site = LOCAL) -> str:
-    scheduler = template if site.scheduler == "local" else slurm
-    return scheduler.script(job, attachment, site)
+    return scheduler_of(site.scheduler).script(job, attachment, site)
 
 
 def write_run(

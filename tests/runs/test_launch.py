@@ -12,7 +12,7 @@ from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.machine.report import Quiet
 from runner.project import Project
 from runner.runs.launch import Request, RunPlan, prepare
-from runner.runs.submit import refused
+from runner.runs.schedulers.slurm import refused
 from tests.runs.scripts import given
 
 HOME = {"HOME": "/nowhere", "PATH": "/nonexistent"}

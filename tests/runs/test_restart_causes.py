@@ -272,7 +272,7 @@ def test_without_a_scheduler_nothing_belongs_to_an_outer_job(tmp_path: Path) -> 
 
 
 def test_a_launch_within_a_job_submits_without_its_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from runner.runs.schedulers import slurm as scheduler
+    from runner.runs.schedulers import slurm_commands as scheduler
 
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)

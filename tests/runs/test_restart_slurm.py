@@ -13,9 +13,9 @@ import pytest
 from runner.machine.report import Quiet
 from runner.runs.job import Restart
 from runner.runs.run import Run, load, save
-from runner.runs.schedulers import slurm as scheduler
+from runner.runs.schedulers import slurm_commands as scheduler
+from runner.runs.schedulers.slurm import exclude_flags
 from runner.runs.status import RunStatus, ask
-from runner.runs.submit import exclude_flags
 from runner.site import Site
 from tests.conftest import need
 from tests.lab import parts

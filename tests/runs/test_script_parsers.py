@@ -3,8 +3,8 @@
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.schedulers import slurm
-from runner.runs.schedulers.slurm import JobStatus
+from runner.runs.schedulers import slurm_commands
+from runner.runs.schedulers.job_status import JobStatus
 
 # squeue --noheader --states=all --jobs=… --Format=JobID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,TimeLeft:|,exit_code:|
 # Slurm 22.05.8
@@ -22,7 +22,7 @@ SQUEUE = """\
 
 def test_squeue() -> None:
     """States, reasons, nodes and codes; a code only for what has ended, time left only for what has not."""
-    found = slurm.parse_status(SQUEUE)
+    found = slurm_commands.parse_status(SQUEUE)
     assert found["1"] == JobStatus("FAILED", "NonZeroExitCode", 75, "nid[001-002]", "0:03", "")
     assert found["2"] == JobStatus("CANCELLED", "", 75, "nid[001-002]", "0:02", "")
     assert found["3"].exit_code == 143
@@ -39,12 +39,12 @@ def test_squeue() -> None:
 )
 def test_what_is_no_answer_of_squeue(text: str) -> None:
     """Lines that are not an answer are passed over."""
-    assert slurm.parse_status(text) == {}
+    assert slurm_commands.parse_status(text) == {}
 
 
 def test_one_question_names_every_job() -> None:
     """One squeue for all."""
-    words = slurm.status(("1", "2", "3"))
+    words = slurm_commands.status(("1", "2", "3"))
     assert words[0] == "squeue"
     assert "--jobs=1,2,3" in words
 
@@ -55,7 +55,7 @@ def test_one_question_names_every_job() -> None:
 )
 def test_codes(code: str, exit_code: int | None) -> None:
     """As wait(2) gives it, or CODE:SIGNAL; a signal counts as a shell says it."""
-    assert slurm.parse_status(f"1|FAILED|None|nid001|0:03|0:00|{code}|\n")["1"].exit_code == exit_code
+    assert slurm_commands.parse_status(f"1|FAILED|None|nid001|0:03|0:00|{code}|\n")["1"].exit_code == exit_code
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def test_codes(code: str, exit_code: int | None) -> None:
 )
 def test_sbatch(text: str, job_id: str) -> None:
     """`ID` or `ID;CLUSTER`, behind whatever a site's plugin says first."""
-    assert slurm.parse_submit(text) == job_id
+    assert slurm_commands.parse_submit(text) == job_id
 
 
 @pytest.mark.parametrize("text", ["", "Submitted batch job 71\n", "71 72\n", "error\n"])
 def test_what_is_no_answer_of_sbatch(text: str) -> None:
     """Its words are in the error."""
     with pytest.raises(RunnerError) as caught:
-        slurm.parse_submit(text)
+        slurm_commands.parse_submit(text)
     assert text.strip() in caught.value.why

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from runner import quoting
 from runner.errors import RunnerError
 from runner.runs.job import Job, Resources
-from runner.runs.schedulers import slurm as scheduler
-from runner.runs.schedulers.slurm import JobStatus
+from runner.runs.schedulers import slurm_commands as scheduler
+from runner.runs.schedulers.job_status import JobStatus
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import BARE, CORPUS, NOTHING, SLURM, command_job, shell_job, write_run
 from tests.waiting import until

@@ -8,11 +8,11 @@ import pytest
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.runs import after, status
-from runner.runs.after import Dependencies, slurm_flags
+from runner.runs.after import Dependencies
 from runner.runs.history import Wanted, find
 from runner.runs.job import Job
 from runner.runs.run import SUBMITTED, Run, find_run, find_runs, save
-from runner.runs.schedulers.slurm import parse_status
+from runner.runs.schedulers.slurm_commands import dependency_flags, parse_status
 from runner.runs.sweep import _job, parse
 
 
@@ -84,10 +84,10 @@ def test_only_open_runs_are_waited_for_and_a_failed_one_is_refused(
     one, two = make(tmp_path, "a-0001"), make(tmp_path, "a-0002", job_ids=("18", "19"))
     states = {"a-0001": "COMPLETED", "a-0002": "RUNNING"}
     monkeypatch.setattr(status, "ask", lambda runs: tuple(status.RunStatus(r, states[r.name]) for r in runs))
-    assert slurm_flags(after.still_pending(Dependencies((one, two)))) == (
+    assert dependency_flags(after.still_pending(Dependencies((one, two)))) == (
         "--dependency=afterok:19", "--kill-on-invalid-dep=yes")  # fmt: skip
-    assert slurm_flags(Dependencies((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"
-    assert slurm_flags(after.still_pending(Dependencies((one,)))) == ()
+    assert dependency_flags(Dependencies((one,), (two,)))[0] == "--dependency=afterok:17,afterany:19"
+    assert dependency_flags(after.still_pending(Dependencies((one,)))) == ()
     states["a-0001"] = "TIMEOUT"
     with pytest.raises(RunnerError) as caught:
         after.still_pending(Dependencies((one,)))

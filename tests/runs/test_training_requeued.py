@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.runs.job import Job, Resources, Restart
-from runner.runs.schedulers import slurm as scheduler
+from runner.runs.schedulers import slurm_commands as scheduler
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import BARE, SLURM, write_run
 

@@ -119,9 +119,9 @@ def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     if detected.scheduler != site.scheduler:
         return False
     clusters = {word for kind, word in signs(site.name, environ) if kind == "clusters"}
-    if clusters and site.scheduler == "slurm" and detected.name != site.name:
+    if clusters and not site.is_local and detected.name != site.name:
         return cluster_name(environ) in clusters
-    return detected.name == site.name or detected.name.startswith("generic") or site.scheduler == "local"
+    return detected.name == site.name or detected.name.startswith("generic") or site.is_local
 
 
 def _enroot_version() -> str:

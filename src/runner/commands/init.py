@@ -51,7 +51,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     if args.site:
         return _init_site(args, console)
     shipped, here = find_project().shipped, Path.cwd()
-    environment = "cpu" if find_site(None, os.environ)[0].scheduler == "local" else "ngc-ds"
+    environment = "cpu" if find_site(None, os.environ)[0].is_local else "ngc-ds"
     texts = {Path("runner.toml"): _SETTINGS}
     for path in _editable(shipped) if args.all else _first_files(shipped, environment):
         texts[path.relative_to(shipped)] = path.read_bytes()
@@ -161,7 +161,7 @@ class Seen:
 def look(environ: Mapping[str, str]) -> Seen:
     """Ask this machine's Slurm, where it belongs to one."""
     found, _ = find_site(None, environ)
-    if found.scheduler != "slurm" or process.which("sinfo") is None:
+    if found.is_local or process.which("sinfo") is None:
         return Seen()
     return Seen(cluster_name(environ), cluster_facts.partitions(), cluster_facts.accounts(), cluster_facts.versions())
 
@@ -175,7 +175,7 @@ def base_of(name: str, seen: Seen, environ: Mapping[str, str]) -> Site:
         if any(kind == "partitions" and word in there for kind, word in signs(known, environ)):
             return load_site(known, environ)
     found, _ = find_site(None, environ)
-    return found if found.scheduler == "slurm" else find_site("generic-slurm", environ)[0]
+    return find_site("generic-slurm", environ)[0] if found.is_local else found
 
 
 def site_file(

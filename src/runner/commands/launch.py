@@ -14,7 +14,8 @@ from runner.commands.options import add_job, add_settings, settings
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import KEYS, estimate
-from runner.runs.launch import SCRIPT, RunPlan
+from runner.runs.launch import RunPlan
+from runner.runs.schedulers.scheduler import scheduler_of
 
 TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
@@ -268,10 +269,7 @@ def _code(plan: RunPlan) -> Iterator[str]:
 
 def _command_line(plan: RunPlan, runs: str) -> str:
     """The submission by hand."""
-    folder = f"{runs}/{plan.job.name}-NNNN"
-    if plan.site.scheduler == "slurm":
-        return f"cd {folder} && sbatch {SCRIPT}"
-    return f"cd {folder} && bash {SCRIPT} >> job.log 2>&1"
+    return f"cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
 
 
 def _sweep_of(args: argparse.Namespace) -> Sweep | None:
@@ -301,7 +299,7 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     for number, values in enumerate(sweep.combinations):
         console.say(f"task {number}: " + ", ".join(f"{name} = {value}" for name, value in values.items()))
     first = with_values(plan, sweep.combinations[0])
-    if plan.site.scheduler == "slurm":
+    if not plan.site.is_local:
         console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
     console.say("the script of task 0, on stdout:")
     return first

@@ -69,7 +69,7 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     console.table(("KEY", "VALUE", "FROM"), rows, wrap=True)
     unknown = [key for key in ("account", "partition", "gpus_per_node", "cpus_per_node", "memory", "architecture")
                if getattr(site, key) is None and not (key == "memory" and site.memory_per_gpu)]  # fmt: skip
-    if unknown and site.scheduler == "slurm":
+    if unknown and not site.is_local:
         console.say(f"not set: {', '.join(unknown)}. Use a job file, options, or once: runner init --site {site.name}")
     return 0
 

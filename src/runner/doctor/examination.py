@@ -77,7 +77,7 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
     ok = {each.name for each in found if each.verdict == "ok"}
     # runner writes squashfs files itself; the others help in special cases, which name them when they arise
     names = {"mksquashfs", "mmdebstrap", "logins"}
-    if site.scheduler != "slurm":
+    if site.is_local:
         names |= {"slurm", "srun plugins", "clock", "quota"}
     if "podman" in ok or "docker" in ok:
         names |= {"podman", "docker"} - {engine}

@@ -169,7 +169,7 @@ _FLAGS = {engine: flag for flag, engine in _ENGINES.items()}
 
 def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     """Slurm's client programs, and the cluster that answers."""
-    wanted = site.scheduler == "slurm"
+    wanted = not site.is_local
     missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if process.which(name) is None]
     if missing:
         text = f"not installed: {', '.join(missing)}"

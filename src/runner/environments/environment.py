@@ -211,6 +211,6 @@ def default_environment(project: Project, site: Site) -> tuple[str, str]:
         name = typed(document, ("environment",), str)
         if name:
             return name, f"the default of {settings.name}"
-    if site.scheduler == "local":
+    if site.is_local:
         return "cpu", "the default without a scheduler"
     return "ngc-ds", "the default"

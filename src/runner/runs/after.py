@@ -105,20 +105,3 @@ def still_pending(waits: Dependencies) -> Dependencies:
 
 def _is_open(status: RunStatus) -> bool:
     return status.active or status.state == "UNKNOWN"
-
-
-def slurm_flags(waits: Dependencies) -> tuple[str, ...]:
-    """The sbatch flags that make a job wait; it is cancelled, not left in the queue, where it can never start."""
-    kinds = (("afterok", waits.succeeded), ("afterany", waits.ended))
-    words = [":".join((kind, *(run.job_id for run in runs))) for kind, runs in kinds if runs]
-    return (f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes") if words else ()
-
-
-def local_words(waits: Dependencies) -> tuple[str, ...]:
-    """The words of payload/after.sh: `ok` or `any`, the process, and the folder of each run."""
-    return tuple(
-        word
-        for kind, runs in (("ok", waits.succeeded), ("any", waits.ended))
-        for run in runs
-        for word in (kind, run.job_id.removeprefix("local-"), str(run.folder))
-    )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from time import time as now
 from typing import NamedTuple
 
 from runner.machine import files
@@ -68,6 +69,17 @@ class Attempt:
     @property
     def ended(self) -> float | None:
         return self.time("ended")
+
+    @property
+    def elapsed(self) -> str:
+        """How long it has run, or ran, as squeue writes it."""
+        if self.started is None:
+            return ""
+        seconds = int((self.ended or now()) - self.started)
+        days, rest = divmod(max(seconds, 0), 86400)
+        hours, minutes = rest // 3600, rest // 60 % 60
+        shown = f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"
+        return f"{days}-{shown}" if days else shown
 
     @property
     def last_sign(self) -> float | None:

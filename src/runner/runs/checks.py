@@ -116,7 +116,7 @@ def _check_numbers(job: Job) -> None:
 
 
 def _check_site(job: Job, site: Site) -> None:
-    if site.scheduler == "local":
+    if site.is_local:
         if job.resources.nodes > 1:
             raise RunnerError(
                 f"the job requests {job.resources.nodes} nodes, but the site {site.name!r} has only one"
@@ -158,7 +158,7 @@ def _check_chain(links: int, site: Site) -> None:
         raise RunnerError(
             f"--chain {links} is too small", "a chain needs at least 2 jobs", "--chain 5, or leave out --chain"
         )
-    if site.scheduler != "slurm":
+    if site.is_local:
         raise RunnerError(
             f"the site {site.name!r} has no queue for a chain of jobs",
             "without a scheduler, a job has no time limit after which the next one must start",
@@ -367,7 +367,7 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
     Source: sbatch(1), "filename pattern"; the mount syntax SOURCE:TARGET of all engines, pyxis' comma between mounts.
     """
     reasons: dict[str, str] = {}
-    if site.scheduler == "slurm":
+    if not site.is_local:
         reasons |= {"%": "Slurm replaces `%j` and other patterns", "\\": "Slurm reads it as an escape"}
     if engine != "host":
         reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}

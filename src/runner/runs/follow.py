@@ -10,6 +10,7 @@ from typing import Protocol
 from runner.machine.report import Report
 from runner.runs.logs import Stream, all_streams, labelled, of_attempt
 from runner.runs.run import Run, reloaded
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.status import RunStatus, ask
 
 _LOOK_SECONDS = 0.2  # between two looks at the file
@@ -44,8 +45,7 @@ class Watch:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.pause = 0.5 if run.scheduler == "local" else 2.0
-        self.longest = self.pause if run.scheduler == "local" else 15.0
+        self.pause, self.longest = scheduler_of(run.scheduler).PAUSES
         self.next = 0.0
         self.seen: tuple[int, int | None] | None = None
 

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, index_path, sidecar
-from runner.machine import files, folders, process
+from runner.machine import files, folders
 from runner.runs.run import PREPARING, Run, members
-from runner.runs.schedulers import slurm
+from runner.runs.schedulers.scheduler import by_scheduler
 from runner.runs.status import ask
 
-_ANSWER_SECONDS = 30.0
 _QUIET_SECONDS = 86_400
 """an attempt that has left no exit code is taken for a live one until nothing has changed in it for so long"""
 _LAUNCH_SECONDS = 3600
@@ -59,12 +58,13 @@ def sort(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Sorted:
 def _live(runs: Sequence[Run]) -> dict[str, str]:
     """Name -> why it counts as live, of the runs that do."""
     found: dict[str, str] = {}
-    work, trouble = _work_folders(runs)
+    asked = {run.scheduler: scheduler.work_folders() for scheduler, (run, *_) in by_scheduler(runs)}
+    work = {folder for folders, _ in asked.values() for folder in folders}
     for status in ask(runs):
         run = status.run
         if status.active or status.state == "UNKNOWN":
             found[run.name] = f"it is {status.state}"
-        elif run.scheduler == "slurm" and trouble:
+        elif trouble := asked[run.scheduler][1]:
             found[run.name] = trouble
         elif run.folder.resolve() in work:
             found[run.name] = "a job in the queue works in it"
@@ -73,19 +73,6 @@ def _live(runs: Sequence[Run]) -> dict[str, str]:
         elif _goes_on(run):
             found[run.name] = "its newest attempt has left no exit code, and was at work within a day"
     return found
-
-
-def _work_folders(runs: Sequence[Run]) -> tuple[set[Path], str]:
-    """Where the user's jobs work, those that were submitted by hand too; and why that is not known."""
-    if not any(run.scheduler == "slurm" for run in runs):
-        return set(), ""
-    try:
-        done = process.run(slurm.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS)
-    except RunnerError as error:
-        return set(), f"squeue cannot be run: {error.why}"
-    if done.exit_code != 0:
-        return set(), f"squeue does not answer: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
-    return {Path(folder).resolve() for folder in slurm.parse_work_folders(done.stdout)}, ""
 
 
 def _goes_on(run: Run) -> bool:

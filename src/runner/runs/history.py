@@ -17,13 +17,13 @@ from runner.errors import RunnerError
 from runner.machine import files
 from runner.runs.attempt import Attempt
 from runner.runs.run import CANCELLED, PREPARING, Run, is_cancelled, is_over
-from runner.runs.schedulers.slurm import UNFINISHED
+from runner.runs.schedulers.job_status import ACTIVE
 
 if TYPE_CHECKING:
     from runner.runs.status import RunStatus
 
 STATES = ("PREPARING", "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL",
-          "OUT_OF_MEMORY", "LOST", "UNKNOWN", *sorted(UNFINISHED - {"PENDING", "RUNNING"}))  # fmt: skip
+          "OUT_OF_MEMORY", "LOST", "UNKNOWN", *sorted(ACTIVE - {"PENDING", "RUNNING"}))  # fmt: skip
 """the states of `runner status`"""
 _REMEMBERED_SECONDS = 900  # how long after its end Slurm may still tell more of a job than its folder (MinJobAge)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

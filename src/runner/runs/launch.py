@@ -1,6 +1,6 @@
 """The place where image, environment and job become a run folder and a submission.
 
-`prepare` decides and reads only; `submission.submit` acts on what it returns.
+`prepare` decides and reads only; `submit.submit` acts on what it returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runner.runs.after import Dependencies, find
 from runner.runs.checks import LaunchImage, lacks_account
 from runner.runs.job import Job, Layer, command_line, load_job_file, value
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
-from runner.runs.schedulers import slurm, template
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.snapshot import Snapshot
 from runner.site import Site
 
@@ -32,7 +32,6 @@ SCRIPT = "job.sbatch"
 EDF = "environment.toml"
 NOTIFY = "notify"
 """the events that payload/notify.sh posts"""
-SCHEDULERS = {"slurm": slurm.script, "local": template.script}
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,9 @@ def prepare(
     """The plan of a run. Raises RunnerError for what cannot be launched; a dry run warns about what is not here."""
     site, why = find_site(request.site, environ)
     report.detail(f"site {site.name} ({why})")
-    if site.scheduler == "slurm" and not request.dry_run:
-        process.need(("sbatch",))
+    scheduler = scheduler_of(site.scheduler)
+    if not request.dry_run:
+        process.need(scheduler.PROGRAMS)
     job_file, program = find_program(request, project)
     environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
@@ -102,7 +102,7 @@ def prepare(
     if image.missing and make_image is not None:
         make_image(environment, image, site)
         image = preflight.find_image(environment, site, environ)
-    here = site.scheduler == "local" and engine != "host"
+    here = site.is_local and engine != "host"
     notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
     waits = Dependencies()
     if request.after or request.after_any:
@@ -114,7 +114,7 @@ def prepare(
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = preflight.for_the_run(environment, image, (preflight.CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)
-    script = SCHEDULERS[site.scheduler](job, attachment, site)
+    script = scheduler.script(job, attachment, site)
     taken = asked()
     return RunPlan(
         site,

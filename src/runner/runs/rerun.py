@@ -18,10 +18,11 @@ from runner.images.recipe import load_recipe
 from runner.machine import folders, process, sessions
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import diff, hub, lock, snapshot, submit
+from runner.runs import diff, hub, lock, snapshot
 from runner.runs.after import Dependencies
 from runner.runs.git import command
 from runner.runs.run import Run, find_run, save
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import write_record
 from runner.runs.snapshot import DIFF
 
@@ -126,10 +127,11 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
         mine = {**tables["run"], "name": run.name, "created": run.created, "again": locked.name}
         write_record(folder / LOCK, lock.lock_text({**tables, "run": mine}))
         with sessions.uninterrupted():
-            run = submit.start(run, Dependencies(), report)
+            scheduler = scheduler_of(run.scheduler)
+            run = scheduler.start(run, Dependencies(), report)
             submitted = True
             save(run)
-            run = submit.with_chain(run, _links(tables))
+            run = scheduler.start_chain(run, _links(tables))
         return run
     except BaseException:
         if not submitted:
@@ -166,7 +168,7 @@ def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
         image=tables["image"]["reference"],
         command_line=tuple(tables["run"]["command_line"]),
         project=tables["run"]["project"],
-        slurm=submit.slurm_version() if tables["site.values"]["scheduler"] == "slurm" else {},
+        slurm=scheduler_of(tables["site.values"]["scheduler"]).version(),
         nodes=resources["nodes"],
         processes_per_node=resources["tasks_per_node"],
         tags=tuple(tags),

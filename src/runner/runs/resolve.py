@@ -127,7 +127,7 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     default("cpus_per_task", max(1, _cpus(site, gpus) // max(1, _find("tasks_per_node", layers).value)))
     if memory := _memory(site, gpus):
         computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
-    default("preflight", gpus > 0 and site.scheduler == "slurm")
+    default("preflight", gpus > 0 and not site.is_local)
     if chain := _find("chain", layers).value:  # each of its jobs continues where another ran out of time
         default("restart", Restart(time_limit=chain - 1))
 
@@ -140,7 +140,7 @@ def _name_of(program: str) -> str:
 
 def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
     """Warnings about values that fell back to a default."""
-    if site.scheduler != "slurm":
+    if site.is_local:
         return ()
     notes = []
     if found["gpus_per_node"].origin is DEFAULT:

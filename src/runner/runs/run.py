@@ -18,6 +18,7 @@ from runner.errors import RunnerError, unknown
 from runner.machine import files
 from runner.runs.attempt import Attempt
 from runner.runs.secrets import write_record
+from runner.site import LOCAL
 
 RECORD = "run.json"
 LATER_JOBS = "job_ids"
@@ -77,6 +78,15 @@ class Run:
     def job_id(self) -> str:
         """The newest job id; empty before submission."""
         return self.job_ids[-1] if self.job_ids else ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on one machine (`host`), without a scheduler."""
+        return self.scheduler == LOCAL
+
+    def with_jobs(self, *job_ids: str) -> Run:
+        """The run, submitted as these jobs."""
+        return replace(self, job_ids=job_ids, state=SUBMITTED)
 
     @property
     def log(self) -> Path:

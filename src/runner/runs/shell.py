@@ -29,10 +29,10 @@ from runner.runs.job import Layer, command_line
 from runner.runs.launch import EDF, MakeImage, find_environment
 from runner.runs.resolve import resolve
 from runner.runs.run import RECORD, Run, find_run
-from runner.runs.schedulers import slurm
+from runner.runs.schedulers import slurm_commands
 from runner.runs.secrets import refuse_in
 from runner.runs.status import ask
-from runner.site import Site
+from runner.site import LOCAL, Site
 from runner.site_files import load_site
 
 FOLDER = "{RUNNER_RUN}"
@@ -101,7 +101,7 @@ def prepared(
     """The call that opens the shell; the files it needs exist while the block runs."""
     site, why = find_site(request.site, environ)
     if request.without_scheduler:
-        site = replace(site, scheduler="local")
+        site = replace(site, scheduler=LOCAL)
     run = _run(request.where, site.runs(environ, project), project)
     if run is not None:
         yield _call(_place_of_run(run, environ, report), request, environ, report, write=not dry_run)
@@ -123,7 +123,7 @@ def prepared(
         yield _call(_Place(site, environment, folder), request, environ, report, write=False)
         return
     checks.check_architecture(image, site)
-    for note in checks.check_mounts(environment, environ, here=site.scheduler == "local"):
+    for note in checks.check_mounts(environment, environ, here=site.is_local):
         report.warn(note)
     folder = folders.take_numbered(runs, ".shell")
     try:
@@ -164,15 +164,15 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     alone = Project(None, run.folder, run.folder)
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)
     status = ask([run])[0]
-    inside = run.scheduler == "slurm" and status.state == "RUNNING"
+    inside = not run.is_local and status.state == "RUNNING"
     if inside:
         report.say(
             f"{run.name} is running on {status.nodes}: "
             "opening a new container from the same image inside its allocation"
         )
-    elif run.scheduler == "slurm" and status.active:
+    elif not run.is_local and status.active:
         report.say(f"{run.name} is {status.state} and stays queued; requesting another allocation for this shell")
-    elif run.scheduler == "slurm":
+    elif not run.is_local:
         report.say(f"{run.name} is {status.state}: requesting an allocation for a new container from the same image")
     elif run.engine == "host":
         report.say(f"opening a shell in the code snapshot of {run.name}, on this machine without a container")
@@ -202,7 +202,7 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     variables = {**environ, **own}
     for name, value in attachment.exports.items():
         own[name] = variables[name] = expand(value, variables, name)
-    if place.site.scheduler == "local":
+    if place.site.is_local:
         prefix = tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix)
         argv: tuple[str, ...] = (*prefix, *command)
     else:
@@ -234,7 +234,7 @@ def _srun(
         flags=tuple(expand(word, variables, "a flag of the engine") for word in attachment.flags),
         prefix=tuple(expand(word, variables, "a word of the engine") for word in attachment.prefix),
     )
-    argv = slurm.shell(
+    argv = slurm_commands.shell(
         live, command, place.job_id or None, pty=request.terminal, resources=job.resources, site=place.site
     )
     return (argv[0], *place.site.srun, *job.srun, *argv[1:])

@@ -1,10 +1,8 @@
-"""Submission: room on the file system, the run folder and its lock, sbatch or a local process."""
+"""Submission: room on the file system, the run folder and its lock, and the start of the job."""
 
 from __future__ import annotations
 
 import os
-import re
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -14,14 +12,13 @@ from pathlib import Path
 from runner.doctor import storage
 from runner.errors import RunnerError
 from runner.images.squashfs_file import with_sha256
-from runner.machine import files, folders, process, secrets, sessions
+from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, checks, lock, snapshot
-from runner.runs.after import Dependencies
 from runner.runs.checks import LaunchImage
-from runner.runs.launch import SCRIPT, RunPlan
-from runner.runs.run import LATER_JOBS, SUBMITTED, WAITS, Run, save
-from runner.runs.schedulers import slurm, template
+from runner.runs.launch import RunPlan
+from runner.runs.run import Run, save
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import hide_words, refuse_in, write_record
 from runner.runs.snapshot import Snapshot
 
@@ -55,55 +52,6 @@ def _check_file_system(folder: Path, there: Path) -> None:
         )
 
 
-FOLDER = "bad-nodes"
-_SECONDS = 86_400
-_ANSWER_SECONDS = 10.0
-
-
-def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
-    """The flag of sbatch that leaves them out; none where there are none, or where Slurm does not say who it is."""
-    folder = Path(environ.get("RUNNER_CACHE") or runs / ".cache") / FOLDER
-    listed = {path.name: found for path in _files(folder) if (found := read_bad_nodes(path, time.time()))}
-    if not listed:
-        return ()
-    try:
-        shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=_ANSWER_SECONDS).stdout
-        cluster = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
-        bad = listed.get(cluster[1], {}) if cluster else {}
-        # a name that the cluster no longer has would make sbatch refuse the job
-        argv = ("sinfo", "--noheader", "--Node", "--format=%N")
-        known = set(process.run(argv, check=False, timeout_seconds=_ANSWER_SECONDS).stdout.split()) if bad else set()
-    except RunnerError:
-        return ()
-    bad = {name: reason for name, reason in bad.items() if name in known}
-    for name, reason in bad.items():
-        report.say(f"excluding node {name}: {reason} (reported within the last day in {folder})")
-    return (f"--exclude={','.join(bad)}",) if bad else ()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def read_bad_nodes(path: Path, now: float) -> dict[str, str]:
-    """Node -> why it is not to be used, from the lines of a list that are not too old."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    found: dict[str, str] = {}
-    for line in lines:
-        name, _, rest = line.partition(" ")
-        seconds, _, reason = rest.partition(" ")
-        if name and seconds.isdigit() and now - int(seconds) < _SECONDS:
-            found[name] = reason
-    return found
-
-
-_ESTIMATE_SECONDS = 10.0
-_SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
-
-
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
     """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
     plan = checked(plan, runs, report)
@@ -112,10 +60,11 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
     submitted = False
     try:
         with sessions.uninterrupted():
-            run = start(run, waits, report)
+            scheduler = scheduler_of(run.scheduler)
+            run = scheduler.start(run, waits, report)
             submitted = True
             save(run)
-            run = with_chain(run, plan.job.chain)
+            run = scheduler.start_chain(run, plan.job.chain)
         return run
     except BaseException:
         if not submitted:
@@ -164,7 +113,7 @@ def made(
             image=plan.image.reference,
             command_line=hide_words(command_line),
             project=str(plan.program.main or ""),
-            slurm=slurm_version() if plan.site.scheduler == "slurm" else {},
+            slurm=scheduler_of(plan.site.scheduler).version(),
             nodes=plan.job.resources.nodes,
             processes_per_node=plan.job.resources.tasks_per_node,
             restarts=plan.job.restart is not None,
@@ -195,12 +144,6 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
         raise files.explain(error, f"read {squashfs.path}") from error
 
 
-def slurm_version() -> dict[str, str]:
-    """The version in `slurm-wlm 22.05.8` or `slurm 24.05.4`."""
-    words = process.run(("sbatch", "--version"), check=False, timeout_seconds=10).stdout.split()
-    return {"version": words[-1]} if words else {}
-
-
 def write(plan: RunPlan, run: Run, report: Report) -> None:
     """Everything in the run folder that the job needs, and the lock."""
     refuse_in(plan.files)
@@ -210,85 +153,3 @@ def write(plan: RunPlan, run: Run, report: Report) -> None:
     plan = replace(plan, snapshot=taken)
     snapshot.check_diff(run.folder)
     write_record(run.folder / "lock.toml", lock.lock_text(lock.tables(plan, run)))
-
-
-def start(run: Run, waits: Dependencies, report: Report) -> Run:
-    """The run with its job, which is submitted, or started on this machine."""
-    if run.scheduler == "local":
-        return start_local(run, waits)
-    return replace(run, job_ids=(sbatch(run.folder, waits, report),), state=SUBMITTED)
-
-
-def with_chain(run: Run, links: int) -> Run:
-    """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
-    for _ in range(links - 1):
-        job_id = submitted(run.folder, slurm.submit_after(run.folder, run.job_id))
-        run = replace(run, job_ids=(*run.job_ids, job_id))
-        files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
-    return run
-
-
-def sbatch(folder: Path, waits: Dependencies, report: Report, script: str = SCRIPT) -> str:
-    """The job id of a script in a folder, submitted."""
-    _tell_start(folder, script, report)
-    excluded = exclude_flags(folder.parent, os.environ, report)
-    flags = (*excluded, *after.slurm_flags(waits))
-    return submitted(folder, slurm.submit(folder, flags, script=script))
-
-
-def _tell_start(folder: Path, script: str, report: Report) -> None:
-    """Say when the job would start. Where Slurm does not tell, the submission itself is the judge."""
-    try:
-        done = process.run(slurm.test_only(script), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
-    except RunnerError as error:  # a busy controller
-        report.detail(f"sbatch --test-only: {error.why}")
-        return
-    start = slurm.parse_test_only(done.stderr)
-    if start:
-        report.say(f"estimated start: {start}")
-    elif done.exit_code != 0:
-        report.warn("sbatch --test-only: " + (done.stderr.strip() or "no answer").splitlines()[-1])
-
-
-def submitted(folder: Path, argv: Sequence[str]) -> str:
-    """The job id that sbatch printed."""
-    done = process.run(argv, cwd=folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
-    if done.exit_code != 0:
-        raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message")
-    return slurm.parse_submit(done.stdout)
-
-
-def refused(words: str) -> RunnerError:
-    """The error for a submission that sbatch refused, with its own words and what they usually mean."""
-    hints = (
-        ("account", "--account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
-        ("partition", "--partition NAME; `sinfo` lists the partitions"),
-        ("time limit", "--time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
-        (
-            "node configuration",
-            "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
-        ),
-        ("node count", "fewer --nodes; `sinfo` shows how many nodes there are"),
-        ("memory", "less --memory"),
-        ("unable to contact", "try again, or ask the admins: the controller does not answer"),
-        ("unrecognized option", "check --sbatch=… and the site's flags: this version of Slurm does not have that flag"),
-        ("job array", "sweep over fewer combinations; `scontrol show config` prints MaxArraySize"),
-        ("qos", "--sbatch=--qos=NAME"),
-    )
-    fix = next(
-        (hint for word, hint in hints if word in words.lower()),
-        "fix what sbatch complains about; --dry-run prints the script",
-    )
-    return RunnerError("sbatch refuses the job", words, fix)
-
-
-def start_local(run: Run, waits: Dependencies) -> Run:
-    """The run with the process that runs its script on this machine, in a session of its own."""
-    argv: tuple[str, ...] = template.SUBMIT
-    if waits.runs:
-        files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
-        argv = ("bash", "payload/after.sh", *after.local_words(waits))
-    pid = process.detached(argv, run.log, cwd=run.folder)
-    return replace(
-        run, job_ids=(f"local-{pid}",), state=SUBMITTED, host=os.uname().nodename, process=sessions.identity(pid)
-    )

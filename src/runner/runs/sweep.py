@@ -16,12 +16,11 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.machine import files, folders, sessions
 from runner.machine.report import Report
-from runner.runs import after
-from runner.runs import submit as submission
-from runner.runs.after import Dependencies
+from runner.runs import after, submit
 from runner.runs.job import Job
-from runner.runs.launch import SCHEDULERS, SCRIPT, RunPlan
-from runner.runs.run import SUBMITTED, Run, save
+from runner.runs.launch import SCRIPT, RunPlan
+from runner.runs.run import Run, save
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.secrets import write_record
 
 ARRAY = "array.sbatch"
@@ -85,7 +84,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
 def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
     """The plan of one combination."""
     job = _job(plan.job, values)
-    script = SCHEDULERS[plan.site.scheduler](job, plan.attachment, plan.site)
+    script = scheduler_of(plan.site.scheduler).script(job, plan.attachment, plan.site)
     return replace(plan, job=job, script=script, files={**plan.files, SCRIPT: script})
 
 
@@ -128,7 +127,7 @@ def submit_sweep(
     plan: RunPlan, sweep: Sweep, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()
 ) -> tuple[str, tuple[Run, ...]]:
     """Make the runs and start them; returns the sweep's name and its runs. On any failure all is removed."""
-    plan = submission.checked(plan, runs, report)
+    plan = submit.checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-sweep")
     made: list[Run] = []
@@ -136,16 +135,12 @@ def submit_sweep(
     try:
         for number, values in enumerate(sweep.combinations):
             one = with_values(plan, values)
-            run = submission.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
+            run = submit.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
             made.append(run)
             files.link(folder / str(number), f"../{run.name}")
         write_record(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
         with sessions.uninterrupted():
-            started = (
-                _start_local(made, waits, sweep.at_once or 1)
-                if plan.site.scheduler == "local"
-                else _sbatch(folder, made, waits, report)
-            )
+            started = scheduler_of(plan.site.scheduler).start_sweep(folder, made, waits, sweep.at_once, report)
             submitted = True
             for run in started:
                 save(run)
@@ -156,18 +151,3 @@ def submit_sweep(
                 folders.remove(run.folder)
             folders.remove(folder)
         raise
-
-
-def _sbatch(folder: Path, made: Sequence[Run], waits: Dependencies, report: Report) -> tuple[Run, ...]:
-    job_id = submission.sbatch(folder, waits, report, ARRAY)
-    report.detail(f"array job {job_id}")
-    return tuple(replace(run, job_ids=(f"{job_id}_{n}",), state=SUBMITTED) for n, run in enumerate(made))
-
-
-def _start_local(made: Sequence[Run], waits: Dependencies, at_once: int) -> tuple[Run, ...]:
-    """Without a scheduler each waits for the one that came `at_once` places before it, however that ends."""
-    started: list[Run] = []
-    for number, run in enumerate(made):
-        before = (started[number - at_once],) if number >= at_once else ()
-        started.append(submission.start_local(run, waits._replace(ended=(*waits.ended, *before))))
-    return tuple(started)

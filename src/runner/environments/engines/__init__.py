@@ -85,7 +85,7 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
     from runner.detection import slurm_plugins  # slow to import
     from runner.machine import process
 
-    if site.scheduler == "slurm":
+    if not site.is_local:
         for plugin, engine in (("environment", "ce"), ("edf", "sarus"), ("container-image", "pyxis")):
             if plugin in slurm_plugins():
                 return engine, f"srun has --{plugin}"

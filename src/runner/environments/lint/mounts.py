@@ -31,7 +31,7 @@ def missing_source(subject: Subject) -> Iterator[Finding]:
     """A missing source ends the job; a compute node may have other folders than this machine."""
     if not subject.setting.here:
         return
-    local = subject.setting.site.scheduler == "local"
+    local = subject.setting.site.is_local
     for index, mount in enumerate(subject.environment.mounts):
         source = subject.expanded(mount.source, f"mounts.{index}")
         if source is None or Path(source).exists():

@@ -40,7 +40,7 @@ class BuildJob:
 def goes_to_a_job(site: Site, environ: Mapping[str, str]) -> bool:
     """Whether images for this site are built in a job: it names podman's storage on a node, and we are not
     on one already."""
-    return site.scheduler == "slurm" and site.container_storage is not None and "SLURM_JOB_ID" not in environ
+    return not site.is_local and site.container_storage is not None and "SLURM_JOB_ID" not in environ
 
 
 def script(job: BuildJob) -> str:

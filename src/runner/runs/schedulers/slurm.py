@@ -1,49 +1,49 @@
-"""Slurm: the batch script, and pure pairs of a command's words and the reading of what it prints.
-
-Tested on Slurm 22.05; the text formats are the same up to 25.11. No sacct is needed, and no JSON, whose shape changes
-between versions.
-"""
+"""Slurm: the batch script, and what is asked of its commands (slurm_commands.py)."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 from runner import quoting
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
-from runner.runs.job import Job, Resources, time_limit_text
-from runner.runs.schedulers import flags, template
+from runner.machine import files, process
+from runner.machine.report import Report
+from runner.runs.job import Job, time_limit_text
+from runner.runs.schedulers import slurm_commands
+from runner.runs.schedulers.flags import CPUS, merge, option, refuse, refuse_of_site
+from runner.runs.schedulers.job_status import ACTIVE, JobStatus, from_exit_code
+from runner.runs.schedulers.template import joined, render
 from runner.site import Site
 
-_FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
+if TYPE_CHECKING:
+    from runner.runs.after import Dependencies
+    from runner.runs.run import Run
 
-
-class JobStatus(NamedTuple):
-    """A job's status in Slurm."""
-
-    state: str
-    """PENDING, RUNNING, COMPLETED, ..."""
-    reason: str = ""
-    """why it waits, or why it failed; empty where Slurm says None"""
-    exit_code: int | None = None
-    """128 + N when signal N ended it; None while it has not ended"""
-    nodes: str = ""
-    elapsed: str = ""
-    time_left: str = ""
+PROGRAMS: tuple[str, ...] = ("sbatch",)
+BY_HAND = "sbatch job.sbatch"
+STATE_SOURCE = "Slurm"
+PAUSES = (2.0, 15.0)
+_ESTIMATE_SECONDS = _CONFIG_SECONDS = 10.0
+_SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
+_BAD_NODE_SECONDS = 86_400
+_ANSWER_SECONDS = 30.0  # a busy controller takes its time; one that is away must not block for minutes
 
 
 def script(job: Job, attachment: Attachment, site: Site) -> str:
     """The batch script; `cd RUN && sbatch job.sbatch` is the whole submission."""
-    flags.refuse((*site.sbatch, *job.sbatch), "sbatch")
-    taken = {flags.option(word, "srun")[0]: "the environment" for word in attachment.flags}
-    flags.refuse((*site.srun, *job.srun), "srun", taken)
-    directives = flags.merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
-    flags.refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
-    return template.render(
+    refuse((*site.sbatch, *job.sbatch), "sbatch")
+    taken = {option(word, "srun")[0]: "the environment" for word in attachment.flags}
+    refuse((*site.srun, *job.srun), "srun", taken)
+    directives = merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
+    refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
+    return render(
         job,
         attachment,
         site,
@@ -59,7 +59,7 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         f"--nodes={resources.nodes}",
         f"--ntasks-per-node={job.tasks_per_node}",
         f"--cpus-per-task={job.cpus_per_step_task}",
-        *_gpu_request(resources.gpus_per_node, site),
+        *slurm_commands.gpu_request(resources.gpus_per_node, site),
         *((f"--mem={resources.memory}",) if resources.memory else ()),
         *((f"--time={time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
         *((f"--partition={resources.partition}",) if resources.partition else ()),
@@ -81,15 +81,9 @@ def _requeue(job: Job, site: Site) -> tuple[str, ...]:
     return ("--requeue",) if site.restart_by == "requeue" else ("--no-requeue",)
 
 
-def _gpu_request(gpus: int, site: Site) -> tuple[str, ...]:
-    if gpus == 0 or site.gpu_request == "none":
-        return ()
-    return (f"--gres=gpu:{gpus}",) if site.gpu_request == "gres" else (f"--gpus-per-node={gpus}",)
-
-
 def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str]) -> tuple[str, ...]:
     """The lines of srun with its flags, quoted."""
-    by_task = any(flags.option(word, "sbatch")[0] == "cpus-per-task" for word in directives)
+    by_task = any(option(word, "sbatch")[0] == "cpus-per-task" for word in directives)
     own = (
         f"--nodes={job.resources.nodes}",
         f"--ntasks={job.tasks}",
@@ -100,190 +94,253 @@ def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str
         "--kill-on-bad-exit=1",
         "--export=ALL",
     )
-    given = flags.merge((), site.srun, job.srun, "srun")  # of one option the user's words count
-    names = {flags.option(word, "srun")[0] for word in given}
-    names |= flags.CPUS if names & flags.CPUS else set()
-    ours = [quoting.live(word) for word in own if flags.option(word, "srun")[0] not in names]
+    given = merge((), site.srun, job.srun, "srun")  # of one option the user's words count
+    names = {option(word, "srun")[0] for word in given}
+    names |= CPUS if names & CPUS else set()
+    ours = [quoting.live(word) for word in own if option(word, "srun")[0] not in names]
     theirs = [quoting.literal(word, f"the srun flag {word[:60]!r}") for word in given]
     engine = [quoting.live(word) for word in attachment.flags]
-    return (*template.joined(("srun", *ours)), *theirs, *engine)
+    return (*joined(("srun", *ours)), *theirs, *engine)
 
 
-def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sbatch") -> tuple[str, ...]:
-    r"""The sbatch command, to be run in the run folder. Raises RunnerError for a folder that Slurm cannot write to.
-
-    Slurm reads `%` and backslashes in the path of the output, the folder included (22.05: `%j` becomes the job id).
-    """
-    if set(str(run_folder)) & set("%\\"):
-        raise RunnerError(
-            f"Slurm cannot write its output to {str(run_folder)!r}",
-            r"Slurm reads `%` and `\` in a path as patterns",
-            "choose a folder without these characters: export RUNNER_RUNS=FOLDER",
-        )
-    return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
+def version() -> dict[str, str]:
+    """The version, from `slurm-wlm 22.05.8` or `slurm 24.05.4`."""
+    words = process.run(("sbatch", "--version"), check=False, timeout_seconds=10).stdout.split()
+    return {"version": words[-1]} if words else {}
 
 
-def test_only(script: str = "job.sbatch") -> tuple[str, ...]:
-    """The sbatch command, to be run in the run folder, that submits nothing and tells when the job would start."""
-    return (*_outside_of_jobs(os.environ), "sbatch", "--test-only", script)
+def start(run: Run, waits: Dependencies, report: Report) -> Run:
+    """The run with its job, which is submitted."""
+    return run.with_jobs(_sbatch(run.folder, waits, report, "job.sbatch"))
 
 
-def _outside_of_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words that start a command without the variables of the job that this runs in; none outside of a job.
+def start_sweep(
+    folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
+) -> tuple[Run, ...]:
+    """The runs as the tasks of one array job, whose script says how many run `at_once`."""
+    job_id = _sbatch(folder, waits, report, "array.sbatch")
+    report.detail(f"array job {job_id}")
+    return tuple(run.with_jobs(f"{job_id}_{n}") for n, run in enumerate(runs))
 
-    sbatch would hand them on to the new job, whose scripts would take an outer job's array or restarts for its own.
-    """
-    if "SLURM_JOB_ID" not in environ:
+
+def start_chain(run: Run, links: int) -> Run:
+    """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
+    from runner.runs.run import LATER_JOBS  # a dry run does not need it
+
+    for _ in range(links - 1):
+        job_id = _submitted(run.folder, slurm_commands.submit_after(run.folder, run.job_id))
+        run = run.with_jobs(*run.job_ids, job_id)
+        files.write(run.folder / LATER_JOBS, "".join(f"{each}\n" for each in run.job_ids[1:]))
+    return run
+
+
+def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str) -> str:
+    """The job id of a script in a folder, submitted."""
+    _tell_start(folder, script, report)
+    excluded = exclude_flags(folder.parent, os.environ, report)
+    flags = (*excluded, *slurm_commands.dependency_flags(waits))
+    return _submitted(folder, slurm_commands.submit(folder, flags, script=script))
+
+
+def _tell_start(folder: Path, script: str, report: Report) -> None:
+    """Say when the job would start. Where Slurm does not tell, the submission itself is the judge."""
+    try:
+        done = process.run(slurm_commands.test_only(script), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+    except RunnerError as error:  # a busy controller
+        report.detail(f"sbatch --test-only: {error.why}")
+        return
+    start = slurm_commands.parse_test_only(done.stderr)
+    if start:
+        report.say(f"estimated start: {start}")
+    elif done.exit_code != 0:
+        report.warn("sbatch --test-only: " + (done.stderr.strip() or "no answer").splitlines()[-1])
+
+
+def _submitted(folder: Path, argv: Sequence[str]) -> str:
+    """The job id that sbatch printed."""
+    done = process.run(argv, cwd=folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
+    if done.exit_code != 0:
+        raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message")
+    return slurm_commands.parse_submit(done.stdout)
+
+
+def refused(words: str) -> RunnerError:
+    """The error for a submission that sbatch refused, with its own words and what they usually mean."""
+    hints = (
+        ("account", "--account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
+        ("partition", "--partition NAME; `sinfo` lists the partitions"),
+        ("time limit", "--time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
+        (
+            "node configuration",
+            "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
+        ),
+        ("node count", "fewer --nodes; `sinfo` shows how many nodes there are"),
+        ("memory", "less --memory"),
+        ("unable to contact", "try again, or ask the admins: the controller does not answer"),
+        ("unrecognized option", "check --sbatch=… and the site's flags: this version of Slurm does not have that flag"),
+        ("job array", "sweep over fewer combinations; `scontrol show config` prints MaxArraySize"),
+        ("qos", "--sbatch=--qos=NAME"),
+    )
+    fix = next(
+        (hint for word, hint in hints if word in words.lower()),
+        "fix what sbatch complains about; --dry-run prints the script",
+    )
+    return RunnerError("sbatch refuses the job", words, fix)
+
+
+def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
+    """The flag of sbatch that leaves them out; none where there are none, or where Slurm does not say who it is."""
+    folder = Path(environ.get("RUNNER_CACHE") or runs / ".cache") / "bad-nodes"
+    listed = {path.name: found for path in _files(folder) if (found := _bad_nodes(path, time.time()))}
+    if not listed:
         return ()
-    names = sorted(name for name in environ if name.startswith("SLURM_") and name != "SLURM_CONF")
-    return ("env", *(f"--unset={name}" for name in names))
+    try:
+        shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=_CONFIG_SECONDS).stdout
+        cluster = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
+        bad = listed.get(cluster[1], {}) if cluster else {}
+        # a name that the cluster no longer has would make sbatch refuse the job
+        argv = ("sinfo", "--noheader", "--Node", "--format=%N")
+        known = set(process.run(argv, check=False, timeout_seconds=_CONFIG_SECONDS).stdout.split()) if bad else set()
+    except RunnerError:
+        return ()
+    bad = {name: reason for name, reason in bad.items() if name in known}
+    for name, reason in bad.items():
+        report.say(f"excluding node {name}: {reason} (reported within the last day in {folder})")
+    return (f"--exclude={','.join(bad)}",) if bad else ()
 
 
-def parse_test_only(stderr: str) -> str:
-    """When and where the job would start, in `sbatch: Job 5 to start at TIME using ...`; empty where it is not said."""
-    found = re.search(r"to start at (\S+)(?: using .*? on (?:nodes )?(\S+))?", stderr)
-    return f"{found[1]} on {found[2]}" if found and found[2] else found[1] if found else ""
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def submit_after(run_folder: Path, job_id: str) -> tuple[str, ...]:
-    """The sbatch command of a chain's next job: it begins when the one before has ended, however that was.
-
-    The word `again` tells the batch script that no person started this job (payload/restart.sh).
-    """
-    return (*submit(run_folder, (f"--dependency=afterany:{job_id}",)), "again")
-
-
-def parse_submit(stdout: str) -> str:
-    """Return the job id from `sbatch --parsable` (`ID` or `ID;CLUSTER`). Raises RunnerError otherwise."""
-    lines = stdout.strip().splitlines()
-    found = re.fullmatch(r"(\d+)(?:;\S*)?", lines[-1].strip()) if lines else None
-    if not found:
-        raise RunnerError(
-            "cannot read the job id that sbatch printed",
-            f"it printed {stdout.strip()!r}",
-            "check with squeue --me before you try again: the job may have been submitted",
-        )
-    return found[1]
-
-
-def status(job_ids: Sequence[str]) -> tuple[str, ...]:
-    """The one squeue question about all these jobs, ended ones included while Slurm remembers them.
-
-    A list with one unknown id is refused as a whole only where it has a single id; others are passed over.
-    A list that is too long for one word (131,072 bytes on Linux) is not told: all jobs of the user are asked about.
-    """
-    wanted = ",".join(f"{name}:|" for name in _FIELDS)
-    named = f"--jobs={','.join(job_ids)}"
-    return (
-        "squeue",
-        "--noheader",
-        "--array",
-        "--states=all",
-        named if len(named) < 120_000 else "--me",
-        f"--Format={wanted}",
-    )
-
-
-def parse_status(stdout: str) -> Mapping[str, JobStatus]:
-    """Job id -> status, from what `status` asked for."""
-    found: dict[str, JobStatus] = {}
-    for line in stdout.splitlines():
-        values = [value.strip() for value in line.split("|")]
-        if len(values) < len(_FIELDS) or not re.fullmatch(r"\d+(_\d+)?", values[0]):
-            continue
-        job_id, state, reason, nodes, elapsed, left, code = values[: len(_FIELDS)]
-        ended = state not in UNFINISHED
-        found[job_id] = JobStatus(
-            state, _words(reason), _exit_code(code) if ended else None, _words(nodes), elapsed, "" if ended else left
-        )
+def _bad_nodes(path: Path, now: float) -> dict[str, str]:
+    """Node -> why it is not to be used, from the lines of a list that are not too old."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    found: dict[str, str] = {}
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        seconds, _, reason = rest.partition(" ")
+        if name and seconds.isdigit() and now - int(seconds) < _BAD_NODE_SECONDS:
+            found[name] = reason
     return found
 
 
-UNFINISHED = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
-              "SIGNALING", "STAGE_OUT", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}  # fmt: skip
+def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
+    """Each run, with the jobs that were submitted by hand, and its status: at most two questions to squeue for all."""
+    queue, trouble = _queue([job_id for run in runs for job_id in run.job_ids])
+    runs, queue = _with_jobs_by_hand(runs, queue)
+    return [(run, status_of(run, queue, trouble)) for run in runs]
 
 
-def _words(text: str) -> str:
-    return "" if text in ("None", "(null)", "n/a", "N/A") else text
+def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
+    """What squeue says about the jobs that it knows, and why it says nothing at all."""
+    if not job_ids:
+        return {}, ""
+    try:
+        done = process.run(slurm_commands.status(job_ids), check=False, timeout_seconds=_ANSWER_SECONDS)
+    except RunnerError as error:
+        return {}, f"{error.what}: {error.why}"
+    if done.exit_code != 0 and "Invalid job id" not in done.stderr:
+        return {}, f"squeue: {(done.stderr.strip() or 'no answer').splitlines()[-1]}"
+    return slurm_commands.parse_status(done.stdout), ""
 
 
-def _exit_code(text: str) -> int | None:
-    """The exit code in `CODE:SIGNAL`, or in a number as wait(2) gives it; 128 + N for signal N."""
-    code, colon, number = text.partition(":")
-    if not code.isdigit() or (colon and not number.isdigit()):
-        return None
-    if colon:
-        return 128 + int(number) if int(number) else int(code)
-    status = int(code)
-    return 128 + (status & 0x7F) if status & 0x7F else status >> 8 & 0xFF
+def _with_jobs_by_hand(
+    runs: Sequence[Run], queue: Mapping[str, JobStatus]
+) -> tuple[Sequence[Run], Mapping[str, JobStatus]]:
+    """The runs and the queue with the jobs that somebody submitted in a run folder and that still wait.
 
-
-def work_folders() -> tuple[str, ...]:
-    """The question where the user's jobs that are not over work."""
-    return (
-        "squeue",
-        "--me",
-        "--array",
-        "--noheader",
-        f"--Format={','.join(f'{name}:|' for name in _FIELDS)},WorkDir:4096",
-    )
-
-
-def parse_work_folders(stdout: str) -> Mapping[str, tuple[str, JobStatus]]:
-    """Folder -> a job that works there and its status, from what `work_folders` asked for."""
-    found: dict[str, tuple[str, JobStatus]] = {}
-    for line in stdout.splitlines():
-        folder = line.split("|", len(_FIELDS))[-1].strip()
-        for job_id, status in parse_status(line).items():
-            found[folder] = (job_id, status)
-    return found
-
-
-def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
-    """The command that ends jobs."""
-    return ("scancel", *job_ids)
-
-
-def shell(
-    attachment: Attachment,
-    command: Sequence[str],
-    job_id: str | None = None,
-    *,
-    pty: bool = True,
-    resources: Resources | None = None,
-    site: Site | None = None,
-) -> tuple[str, ...]:
-    """The srun that runs a command in the environment; `${NAME}` in the engine's words is still to be expanded.
-
-    With a job id inside that job's allocation, beside what runs there; else in an allocation of its own.
-    Raises RunnerError for a word that srun would take for its own.
+    No file names them before they start; Slurm knows the folder that they were submitted in.
     """
-    if ":" in command:
-        raise RunnerError(
-            "cannot pass the argument ':' to a command that srun starts",
-            "srun reads a bare colon as the separator between parts of a heterogeneous step",
-            "put the command into a script, or into a shell: -- sh -c 'COMMAND :'",
+    idle = [run for run in runs if not _live(run, queue)]
+    jobs = _jobs_by_folder()[0] if idle else {}
+    found = {run.name: jobs[folder] for run in idle if (folder := str(run.folder.resolve())) in jobs}
+    with_jobs = [
+        replace(run, job_ids=tuple(dict.fromkeys((*run.job_ids, found[run.name][0])))) if run.name in found else run
+        for run in runs
+    ]
+    return with_jobs, {**queue, **dict(found.values())}
+
+
+def _jobs_by_folder() -> tuple[Mapping[str, tuple[str, JobStatus]], str]:
+    """Folder -> a job of the user's that was submitted there and is not over; and why that is not known."""
+    try:
+        done = process.run(slurm_commands.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS)
+    except RunnerError as error:
+        return {}, f"squeue cannot be run: {error.why}"
+    if done.exit_code != 0:
+        return {}, f"squeue does not answer: {(done.stderr.strip() or 'no message').splitlines()[-1]}"
+    return slurm_commands.parse_work_folders(done.stdout), ""
+
+
+def work_folders() -> tuple[set[Path], str]:
+    """The folders that the user's jobs were submitted in, those by hand too; and why they are not known."""
+    jobs, trouble = _jobs_by_folder()
+    return {Path(folder).resolve() for folder in jobs}, trouble
+
+
+def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStatus:
+    """The status of a run, given what squeue says about its jobs, and why it says nothing."""
+    from runner.runs.run import is_cancelled, is_over  # a dry run does not need it
+
+    code = run.newest.exit_code if run.newest else None
+    live = _live(run, queue)
+    job_id = _job_that_counts(run, queue, live)
+    known = queue.get(job_id)
+    if known is not None:
+        # a script that has written its exit code is only leaving, whatever it still tells others
+        leaving = known.state in ("RUNNING", "COMPLETING") and _is_of(job_id, run) and is_over(run)
+        state = from_exit_code(run, code).state if leaving and code is not None else known.state
+        if state not in ACTIVE and state != "COMPLETED" and is_cancelled(run):
+            state = "CANCELLED"
+        return known._replace(
+            state=state,
+            reason=run.cancel_reason if state == "CANCELLED" else known.reason,
+            exit_code=known.exit_code if known.exit_code is not None else code,
+            time_left=known.time_left if state in ACTIVE else "",
+            job_id=job_id,
+            live=live,
         )
-    resources = resources or Resources()
-    if job_id is not None:
-        place: tuple[str, ...] = (f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1")
-    else:
-        place = (
-            "--nodes=1",
-            "--ntasks=1",
-            f"--cpus-per-task={resources.cpus_per_task * resources.tasks_per_node}",
-            *(_gpu_request(resources.gpus_per_node, site) if site else ()),
-            *((f"--mem={resources.memory}",) if resources.memory else ()),
-            *((f"--time={time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
-            *((f"--partition={resources.partition}",) if resources.partition else ()),
-            *((f"--account={resources.account}",) if resources.account else ()),
-        )
-    return (
-        "srun",
-        *place,
-        *(("--pty",) if pty else ()),
-        "--export=ALL",
-        *attachment.flags,
-        *attachment.prefix,
-        *command,
-    )
+    if code is not None:
+        return from_exit_code(run, code, trouble)
+    if is_cancelled(run):
+        return JobStatus("CANCELLED", run.cancel_reason)
+    if trouble:
+        return JobStatus("UNKNOWN", trouble)
+    if run.after and not run.attempts:
+        return JobStatus("CANCELLED", f"not started: {' '.join(run.after)} did not end with exit code 0")
+    return JobStatus("LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
+
+
+def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:
+    """The jobs of a run that wait or run."""
+    return tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
+
+
+def _is_of(job_id: str, run: Run) -> bool:
+    """Whether the newest attempt is that of this job; the attempts of an array's task name its other number."""
+    return bool(run.attempts) and ("_" in job_id or run.attempts[-1].job_id == job_id)
+
+
+def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
+    """Of a run's jobs (a chain's links, restarts of the same file): the running, the next, or the newest that began."""
+    if len(run.job_ids) == 1:
+        return run.job_id
+    running = [job_id for job_id in live if queue[job_id].state != "PENDING"]
+    began = [job_id for job_id in (run.newest.job_id if run.newest else "",) if job_id in queue]
+    known = [job_id for job_id in reversed(run.job_ids) if job_id in queue and not run.attempts]
+    return (*running, *live, *began, *known, run.job_id)[0]
+
+
+def explain_cancel(runs: Sequence[Run]) -> Iterator[str]:
+    """The command that ends the jobs of these runs."""
+    if job_ids := [job_id for run in runs for job_id in run.job_ids]:
+        yield " ".join(slurm_commands.cancel(job_ids))
+
+
+def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
+    """End these jobs."""
+    process.run(slurm_commands.cancel([job_id for _, job_ids in jobs for job_id in job_ids]), timeout_seconds=120)

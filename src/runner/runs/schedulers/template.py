@@ -39,7 +39,7 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     template = jinja2.Template.from_code(environment, _compiled(environment), environment.make_globals(None))
     return template.render(
         job=job,
-        slurm=site.scheduler == "slurm",
+        slurm=bool(directives),
         restarts=_restarts(job, site),
         gpus=job.gpus,
         directives=tuple(directives),
@@ -95,7 +95,7 @@ def _restarts(job: Job, site: Site) -> str:
         return ""
     allowed = asdict(job.restart)
     words = [f"{name}={count}" for name, count in allowed.items() if count]
-    way = "local" if site.scheduler == "local" else "chain" if job.chain else site.restart_by
+    way = site.scheduler if site.is_local else "chain" if job.chain else site.restart_by
     return " ".join((f"by={way}", *words))
 
 
@@ -197,12 +197,3 @@ def joined(words: Sequence[str], width: int = 100) -> list[str]:
         else:
             lines.append(word)
     return lines
-
-
-def script(job: Job, attachment: Attachment, site: Site) -> str:
-    """The batch script; `cd RUN && bash job.sbatch` runs it. payload/processes.sh does srun's part."""
-    return render(job, attachment, site, directives=(), step=(f"bash payload/processes.sh {job.tasks}",))
-
-
-SUBMIT = ("bash", "job.sbatch")
-"""the command that runs the batch script, in the run folder"""

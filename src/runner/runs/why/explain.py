@@ -12,6 +12,7 @@ from runner.runs import status
 from runner.runs.attempt import begins
 from runner.runs.metrics import Pace, pace
 from runner.runs.run import Run
+from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.why import cause as causes
 from runner.runs.why import evidence
 from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause
@@ -130,7 +131,7 @@ def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], no
     answer = replace(answer, cause=told, followed=followed)
     if lines:
         return replace(answer, evidence=lines[0].place, line=lines[0].text, first=lines[0], node=lines[0].node)
-    return replace(answer, evidence="Slurm" if now.run.scheduler == "slurm" else "run.json", line=_state_line(now))
+    return replace(answer, evidence=scheduler_of(now.run.scheduler).STATE_SOURCE, line=_state_line(now))
 
 
 def _state_line(now: status.RunStatus) -> str:

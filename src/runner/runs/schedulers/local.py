@@ -1,0 +1,182 @@
+"""No scheduler: the batch script runs on this machine, in a process session of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.environments.attachment import Attachment
+from runner.errors import RunnerError
+from runner.machine import files, process, sessions
+from runner.machine.report import Report
+from runner.runs.job import Job
+from runner.runs.run import WAITS, Run, is_cancelled, is_over
+from runner.runs.schedulers.job_status import JobStatus, from_exit_code
+from runner.runs.schedulers.template import render
+from runner.site import Site
+
+if TYPE_CHECKING:
+    from runner.runs.after import Dependencies
+
+PROGRAMS: tuple[str, ...] = ()
+BY_HAND = "bash job.sbatch >> job.log 2>&1"
+STATE_SOURCE = "run.json"
+PAUSES = (0.5, 0.5)
+GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can save and end
+
+
+def script(job: Job, attachment: Attachment, site: Site) -> str:
+    """The batch script; `cd RUN && bash job.sbatch` runs it. payload/processes.sh does srun's part."""
+    step = (f"bash payload/processes.sh {job.tasks}",)
+    return render(job, attachment, site, directives=(), step=step)
+
+
+def version() -> dict[str, str]:
+    """Empty: nothing but this machine takes the run."""
+    return {}
+
+
+def start(run: Run, waits: Dependencies, report: Report) -> Run:
+    """The run with the process that runs its script on this machine, in a session of its own."""
+    argv: tuple[str, ...] = ("bash", "job.sbatch")
+    if waits.runs:
+        files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
+        argv = ("bash", "payload/after.sh", *_words_of(waits))
+    pid = process.detached(argv, run.log, cwd=run.folder)
+    return replace(run.with_jobs(f"local-{pid}"), host=os.uname().nodename, process=sessions.identity(pid))
+
+
+def _words_of(waits: Dependencies) -> tuple[str, ...]:
+    """The words of payload/after.sh: `ok` or `any`, the process, and the folder of each run."""
+    return tuple(
+        word
+        for kind, runs in (("ok", waits.succeeded), ("any", waits.ended))
+        for run in runs
+        for word in (kind, run.job_id.removeprefix("local-"), str(run.folder))
+    )
+
+
+def start_sweep(
+    folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
+) -> tuple[Run, ...]:
+    """Each run waits for the one that came `at_once` places before it (1 unless given), however that ends."""
+    started: list[Run] = []
+    for number, run in enumerate(runs):
+        before = (started[number - (at_once or 1)],) if number >= (at_once or 1) else ()
+        started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
+    return tuple(started)
+
+
+def start_chain(run: Run, links: int) -> Run:
+    """The run as it is: nothing ends a job when its time is over, and checks.py refuses a chain."""
+    return run
+
+
+def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
+    """Each run and its status, from its processes and its folder."""
+    return [(run, _status(run)) for run in runs]
+
+
+def _status(run: Run) -> JobStatus:
+    alive = is_alive(run)
+    code = run.newest.exit_code if run.newest else None  # after the look at the process, which may just have ended
+    if code is not None and is_over(run) and (not alive or _leads(run)):
+        return from_exit_code(run, code)
+    if code is None and run.host not in ("", os.uname().nodename):
+        return JobStatus("UNKNOWN", f"it runs without a scheduler: run `runner status` on {run.host}", nodes=run.host)
+    if alive and not run.attempts and (waits := run.text(WAITS)):
+        return JobStatus("PENDING", f"waits for {waits}", nodes=run.host)
+    if alive:
+        return JobStatus("RUNNING", nodes=run.host, elapsed=run.newest.elapsed if run.newest else "")
+    if code is not None:
+        return from_exit_code(run, code)
+    if is_cancelled(run):
+        return JobStatus("CANCELLED", run.cancel_reason, nodes=run.host)
+    if why := run.text("not-started"):
+        return JobStatus("CANCELLED", f"not started: {why}", nodes=run.host)
+    return JobStatus("LOST", "its processes are gone and it wrote no exit code (killed?)", nodes=run.host)
+
+
+def is_alive(run: Run) -> bool:
+    """Whether a run's script, or a process that it left behind, still runs on this machine.
+
+    The kernel does not reuse a session's number while the session has a process.
+    """
+    if _by_hand(run):
+        return _leads(run)
+    now = sessions.identity(_pid(run))
+    return bool(run.process) and (now == run.process or (not now and bool(sessions.members(_pid(run)))))
+
+
+def _leads(run: Run) -> bool:
+    """Whether the batch script itself is there."""
+    pid = _pid(run)
+    try:
+        return Path(f"/proc/{pid}/cwd").samefile(run.folder) if _by_hand(run) else sessions.identity(pid) == run.process
+    except OSError:
+        return False
+
+
+def _by_hand(run: Run) -> bool:
+    """Whether somebody has started the newest attempt by `bash job.sbatch` in its folder."""
+    return len(run.job_ids) > 1
+
+
+def _pid(run: Run) -> int:
+    """The process id in `local-PID`."""
+    return int(run.job_id.removeprefix("local-"))
+
+
+def work_folders() -> tuple[set[Path], str]:
+    """None: no queue knows of a job."""
+    return set(), ""
+
+
+def explain_cancel(runs: Sequence[Run]) -> Iterator[str]:
+    """The commands that end these runs."""
+    for run in runs:
+        if run.job_id:
+            yield f"kill -TERM -- -{_pid(run)}"
+
+
+def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
+    """End the processes of each run: SIGTERM, then SIGKILL."""
+    for run, _ in jobs:
+        _end(run, report)
+
+
+def _end(run: Run, report: Report) -> None:
+    pid = _pid(run)
+    if _by_hand(run):
+        _end_by_hand(run, report)
+        return
+    report.detail(f"{run.name}: ending its processes, {GRACE_SECONDS:.0f} s at most")
+    if not sessions.end(pid, GRACE_SECONDS):
+        raise RunnerError(
+            f"cannot end {run.name}",
+            f"processes of session {pid} survive SIGKILL: they wait for a disk, or belong to another user",
+            f"list the processes: ps -s {pid}",
+        )
+
+
+def _end_by_hand(run: Run, report: Report) -> None:
+    """End a script started by hand: its session is the shell's, so only the script itself gets the signal."""
+    pid = _pid(run)
+    report.detail(f"{run.name}: ending process {pid}, {GRACE_SECONDS:.0f} s at most")
+    deadline = time.monotonic() + GRACE_SECONDS
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGTERM)
+    while _leads(run):
+        if time.monotonic() > deadline:
+            raise RunnerError(
+                f"cannot end {run.name}",
+                f"process {pid}, which you started yourself, ignores SIGTERM or belongs to another user",
+                f"kill -KILL {pid}",
+            )
+        time.sleep(0.1)
