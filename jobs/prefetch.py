@@ -64,10 +64,12 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="prefetch.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--home", type=Path, required=True, help="what HF_HOME is for the jobs")
-    parser.add_argument("--wanted", action="append", required=True, help="JSON: kind, name, revision, part")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be fetched")
-    parser.add_argument("--json", action="store_true", help="one JSON object for each")
+    parser.add_argument("--home", type=Path, required=True, help="the folder that is HF_HOME for jobs")
+    parser.add_argument(
+        "--wanted", action="append", required=True, help="what to download, as JSON: kind, name, revision, part"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be downloaded")
+    parser.add_argument("--json", action="store_true", help="print a JSON object for each download")
     return parser
 
 
@@ -83,8 +85,8 @@ def prepare(home: Path) -> None:
     except ImportError as error:
         raise JobError(
             f"{sys.executable} has no huggingface_hub",
-            "it is what talks to the hub",
-            "use an environment whose image has it (--env), or `pip install huggingface_hub` and --engine host",
+            "the script needs this package to download from the hub",
+            "use an environment whose image has the package (--env), or pip install huggingface_hub for --engine host",
         ) from error
 
 
@@ -103,19 +105,23 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     listed = {file.rfilename: int(file.size or 0) for file in info.siblings or ()}
     chosen = hub_files.choose(wanted.kind, wanted.part, listed, _card(info))
     if not chosen:
-        raise JobError(f"there is nothing to fetch for the {wanted}", f"it holds {len(listed)} files", "see its page")
+        raise JobError(
+            f"there is nothing to download for the {wanted}",
+            f"none of its {len(listed)} files is needed",
+            "check its page on the hub",
+        )
     folder = home / "hub" / f"{wanted.kind}s--{wanted.name.replace('/', '--')}" / "snapshots" / info.sha
     missing = wrong(folder, chosen)
     record = {**asdict(wanted), "commit": info.sha, "folder": str(folder), "files": chosen}
     say(f"{wanted}: {len(chosen)} of {len(listed)} files, {amount(chosen.values())}"
-        f"; {amount(chosen[name] for name in missing)} to fetch")  # fmt: skip
+        f"; {amount(chosen[name] for name in missing)} to download")  # fmt: skip
     if dry_run:
         return record
     check_space(home, sum(chosen[name] for name in missing))
     started = time.monotonic()
     download(wanted, info.sha, chosen, missing, folder)
     if missing:
-        say(f"{wanted}: all there after {time.monotonic() - started:.0f} s")
+        say(f"{wanted}: complete after {time.monotonic() - started:.0f} s")
     if wanted.revision != info.sha:  # libraries find the commit under this name without network
         files.write_text(folder.parents[1] / "refs" / wanted.revision, info.sha)
     files.write_json(home / "prefetched" / wanted.note, record)
@@ -151,9 +157,9 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
     left = wrong(folder, chosen)
     if left:
         raise JobError(
-            f"{len(left)} files of the {wanted} are not as the hub lists them",
-            f"{left[0]} has another size than {chosen[left[0]]} bytes",
-            "try again; is the disk full?",
+            f"{len(left)} files of the {wanted} do not match the hub's list",
+            f"the size of {left[0]} is not {chosen[left[0]]} bytes",
+            "try again, and check that the disk is not full",
         )
 
 
@@ -162,9 +168,9 @@ def check_space(home: Path, size_bytes: int) -> None:
     free = shutil.disk_usage(home).free
     if size_bytes > free:
         raise JobError(
-            f"{home} has too little space",
-            f"{amount([size_bytes])} are to come, {amount([free])} are free",
-            "export RUNNER_CACHE=/a/larger/place, for launches too",
+            f"there is not enough space in {home}",
+            f"{amount([size_bytes])} are still to be downloaded, but only {amount([free])} are free",
+            "export RUNNER_CACHE=/a/larger/folder, also for launches",
         )
 
 
@@ -190,23 +196,25 @@ def hub_errors(wanted: Wanted) -> Iterator[None]:
     """Turn what the library raises into one clear error."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    what = f"cannot fetch the {wanted}"
+    what = f"cannot download the {wanted}"
     try:
         yield
     except JobError:
         raise
     except GatedRepoError as error:
         fix = "ask for access on its page, then `hf auth login`, or export HF_TOKEN"
-        raise JobError(what, "its owner gives access on request only", fix) from error
+        raise JobError(what, "its owner gives access only on request", fix) from error
     except RevisionNotFoundError as error:
-        raise JobError(what, f"it has no revision {wanted.revision!r}", "see its page for names") from error
+        raise JobError(
+            what, f"it has no revision {wanted.revision!r}", "its page on the hub lists the revisions"
+        ) from error
     except RepositoryNotFoundError as error:
-        why = "the hub has none of that name, or not for this user"
-        raise JobError(what, why, "check the name; a private one needs HF_TOKEN") from error
+        why = "the hub has nothing of that name that you may read"
+        raise JobError(what, why, "check the name; a private repository needs HF_TOKEN") from error
     except Exception as error:  # of the HTTP library, another one in each version
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-        fix = f"is {endpoint} reachable from here (proxies, HF_ENDPOINT)? What has arrived is kept"
+        fix = f"check that {endpoint} can be reached (proxies, HF_ENDPOINT), and try again: what was downloaded is kept"
         raise JobError(what, first, fix) from error
 
 

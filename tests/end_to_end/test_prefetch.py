@@ -38,7 +38,7 @@ def test_a_job_that_names_nothing_needs_nothing(local: Runner) -> None:
     write(local.project, {"jobs/look.py": LOOK})
     done = local("prefetch", *HOST, "--script", "look", "--", "--model_name_or_path", "./here")
     assert done.stdout == ""
-    assert "nothing to fetch" in done.stderr
+    assert "nothing to download" in done.stderr
 
 
 def test_a_machine_without_huggingface_hub_is_told_what_to_do(local: Runner, tmp_path: Path) -> None:

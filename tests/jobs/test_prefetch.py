@@ -85,13 +85,13 @@ def test_what_is_named_is_fetched_and_noted(hub: Hub, tmp_path: Path) -> None:
 def test_a_second_time_asks_for_no_file(hub: Hub, tmp_path: Path) -> None:
     fetch(hub, tmp_path / "home", SMALL)
     hub.requests.clear()
-    assert "0 B to fetch" in fetch(hub, tmp_path / "home", SMALL).stderr
+    assert "0 B to download" in fetch(hub, tmp_path / "home", SMALL).stderr
     assert not [request for request in hub.requests if "/resolve/" in request]
 
 
 def test_a_dry_run_tells_sizes_and_fetches_nothing(hub: Hub, tmp_path: Path) -> None:
     done = fetch(hub, tmp_path / "home", SMALL, options=("--dry-run", "--json"))
-    assert "300 kB to fetch" in done.stderr
+    assert "300 kB to download" in done.stderr
     assert json.loads(done.stdout)["files"]["model.safetensors"] == 300_000
     assert not (tmp_path / "home/prefetched").exists()
     assert not [request for request in hub.requests if "/resolve/" in request]
@@ -135,17 +135,17 @@ def test_a_damaged_file_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
     home = tmp_path / "home"
     folder = Path(fetch(hub, home, SMALL).stdout.strip())
     os.truncate((folder / "model.safetensors").resolve(), 1000)
-    assert "300 kB to fetch" in fetch(hub, home, SMALL).stderr
+    assert "300 kB to download" in fetch(hub, home, SMALL).stderr
     assert (folder / "model.safetensors").read_bytes() == MODEL["model.safetensors"]
 
 
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ({"kind": "model", "name": "org/none"}, "the hub has none of that name"),
+        ({"kind": "model", "name": "org/none"}, "the hub has nothing of that name"),
         ({**SMALL, "revision": "v9"}, "no revision 'v9'"),
-        ({"kind": "model", "name": "org/gated"}, "its owner gives access on request only"),
-        ({"kind": "model", "name": "org/wrong"}, "has another size than 5 bytes"),
+        ({"kind": "model", "name": "org/gated"}, "its owner gives access only on request"),
+        ({"kind": "model", "name": "org/wrong"}, "is not 5 bytes"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_error(hub: Hub, tmp_path: Path, wanted: dict[str, str], expected: str) -> None:
@@ -162,7 +162,7 @@ def test_a_hub_that_is_not_reached_is_named(tmp_path: Path) -> None:
     with serving(tmp_path / "repositories") as gone:
         pass
     done = fetch(gone, tmp_path / "home", SMALL, code=1)
-    assert f"is {gone.url} reachable from here" in done.stderr
+    assert f"check that {gone.url} can be reached" in done.stderr
 
 
 def test_a_dry_run_asks_once(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_dry_run_asks_once(tmp_path: Path) -> None:
     slow = environ(gone, RUNNER_RETRY_SECONDS="1000")
     done = subprocess.run(call, env=slow, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert f"is {gone.url} reachable from here" in done.stderr
+    assert f"check that {gone.url} can be reached" in done.stderr
 
 
 LOAD = """
