@@ -36,7 +36,7 @@ def rows(path: Path, *lines: dict[str, object]) -> str:
         pytest.param(
             lambda folder: [f"--dataset_name={rows(folder / 'd.jsonl', {'txt': 'hello'})}"],
             "has no column to train on (did you mean 'txt'?)",
-            "it has 'txt'; needed: 'messages'",
+            "it has 'txt', but needs 'messages'",
             id="wrong column, found after the process group is there",
         ),
         pytest.param(
