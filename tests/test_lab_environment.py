@@ -181,7 +181,7 @@ def test_signals_reach_the_command_itself(slurm: SlurmLab, edf: Path, tmp_path: 
     script.write_text(f"#!/bin/bash\n{step}\n")
     job = slurm.run(("sbatch", "--parsable", f"--output={tmp_path}/out", str(script))).stdout.strip()
     slurm.wait_for(job, "RUNNING")
-    wait_until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text() != "", 10, "the step to start")
+    wait_until(lambda: (tmp_path / "out").exists() and (tmp_path / "out").read_text() != "", 60, "the step to start")
     slurm.run(("scancel", "--signal=USR1", job))
     slurm.wait_for(job, "COMPLETED")
     assert "caught" in (tmp_path / "out").read_text().splitlines()

@@ -81,8 +81,8 @@ def unreadable(case: Case) -> Outcome:
     server = subprocess.Popen(("fuse-overlayfs", "-f", "-o", options, case.run.parent))
     case.closing.callback(server.wait)
     case.closing.callback(server.kill)
-    case.until(lambda: os.path.ismount(case.run.parent), 20, "the mount")
-    case.hang_seconds = 10
+    case.until(lambda: os.path.ismount(case.run.parent), 120, "the mount")
+    case.hang_seconds = 20  # less than the pause, more than a busy machine takes for a step
     case.start()
     server.send_signal(signal.SIGSTOP)
     try:
