@@ -105,7 +105,7 @@ def test_a_near_miss_is_suggested(project: Project, changes: dict[str, object], 
 
 
 def test_a_missing_image_gives_the_two_commands(project: Project, tmp_path: Path) -> None:
-    with pytest.raises(RunnerError, match="is not here") as caught:
+    with pytest.raises(RunnerError, match="does not exist") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), RUNNER_IMAGES=str(tmp_path / "images"))
     assert caught.value.fix.startswith("runner build cpu\nrunner import cpu\n")
     assert "--build" in caught.value.fix
@@ -127,7 +127,7 @@ def test_nothing_far_off_is_suggested() -> None:
 def test_a_missing_image_that_another_site_has_is_named(project: Project, tmp_path: Path) -> None:
     """What the demo built is on site local; the lab looks elsewhere."""
     import_file(tmp_path / "home/.local/share/runner/images", "cpu")
-    with pytest.raises(RunnerError, match="is not here") as caught:
+    with pytest.raises(RunnerError, match="does not exist") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), HOME=str(tmp_path / "home"),
              RUNNER_IMAGES=str(tmp_path / "none"))  # fmt: skip
     assert "the image folder of site local has it" in caught.value.why
@@ -142,7 +142,7 @@ def test_a_missing_image_is_sought_where_the_users_own_site_file_says(project: P
     (sites / "alps.toml").write_text("[values]\nimage_folder = [")
     (sites / "local.toml").write_text(f'[values]\nimage_folder = "{tmp_path}/mine"\n')
     import_file(tmp_path / "mine", "cpu")
-    with pytest.raises(RunnerError, match="is not here") as caught:
+    with pytest.raises(RunnerError, match="does not exist") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), HOME=str(tmp_path / "home"),
              XDG_CONFIG_HOME=str(tmp_path / "config"), RUNNER_IMAGES=str(tmp_path / "none"))  # fmt: skip
     assert f"the image folder of site local has it: {tmp_path}/mine/cpu.sqsh" in caught.value.why
@@ -211,7 +211,7 @@ def test_an_image_for_other_processors_is_refused_before_submission(project: Pro
 def test_a_missing_mount_source_names_the_line(project: Project, tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match=r"mount source .*/set does not exist .*mounting\.toml:1") as caught:
         plan(project, request(env="mounting", engine="sandbox", words=("true",)), DATA=str(tmp_path))
-    assert "make it" in caught.value.fix
+    assert "create that path" in caught.value.fix
 
 
 def test_a_mount_of_another_file_system_is_a_warning(project: Project) -> None:
