@@ -55,5 +55,5 @@ def test_on_slurm(plain_slurm: SlurmLab, python_sqsh: Path, tmp_path: Path, name
     job_id = submit(plain_slurm, run)
     until(lambda: all((run / f"ready-{rank}").exists() for rank in range(4)))
     plain_slurm.run(("scancel", job_id) if name == "TERM" else ("scancel", "--batch", "--signal=USR2", job_id))
-    until((run / "attempts/1/ended").exists)
+    until((run / "attempts/1/exit_code").exists)
     all_saved(run, name, 4)
