@@ -99,6 +99,20 @@ def test_interleaved_tracebacks_of_two_ranks_are_kept_apart(tmp_path: Path) -> N
     assert (answer.rank, answer.first.frame.file, answer.first.number) == (0, "/home/u/a.py", 7)
 
 
+def test_a_traceback_that_ray_prints_for_its_worker_names_the_users_frame(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/u/reward.py", line 7, in f',
+        "    x()",
+        "ValueError: bad",
+    ]
+    log.write_text("".join(f"(WorkerDict pid=4711, ip=10.0.0.1) {line}\n(raylet) noise\n" for line in lines))
+    answer = explain_logs([log])
+    assert answer.first is not None and answer.first.frame is not None
+    assert (answer.first.frame.file, answer.line.endswith("ValueError: bad")) == ("/home/u/reward.py", True)
+
+
 def test_an_error_that_the_program_survived_is_not_the_cause(tmp_path: Path) -> None:
     """A traceback that was handled, an hour of training, then the real end."""
     log = tmp_path / "job.log"

@@ -239,7 +239,8 @@ _NODE = re.compile(
 )
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")  # torch writes no leading zero
-_PREFIX = re.compile(r"^(?:\s?\d{1,6}: |\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?)+")
+_RAY = r"\([\w.:<>]{1,80} pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"  # `(WorkerDict pid=4711, ip=10.0.0.1) `
+_PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |\[(?:rank ?\d{{1,6}}|default\d{{1,4}})\]:? ?|{_RAY})+")
 
 
 def rank_of(text: str, path: Path | None = None) -> int | None:
