@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.images.squashfs_file import Squashfs
-from runner.runs.checks import LaunchImage
+from runner.runs.image import LaunchImage
 from runner.runs.lock import lock_text, recipe
 from runner.runs.secrets import HIDDEN, hide_values, hide_words
 

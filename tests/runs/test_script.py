@@ -17,7 +17,7 @@ from runner.environments.environment import Environment, load_environment
 from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload
-from runner.runs.checks import LaunchImage, for_the_run
+from runner.runs.image import LaunchImage, run_environment
 from runner.runs.job import LAUNCHERS, Job, Resources, Restart
 from runner.runs.resolve import resolve
 from runner.runs.schedulers import flags
@@ -48,7 +48,7 @@ def rendered(place: str, launcher: str) -> str:
     if name != "bare":
         environment = load_environment(name, find_project(Path(__file__).parents[2]), ENVIRON)
         image = f"/images/{name}-0123456789ab.sqsh"
-        environment = for_the_run(environment, LaunchImage(image))
+        environment = run_environment(environment, LaunchImage(image))
     layer = given(
         script=None if launcher == "none" else "jobs/sft.py",
         command=("python", "-c", "print('it''s 1')") if launcher == "none" else (),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runner.images.build.build import BuildOptions
     from runner.machine.report import Report
     from runner.project import Project
-    from runner.runs.checks import LaunchImage
+    from runner.runs.image import LaunchImage
     from runner.runs.launch import MakeImage
     from runner.site import Site
 

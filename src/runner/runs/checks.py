@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError, unknown
 from runner.expansion import expand
-from runner.machine.files import explain
-from runner.machine.probe import oci_architecture
 from runner.quoting import WORD_BYTES
 from runner.runs.hub import CACHE_MOUNT
+from runner.runs.image import RUN_MOUNT
 from runner.runs.job import Job
 from runner.site import Origin, Site
-
-if TYPE_CHECKING:
-    from runner.images.squashfs_file import Squashfs
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -210,124 +203,6 @@ def _check_shell_text(text: str, what: str) -> None:
         ) from error
 
 
-RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
-CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
-"""over RUN_MOUNT: a job cannot change the code it was launched with"""
-
-
-class LaunchImage(NamedTuple):
-    """What the emitted EDF names as its image."""
-
-    reference: str
-    """an absolute squashfs path named by content, a registry reference, or empty: no container"""
-    squashfs: Squashfs | None = None
-    """what is known of a file that `runner import` made; None for anybody else's"""
-    stable: Path | None = None
-    """the path that the EDF names, a symlink as a rule"""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def missing(self) -> bool:
-        """Whether a file is named that is not there."""
-        return self.stable is not None and not self.stable.exists()
-
-
-def find_image(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool = True) -> LaunchImage:
-    """The image that an environment names, with its squashfs file resolved to the one named by content.
-
-    Where the path has a variable that is not defined here, the job's own counts (`strict`: RunnerError).
-    """
-    text = environment.image
-    if not environment.is_squashfs:
-        return LaunchImage(text)
-    try:
-        folder = site.images(environ) if "${RUNNER_IMAGES" in text else None
-        return _file(environment, {**environ, **({"RUNNER_IMAGES": str(folder)} if folder else {})})
-    except RunnerError as error:
-        if strict:
-            raise
-        text = text.replace("${RUNNER_IMAGES}", site.image_folder)
-        return LaunchImage(text, notes=(f"{error.what}: the image is not checked",))
-
-
-def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage:
-    stable = Path(expand(environment.image, variables, f"the image of {environment.name}"))
-    if not stable.is_absolute():
-        # plain srun reads it from where it is started; the file's own folder is what its author meant
-        stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()
-    if not stable.exists():
-        return LaunchImage(str(stable), None, stable)
-    from runner.images.squashfs_file import find_squashfs  # slow to import
-
-    found = find_squashfs(stable)
-    return LaunchImage(str(found.path), found, stable) if found else _foreign(stable)
-
-
-def _foreign(stable: Path) -> LaunchImage:
-    """A squashfs file that somebody else has made (enroot, an admin): used as it is. Raises RunnerError otherwise."""
-    path = stable.resolve()
-    try:
-        with path.open("rb") as file:
-            mark = file.read(4)
-    except OSError as error:
-        raise explain(error, f"read the image {path}") from error
-    if mark != b"hsqs":
-        raise RunnerError(
-            f"the image {path} is not a squashfs file",
-            "it does not begin as a squashfs file does: it is damaged, or a file of another type",
-            "import the image again: runner import --force NAME",
-        )
-    return LaunchImage(str(path), None, stable)
-
-
-def missing_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> RunnerError:
-    """The error for an image that is not there, with the commands that make it, or the folder that has it."""
-    assert image.stable is not None
-    recipe = image.stable.name.removesuffix(".sqsh")
-    what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
-    if found := _elsewhere(image.stable, environ):
-        site, folder = found
-        return RunnerError(
-            what,
-            f"it is in the image folder of site {site}: {folder / image.stable.name}",
-            f"export RUNNER_IMAGES={folder}\nor import it for this site too: runner import {recipe}",
-        )
-    return RunnerError(
-        what,
-        "it has not been built and imported yet",
-        f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build",
-    )
-
-
-def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """The site, and its image folder, that has the image."""
-    from runner.site_files import own_image_folder, site_names
-
-    for name in site_names(environ):
-        try:
-            text = own_image_folder(name, environ)
-            folder = Path(expand(text, environ, "an image folder")).absolute() if text else image.parent
-        except RunnerError:  # a variable that is not defined here
-            continue
-        if folder != image.parent and (folder / image.name).exists():
-            return name, folder
-    return None
-
-
-def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
-    """Warnings, none as a rule. Raises RunnerError where the image is for other processors than the site's nodes."""
-    if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
-        return ()
-    own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
-    if own != wanted:
-        raise RunnerError(
-            f"{image.squashfs.path.name} is an image for {own}, but the nodes of {site.name} are {wanted}",
-            "the nodes cannot run its programs (`exec format error`)",
-            f"on a machine with {wanted}: runner build --site {site.name}; or choose another site",
-        )
-    return ()
-
-
 def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: bool = False) -> tuple[str, ...]:
     """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing.
 
@@ -384,8 +259,3 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
             "the path contains a line break or another character that cannot be printed",
             "choose another folder: export RUNNER_RUNS=/path/to/runs",
         )
-
-
-def for_the_run(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:
-    """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
-    return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more))

@@ -18,10 +18,10 @@ from runner.errors import RunnerError
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
-from runner.runs import checks as preflight
 from runner.runs import hub, payload, resolve, snapshot
 from runner.runs.after import Dependencies, find
-from runner.runs.checks import LaunchImage, lacks_account
+from runner.runs.checks import check_mounts, lacks_account
+from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Job, Layer, command_line, load_job_file, value
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
 from runner.runs.schedulers.scheduler import scheduler_of
@@ -98,10 +98,10 @@ def prepare(
     if engine == "host" and environment.image:
         report.warn(f"running without a container: the image {environment.image!r} is not used")
         environment = replace(environment, image="")  # so it need not be here
-    image = preflight.find_image(environment, site, environ, strict=not request.dry_run)
+    image = find_image(environment, site, environ, strict=not request.dry_run)
     if image.missing and make_image is not None:
         make_image(environment, image, site)
-        image = preflight.find_image(environment, site, environ)
+        image = find_image(environment, site, environ)
     here = site.is_local and engine != "host"
     notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
     waits = Dependencies()
@@ -112,7 +112,7 @@ def prepare(
         job = resolve.with_measured(job, site.runs(environ, project))
     job, hub_notes = hub.settle_offline(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
-    environment = preflight.for_the_run(environment, image, (preflight.CODE_MOUNT, *waits.mounts))
+    environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)
     script = scheduler.script(job, attachment, site)
     taken = asked()
@@ -248,8 +248,8 @@ def _check(
     notes: list[str] = []
     checks: tuple[Callable[[], tuple[str, ...]], ...] = (
         lambda: _need_image(image, environment, environ),
-        lambda: preflight.check_architecture(image, site),
-        lambda: preflight.check_mounts(environment, environ, here=here),
+        lambda: check_architecture(image, site),
+        lambda: check_mounts(environment, environ, here=here),
     )
     for check in checks:
         try:
@@ -263,7 +263,7 @@ def _check(
 
 def _need_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
     if image.missing:
-        raise preflight.missing_image(image, environment, environ)
+        raise missing_image(image, environment, environ)
     return ()
 
 

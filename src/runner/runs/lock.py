@@ -12,7 +12,7 @@ from typing import Any
 
 from runner import __version__
 from runner.runs import hub
-from runner.runs.checks import LaunchImage
+from runner.runs.image import LaunchImage
 from runner.runs.launch import EDF, SCRIPT, RunPlan
 from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words

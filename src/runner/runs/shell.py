@@ -23,8 +23,9 @@ from runner.expansion import expand
 from runner.machine import folders, process
 from runner.machine.report import Report
 from runner.project import Project, is_shared_place
-from runner.runs import checks
+from runner.runs.checks import check_mounts
 from runner.runs.hub import shared_cache
+from runner.runs.image import check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Layer, command_line
 from runner.runs.launch import EDF, MakeImage, find_environment
 from runner.runs.resolve import resolve
@@ -108,22 +109,22 @@ def prepared(
         return
     report.detail(f"site {site.name} ({why})")
     environment = find_environment(request.where, project, environ, site, report)
-    image = checks.find_image(environment, site, environ)
+    image = find_image(environment, site, environ)
     if image.missing and make_image is not None and not dry_run:
         make_image(environment, image, site)
-        image = checks.find_image(environment, site, environ)
+        image = find_image(environment, site, environ)
     if image.missing and not dry_run:
-        raise checks.missing_image(image, environment, environ)
+        raise missing_image(image, environment, environ)
     say = report.detail if request.files else report.say  # `prefetch` has printed it
     say(f"environment {environment.name}, site {site.name}")
-    environment = checks.for_the_run(_in_live_folder(environment, project, say), image)
+    environment = run_environment(_in_live_folder(environment, project, say), image)
     runs = site.runs(environ, project)
     if dry_run:
         folder = runs / ".shell-NNNN"
         yield _call(_Place(site, environment, folder), request, environ, report, write=False)
         return
-    checks.check_architecture(image, site)
-    for note in checks.check_mounts(environment, environ, here=site.is_local):
+    check_architecture(image, site)
+    for note in check_mounts(environment, environ, here=site.is_local):
         report.warn(note)
     folder = folders.take_numbered(runs, ".shell")
     try:

@@ -15,7 +15,7 @@ from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, checks, lock, snapshot
-from runner.runs.checks import LaunchImage
+from runner.runs.image import LaunchImage
 from runner.runs.launch import RunPlan
 from runner.runs.run import Run, save
 from runner.runs.schedulers.scheduler import scheduler_of
