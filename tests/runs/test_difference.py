@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.runs import diff
-from runner.runs.diff import Difference, Side, compare, side_of_run
+from runner.runs.diff import Difference, Side, compare, run_side
 from runner.runs.run import SUBMITTED, Run, save
 from runner.runs.secrets import HIDDEN
 
@@ -71,7 +71,7 @@ def make(folder: Path, name: str, changes: Mapping[str, str] | None = None, edf:
 
 
 def between(left: Run, right: Run) -> tuple[Difference, ...]:
-    return compare(side_of_run(left), side_of_run(right)).differences
+    return compare(run_side(left), run_side(right)).differences
 
 
 def test_names_places_and_times_of_a_launch_are_no_difference(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_of_the_code_every_file_is_compared_by_its_bytes(tmp_path: Path) -> None
 def test_what_a_job_wrote_among_its_code_is_not_its_code(tmp_path: Path) -> None:
     left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2")
     (right.code / "result.txt").write_text("42")
-    found = compare(side_of_run(left), side_of_run(right))
+    found = compare(run_side(left), run_side(right))
     assert found.differences == () and found.left_out == ("code: 1 files that a-2 itself wrote into its snapshot",)
 
 
@@ -144,7 +144,7 @@ def test_what_their_containers_held_is_compared_where_both_have_noted_it(tmp_pat
     for attempt, text in ((left.folder / "attempts/1", NOTED), (right.folder / "attempts/1", "broken off")):
         attempt.mkdir(parents=True)
         (attempt / "inside.toml").write_text(text)
-    found = compare(side_of_run(left), side_of_run(right))
+    found = compare(run_side(left), run_side(right))
     assert found.differences == ()
     assert found.left_out == tuple(
         f"{it}: a-2 did not record what its container contains" for it in ("packages", "inside")
@@ -162,7 +162,7 @@ def test_without_a_snapshot_the_commit_is_compared_and_that_is_said(tmp_path: Pa
     left, right = make(tmp_path, "a-1"), make(tmp_path, "a-2", {'"c0"': '"c1"'})
     assert between(left, right) == ()  # the files themselves are the same
     right.code.rename(tmp_path / "away")
-    found = compare(side_of_run(left), side_of_run(right))
+    found = compare(run_side(left), run_side(right))
     assert [(each.name, each.right) for each in found.differences] == [("commit", "c1")]
     assert "a-2 is gone" in found.left_out[0]
 

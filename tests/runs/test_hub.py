@@ -13,25 +13,25 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs import hub
-from runner.runs.hub import Wanted
+from runner.runs.hub import Repository
 from runner.runs.job import Job
 from runner.site_files import load_site
 
 ROOT = Path(__file__).resolve().parents[2]
-MODEL, DATA = Wanted("model", "org/m"), Wanted("dataset", "org/d")
+MODEL, DATA = Repository("model", "org/m"), Repository("dataset", "org/d")
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ((), ()),
-        (("--model_name_or_path", "gpt2"), (Wanted("model", "gpt2"),)),
-        (("--model_name_or_path=org/m", "--model_revision=v1"), (Wanted("model", "org/m", "v1"),)),
+        (("--model_name_or_path", "gpt2"), (Repository("model", "gpt2"),)),
+        (("--model_name_or_path=org/m", "--model_revision=v1"), (Repository("model", "org/m", "v1"),)),
         (("--model-name-or-path", "org/m", "--dataset-name", "org/d"), (MODEL, DATA)),
-        (("--dataset_name", "org/d", "--dataset_config", "en"), (Wanted("dataset", "org/d", part="en"),)),
-        (("--dataset_name", "org/d", "--dataset_config_name", "en"), (Wanted("dataset", "org/d", part="en"),)),
-        (("--tokenizer_name", "gpt2"), (Wanted("model", "gpt2", part="tokenizer"),)),
-        (("--model_name_or_path", "gpt2", "--tokenizer_name", "gpt2"), (Wanted("model", "gpt2"),)),
+        (("--dataset_name", "org/d", "--dataset_config", "en"), (Repository("dataset", "org/d", part="en"),)),
+        (("--dataset_name", "org/d", "--dataset_config_name", "en"), (Repository("dataset", "org/d", part="en"),)),
+        (("--tokenizer_name", "gpt2"), (Repository("model", "gpt2", part="tokenizer"),)),
+        (("--model_name_or_path", "gpt2", "--tokenizer_name", "gpt2"), (Repository("model", "gpt2"),)),
         (("--model_name_or_path", "tiny-llama", "--dataset_name", "python-docs"), ()),
         (("--model_name_or_path", "/models/m", "--dataset_name", "./data"), ()),
         (("--model_name_or_path", "~/m", "--dataset_name", "rows.jsonl"), ()),
@@ -39,15 +39,15 @@ MODEL, DATA = Wanted("model", "org/m"), Wanted("dataset", "org/d")
         (("--dataset_name", "a/b/c"), ()),
         (("--model_name_or_path",), ()),
         (("--model_name_or_path", "--packing"), ()),
-        (("--config", "train.yaml"), (Wanted("model", "org/y"), Wanted("dataset", "org/d"))),
+        (("--config", "train.yaml"), (Repository("model", "org/y"), Repository("dataset", "org/d"))),
         (("--config", "train.yaml", "--model_name_or_path", "org/m"), (MODEL, DATA)),
     ],
 )
-def test_names_among_the_arguments(tmp_path: Path, arguments: tuple[str, ...], expected: tuple[Wanted, ...]) -> None:
+def test_names_among_the_arguments(tmp_path: Path, arguments: tuple[str, ...], expected: tuple) -> None:
     """Names as the hub has them; not what is a path, a file, here under that name, or made by the script itself."""
     (tmp_path / "folder/here").mkdir(parents=True)
     (tmp_path / "train.yaml").write_text('model_name_or_path: "org/y"  # ours\ndataset_name: org/d\npacking: true\n')
-    assert hub.wanted(arguments, (tmp_path,)) == expected
+    assert hub.repositories(arguments, (tmp_path,)) == expected
 
 
 def test_the_note_bears_the_name_that_the_script_gives_it() -> None:
@@ -56,7 +56,12 @@ def test_the_note_bears_the_name_that_the_script_gives_it() -> None:
         payload = importlib.import_module("prefetch")
     finally:
         sys.path.remove(str(ROOT / "jobs"))
-    for each in (MODEL, DATA, Wanted("model", "gpt2", "refs/pr/1", "tokenizer"), Wanted("dataset", "a/b", part="x/y")):
+    for each in (
+        MODEL,
+        DATA,
+        Repository("model", "gpt2", "refs/pr/1", "tokenizer"),
+        Repository("dataset", "a/b", part="x/y"),
+    ):
         assert payload.Wanted(**each._asdict()).note == each.note
 
 
@@ -65,7 +70,7 @@ def test_the_scripts_own_names_are_known() -> None:
     assert set(re.findall(r'^(?:TINY_MODEL|PYTHON_DOCS) = "([^"]+)"', text, re.MULTILINE)) == hub.OWN
 
 
-def noted(home: Path, each: Wanted, seen_at: Path | None = None) -> Path:
+def noted(home: Path, each: Repository, seen_at: Path | None = None) -> Path:
     """A repository as a prefetch leaves it; `seen_at`: where the home lay for it, in a container."""
     folder = f"hub/{each.kind}s--{each.name.replace('/', '--')}/snapshots/abc"
     (home / folder / "sub").mkdir(parents=True)
@@ -95,7 +100,7 @@ def settled(
     environment = Environment("plain", None, "")
     job = Job("train", environment, script="jobs/x.py", arguments=arguments, env=env or {})
     project = Project(None, folder, folder)
-    return hub.settle_offline(
+    return hub.choose_offline(
         job, environment, project, load_site("local"), {"RUNNER_CACHE": str(folder)}, strict=strict
     )
 

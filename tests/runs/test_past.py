@@ -9,7 +9,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.runs import status
-from runner.runs.history import Past, Wanted, find, look, parse_since
+from runner.runs.history import Filters, Launch, find, look, parse_since
 from runner.runs.lock import lock_text
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, list_runs, load, save
 
@@ -49,8 +49,8 @@ def make(runs: Path, name: str, *, lock: dict[str, object] | None = None, codes:
 def test_the_state_is_what_the_newest_attempt_left(
     tmp_path: Path, codes: tuple[int | None, ...], record: str, expected: tuple[str, int | None]
 ) -> None:
-    past = look(make(tmp_path, "sft-0001", codes=codes, state=record))
-    assert (past.state, past.exit_code) == expected and past.attempts == len(codes)
+    launch = look(make(tmp_path, "sft-0001", codes=codes, state=record))
+    assert (launch.state, launch.exit_code) == expected and launch.attempts == len(codes)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_of_a_run_that_is_not_over_it_says_what_status_says(tmp_path: Path, monk
         return tuple(status.RunStatus(run, {"killed": "LOST", "waits": "PENDING"}[run.job]) for run in runs)
 
     monkeypatch.setattr(status, "ask", ask)
-    found = {past.run.job: past.state for past in find(list_runs(tmp_path), Wanted())}
+    found = {launch.run.job: launch.state for launch in find(list_runs(tmp_path), Filters())}
     assert found == {"killed": "LOST", "waits": "PENDING", "over": "FAILED"}
     assert sorted(asked) == ["killed-0001", "waits-0001"]
 
@@ -100,25 +100,25 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, ...]:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("filters", "expected"),
     [
-        (Wanted(), ["sft-0001", "sft-0002", "gen-0001"]),
-        (Wanted(env="ngc-ds"), ["sft-0001", "gen-0001"]),
-        (Wanted(env="ngc-*"), ["sft-0001", "sft-0002", "gen-0001"]),
-        (Wanted(script="sft"), ["sft-0001", "sft-0002"]),
-        (Wanted(script="jobs/*.py"), ["sft-0001", "sft-0002"]),
-        (Wanted(script="env"), ["gen-0001"]),
-        (Wanted(script="sf"), []),
-        (Wanted(job="s?t"), ["sft-0001", "sft-0002"]),
-        (Wanted(site="b"), ["gen-0001"]),
-        (Wanted(states=("FAILED", "PENDING")), ["sft-0002", "gen-0001"]),
-        (Wanted(since=parse_since("2d", NOW)), ["sft-0002", "gen-0001"]),
-        (Wanted(since=parse_since("2026-11-21T09:00+00:00", NOW)), ["gen-0001"]),
+        (Filters(), ["sft-0001", "sft-0002", "gen-0001"]),
+        (Filters(env="ngc-ds"), ["sft-0001", "gen-0001"]),
+        (Filters(env="ngc-*"), ["sft-0001", "sft-0002", "gen-0001"]),
+        (Filters(script="sft"), ["sft-0001", "sft-0002"]),
+        (Filters(script="jobs/*.py"), ["sft-0001", "sft-0002"]),
+        (Filters(script="env"), ["gen-0001"]),
+        (Filters(script="sf"), []),
+        (Filters(job="s?t"), ["sft-0001", "sft-0002"]),
+        (Filters(site="b"), ["gen-0001"]),
+        (Filters(states=("FAILED", "PENDING")), ["sft-0002", "gen-0001"]),
+        (Filters(since=parse_since("2d", NOW)), ["sft-0002", "gen-0001"]),
+        (Filters(since=parse_since("2026-11-21T09:00+00:00", NOW)), ["gen-0001"]),
     ],
 )
-def test_each_filter_lets_only_its_own_pass(runs: tuple[Run, ...], wanted: Wanted, expected: list[str]) -> None:
-    found: list[Past] = list(find(runs, wanted))
-    assert [past.run.name for past in found] == expected
+def test_each_filter_lets_only_its_own_pass(runs: tuple[Run, ...], filters: Filters, expected: list[str]) -> None:
+    found: list[Launch] = list(find(runs, filters))
+    assert [launch.run.name for launch in found] == expected
 
 
 def test_a_since_that_is_no_time_is_a_usage_error() -> None:

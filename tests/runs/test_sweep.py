@@ -9,7 +9,7 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.runs import after, status
 from runner.runs.after import Dependencies
-from runner.runs.history import Wanted, find
+from runner.runs.history import Filters, find
 from runner.runs.job import Job
 from runner.runs.run import SUBMITTED, Run, find_run, find_runs, save
 from runner.runs.schedulers.slurm_commands import dependency_flags, parse_status
@@ -63,12 +63,12 @@ def test_a_sweep_means_all_its_runs_and_a_run_is_found_by_its_task(tmp_path: Pat
     with pytest.raises(RunnerError) as caught:
         find_run("a-sweep-0001", tmp_path)
     assert "sweep of 2 runs" in caught.value.what
-    assert [each.run.name for each in find(made, Wanted(job="a-sweep-0001"))] == ["a-0001", "a-0002"]
+    assert [each.run.name for each in find(made, Filters(job="a-sweep-0001"))] == ["a-0001", "a-0002"]
 
 
 def test_tags_must_all_be_there(tmp_path: Path) -> None:
     runs = [make(tmp_path, "a-0001", tags=("paper", "v1")), make(tmp_path, "a-0002", tags=("paper",))]
-    names = {tags: [each.run.name for each in find(runs, Wanted(tags=tags))] for tags in (("paper",), ("v*", "paper"))}
+    names = {tags: [each.run.name for each in find(runs, Filters(tags=tags))] for tags in (("paper",), ("v*", "paper"))}
     assert names == {("paper",): ["a-0001", "a-0002"], ("v*", "paper"): ["a-0001"]}
 
 

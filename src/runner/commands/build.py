@@ -83,7 +83,7 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     """`runner build --import` on a site whose nodes keep podman's images in memory: one job does both."""
     from pathlib import Path
 
-    from runner.images.build import job as build_job
+    from runner.images.build.job import check_account, make_job, planned_job, run, script, submission
     from runner.images.squashfs_file import find_squashfs
 
     values = [
@@ -97,13 +97,13 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     words = (sys.executable, "-m", "runner", "build", args.recipe, "--import", f"--site={site.name}", *flags)
     images = site.images(os.environ)
     if args.dry_run:
-        job = build_job.planned_job(name, words, site, images, Path.cwd())
-        console.say(" ".join(build_job.submission(job, site, args.sbatch)))
-        console.answer(build_job.script(job))
+        job = planned_job(name, words, site, images, Path.cwd())
+        console.say(" ".join(submission(job, site, args.sbatch)))
+        console.answer(script(job))
         return 0
-    build_job.check_account(site, args.sbatch, os.environ)
-    job = build_job.make_job(name, words, site, images, os.environ)
-    path = build_job.run(job, site, args.sbatch, os.environ, console)
+    check_account(site, args.sbatch, os.environ)
+    job = make_job(name, words, site, images, os.environ)
+    path = run(job, site, args.sbatch, os.environ, console)
     squashfs = find_squashfs(path)
     if args.json and squashfs is not None:
         console.answer_json(squashfs.record())

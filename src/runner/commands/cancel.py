@@ -25,7 +25,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def cancel_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner cancel`: end runs, and print which."""
-    from runner.runs import cancel as cancelling
+    from runner.runs.cancel import cancel, explain
     from runner.runs.run import find_runs
 
     if not args.runs:
@@ -36,10 +36,10 @@ def cancel_runs(args: argparse.Namespace, console: Console) -> int:
     folder = runs_folder(args.site)
     runs = [run for word in args.runs for run in find_runs(word, folder)]
     if args.dry_run:
-        for line in cancelling.explain(runs):
+        for line in explain(runs):
             console.answer(line)
         return 0
-    done = cancelling.cancel(runs, console)
+    done = cancel(runs, console)
     if args.json:
         console.answer_json([{"run": run.name, "job_id": run.job_id, "cancelled": was} for run, was in done])
     else:

@@ -38,14 +38,14 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
     """`runner diff`: one line per difference; exit code 0 where there is none, 1 where there are."""
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.diff import compare, shown, side_of_run
+    from runner.runs.diff import compare, run_side, shown
     from runner.runs.run import find_run
 
     project = find_project()
     folder = find_site(args.site, os.environ)[0].runs(os.environ, project)
     run = find_run(args.left, folder)
     other = None if args.right == "." else find_run(args.right, folder)
-    left, right = side_of_run(run), side_of_run(other) if other else _here(run, project, args)
+    left, right = run_side(run), run_side(other) if other else _here(run, project, args)
     found = compare(left, right)
     if args.json:
         console.answer_json({"left": left.name, "right": right.name, "equal": not found.differences,

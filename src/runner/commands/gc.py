@@ -71,8 +71,8 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     from runner.errors import RunnerError
     from runner.machine import folders
     from runner.project import find_project
-    from runner.runs import gc as collecting
     from runner.runs import snapshot
+    from runner.runs.gc import empty_sweeps, remove, select, size_bytes
     from runner.runs.history import parse_since
     from runner.runs.run import list_runs
 
@@ -84,19 +84,19 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
     console.say(f"folder: {folder}")
     now = datetime.now().astimezone()
-    found = collecting.sort(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
+    found = select(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
     for each in found.kept:
         console.say(f"kept: {each.run.name}: {each.why}")
     paths = [run.code if args.code else run.folder for run in found.going]
     paths = [path for path in paths if path.is_dir() and any(path.iterdir())]
-    freed = sum(collecting.size_bytes(path) for path in paths)
+    freed = sum(size_bytes(path) for path in paths)
     if not args.dry_run:
         for path in paths:
-            collecting.remove(path)
+            remove(path)
             if args.code:
                 folders.make(path)  # containers mount this folder, so it must exist
-        for path in (*collecting.empty_sweeps(folder), *snapshot.unused_stores(folder)):
-            collecting.remove(path)
+        for path in (*empty_sweeps(folder), *snapshot.unused_stores(folder)):
+            remove(path)
     if args.json:
         console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,
                              "kept": {each.run.name: each.why for each in found.kept}})  # fmt: skip

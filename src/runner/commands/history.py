@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.commands.console import Console
-    from runner.runs.history import Past
+    from runner.runs.history import Launch
     from runner.runs.run import Run
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -45,13 +45,13 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
 
     from runner.detection import find_site
     from runner.project import find_project
-    from runner.runs.history import Wanted, find, parse_since
+    from runner.runs.history import Filters, find, parse_since
     from runner.runs.run import list_runs
 
     now = datetime.now().astimezone()
     site, _ = find_site(args.site, os.environ)
     folder = site.runs(os.environ, find_project())
-    wanted = Wanted(
+    filters = Filters(
         env=args.env,
         script=args.script,
         job=args.job,
@@ -60,11 +60,11 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
         states=tuple(args.state),
         since=parse_since(args.since, now) if args.since else None,
     )
-    found = list(find(list_runs(folder), wanted))
+    found = list(find(list_runs(folder), filters))
     if args.json:
         console.answer_json([each.record() for each in found])
     elif not found:
-        filtered = any(vars(wanted).values())
+        filtered = any(vars(filters).values())
         console.say(f"no runs in {folder}" + (" match" if filtered else "; start one with `runner launch`"))
     else:
         columns = [column for column in _columns(found) if column[0] not in _OPTIONAL or any(column[1])]
@@ -75,7 +75,7 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
 _OPTIONAL = {"TAGS", "SWEEP"}
 
 
-def _columns(found: Sequence[Past]) -> list[tuple[str, list[str]]]:
+def _columns(found: Sequence[Launch]) -> list[tuple[str, list[str]]]:
     from runner.commands.status import parameter_columns
 
     runs = [each.run for each in found]

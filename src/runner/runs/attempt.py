@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from time import time as now
 from typing import NamedTuple
 
 from runner.machine import files
@@ -75,7 +75,7 @@ class Attempt:
         """How long it has run, or ran, as squeue writes it."""
         if self.started is None:
             return ""
-        seconds = int((self.ended or now()) - self.started)
+        seconds = int((self.ended or time.time()) - self.started)
         days, rest = divmod(max(seconds, 0), 86400)
         hours, minutes = rest // 3600, rest // 60 % 60
         shown = f"{hours}:{minutes:02}:{rest % 60:02}" if hours or days else f"{minutes}:{rest % 60:02}"

@@ -68,7 +68,7 @@ class Comparison:
     left_out: tuple[str, ...] = field(default=())
 
 
-def side_of_run(run: Run) -> Side:
+def run_side(run: Run) -> Side:
     """The side of a run folder. Raises RunnerError where its lock cannot be read."""
     path = run.folder / "lock.toml"
     try:

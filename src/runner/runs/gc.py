@@ -31,14 +31,14 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Sorted:
+class Selection:
     """What may go, and what stays although it is old enough."""
 
     going: tuple[Run, ...]
     kept: tuple[Kept, ...]
 
 
-def sort(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Sorted:
+def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Selection:
     """The runs that were launched before that moment, by whether they may go. The scheduler is asked twice, for all."""
     old = [run for run in runs if _time(run) < before.timestamp()]
     live = _live(runs)
@@ -52,7 +52,7 @@ def sort(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Sorted:
             kept.append(Kept(run, why))
         else:
             going.append(run)
-    return Sorted(tuple(going), tuple(kept))
+    return Selection(tuple(going), tuple(kept))
 
 
 def _live(runs: Sequence[Run]) -> dict[str, str]:

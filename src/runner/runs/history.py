@@ -30,7 +30,7 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True)
-class Past:
+class Launch:
     """A launch, as its folder tells it."""
 
     run: Run
@@ -61,7 +61,7 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Filters:
     """Which launches to show; an empty value lets all pass. Words may be patterns: `*`, `?`, `[...]`."""
 
     env: str = ""
@@ -85,24 +85,24 @@ class Wanted:
             and (self.since is None or _created(run) >= self.since)
         )
 
-    def passes(self, past: Past) -> bool:
+    def passes(self, launch: Launch) -> bool:
         """Whether state and script let it pass too."""
-        return (not self.states or past.state in self.states) and (not self.script or self._is_script(past))
+        return (not self.states or launch.state in self.states) and (not self.script or self._is_script(launch))
 
-    def _is_script(self, past: Past) -> bool:
-        path = PurePosixPath(past.script or (past.command[0] if past.command else ""))
+    def _is_script(self, launch: Launch) -> bool:
+        path = PurePosixPath(launch.script or (launch.command[0] if launch.command else ""))
         return any(_matches(self.script, name) for name in (str(path), path.name, path.stem))
 
 
-def find(runs: Sequence[Run], wanted: Wanted) -> Iterator[Past]:
-    """The launches that are wanted, in the order given."""
-    found = [look(run) for run in runs if wanted.passes_record(run)]
-    now = _now([past.run for past in found if not past.settled])
-    for past in found:
-        status = now.get(past.run.name)
-        past = replace(past, state=status.state, exit_code=status.exit_code) if status else past
-        if wanted.passes(past):
-            yield past
+def find(runs: Sequence[Run], filters: Filters) -> Iterator[Launch]:
+    """The launches that pass the filters, in the order given."""
+    found = [look(run) for run in runs if filters.passes_record(run)]
+    now = _now([launch.run for launch in found if not launch.settled])
+    for launch in found:
+        status = now.get(launch.run.name)
+        launch = replace(launch, state=status.state, exit_code=status.exit_code) if status else launch
+        if filters.passes(launch):
+            yield launch
 
 
 def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
@@ -114,7 +114,7 @@ def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
     return {status.run.name: status for status in ask(runs)}
 
 
-def look(run: Run) -> Past:
+def look(run: Run) -> Launch:
     """What the folder of a run tells."""
     attempts = run.attempts
     newest = attempts[-1] if attempts else None
@@ -124,7 +124,7 @@ def look(run: Run) -> Past:
     settled = state in ("PREPARING", "COMPLETED") or (
         newest is not None and code is not None and _is_old(newest) and is_over(run)
     )
-    return Past(run, state, code, len(attempts), script, command, settled)
+    return Launch(run, state, code, len(attempts), script, command, settled)
 
 
 def _state(run: Run, newest: Attempt | None, code: int | None) -> str:

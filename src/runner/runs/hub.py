@@ -39,7 +39,7 @@ _FILE = re.compile(r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$")
 _LINE = re.compile(r"^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))", re.MULTILINE)
 
 
-class Wanted(NamedTuple):
+class Repository(NamedTuple):
     """A repository of the hub."""
 
     kind: str
@@ -67,18 +67,18 @@ class State(NamedTuple):
     """what is wrong with one that was here; empty where it never was"""
 
 
-def wanted(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tuple[Wanted, ...]:
+def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tuple[Repository, ...]:
     """What the words of a script name on the hub; names found in one of the `folders` are local."""
     roots = tuple(folders)
     values = {**_config_values(arguments, roots), **_values(arguments)}
-    found: dict[Wanted, None] = {}
+    found: dict[Repository, None] = {}
     for argument, (kind, part) in _NAMES.items():
         name = values.get(argument, "")
         if not _NAME.fullmatch(name) or _FILE.search(name) or name in OWN or _is_local(name, roots):
             continue
         revision = next((values[key] for key in _REVISIONS[kind] if key in values), "main")
         named = next((values[key] for key in _PARTS if key in values), "") if kind == "dataset" else part
-        found[Wanted(kind, name, revision, named)] = None
+        found[Repository(kind, name, revision, named)] = None
     whole = {(each.kind, each.name, each.revision) for each in found if each.kind == "model" and not each.part}
     return tuple(each for each in found if not each.part or (each.kind, each.name, each.revision) not in whole)
 
@@ -89,7 +89,7 @@ def pushes(arguments: Sequence[str], folders: Iterable[Path] = ()) -> bool:
     return values.get("push_to_hub", "false").lower() in ("", "true", "1", "yes")
 
 
-def cache_state(home: Path, each: Wanted) -> State:
+def cache_state(home: Path, each: Repository) -> State:
     """Whether every file that the note of a prefetch lists is there in its size."""
     try:
         note = json.loads((home / NOTES / each.note).read_text(encoding="utf-8"))
@@ -114,7 +114,7 @@ def _home_of(note: Mapping[str, str]) -> Path:
     return Path(str(note["folder"])).parents[3]
 
 
-def in_hub_cache(home: Path, each: Wanted) -> bool:
+def in_hub_cache(home: Path, each: Repository) -> bool:
     """Whether the hub's own cache has some commit of it: fetched by hand, or by an earlier job."""
     folder = home / "hub" / f"{each.kind}s--{each.name.replace('/', '--')}" / "snapshots"
     return folder.is_dir() and any(folder.iterdir())
@@ -167,10 +167,10 @@ def revisions(words: Sequence[str], run_folder: Path, env: Mapping[str, str]) ->
     """`model NAME`, `dataset NAME` -> commit, for what the words of a job name on the hub."""
     named = env.get("HF_HOME", "")
     home = Path(named) if named.startswith("/") else shared_cache(run_folder, os.environ) / HOME
-    return {f"{each.kind} {each.name}": _commit(home, each) for each in wanted(words)}
+    return {f"{each.kind} {each.name}": _commit(home, each) for each in repositories(words)}
 
 
-def _commit(home: Path, each: Wanted) -> str:
+def _commit(home: Path, each: Repository) -> str:
     folder = home / "hub" / f"{each.kind}s--{each.name.replace('/', '--')}"
     try:
         return (folder / "refs" / each.revision).read_text().strip() or NOT_HERE
@@ -199,7 +199,7 @@ def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -
     return Path(expand(text, {**environ, "RUNNER_CACHE": str(cache)}, "HF_HOME")) if text else cache / HOME
 
 
-def settle_offline(
+def choose_offline(
     job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str], *, strict: bool = True
 ) -> tuple[Job, tuple[str, ...]]:
     """The job, offline where all that it names is here; and notes on what is not.
@@ -218,7 +218,7 @@ def settle_offline(
 def _settled(
     job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str]
 ) -> tuple[Job, tuple[str, ...]]:
-    named = wanted(job.arguments, model_folders(project))
+    named = repositories(job.arguments, model_folders(project))
     given = {**hub_variables(environ), **environment.env, **job.env}
     if not named:
         return job, ()
@@ -247,7 +247,7 @@ def _settled(
 
 
 def _kept_offline(
-    job: Job, given: Mapping[str, str], named: tuple[Wanted, ...], project: Project
+    job: Job, given: Mapping[str, str], named: tuple[Repository, ...], project: Project
 ) -> tuple[Job, tuple[str, ...]]:
     if OFFLINE in given:
         return job, ()

@@ -110,7 +110,7 @@ def prepare(
     job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the folder of runs may be known on the site alone
         job = resolve.with_measured(job, site.runs(environ, project))
-    job, hub_notes = hub.settle_offline(job, environment, project, site, environ, strict=not request.dry_run)
+    job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
     environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)

@@ -134,17 +134,17 @@ def read_progress(metrics: Path) -> Progress | None:
     entries = [
         entry
         for entry in newest_records(metrics, _TAIL_BYTES)
-        if _entry_number(entry, "step") is not None and "loss" in entry
+        if _number_in(entry, "step") is not None and "loss" in entry
     ]
     if not entries:
         return None
     last = entries[-1]
-    step, total = int(last["step"]), _entry_number(last, "total_steps")
+    step, total = int(last["step"]), _number_in(last, "total_steps")
     return Progress(
         step,
         int(total) if total else None,
-        _entry_number(last, "loss"),
-        _entry_number(last, "tokens_per_second"),
+        _number_in(last, "loss"),
+        _number_in(last, "tokens_per_second"),
         _end(entries, total),
     )
 
@@ -153,14 +153,14 @@ def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | N
     """When the last step will be done; a pace is taken within one attempt only, since waiting is not training."""
     last = entries[-1]
     mine = [entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")]
-    begun, now = _entry_number(mine[0], "time"), _entry_number(last, "time")
+    begun, now = _number_in(mine[0], "time"), _number_in(last, "time")
     steps = last["step"] - mine[0]["step"]
     if total is None or begun is None or now is None or steps <= 0 or now < begun:
         return None
     return float(now + max(total - last["step"], 0) * (now - begun) / steps)
 
 
-def _entry_number(entry: Mapping[str, Any], name: str) -> float | None:
+def _number_in(entry: Mapping[str, Any], name: str) -> float | None:
     value: object = entry.get(name)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 

@@ -16,7 +16,7 @@ from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project
 from runner.runs import hub, shell
-from runner.runs.hub import Wanted
+from runner.runs.hub import Repository
 from runner.runs.job import value
 from runner.runs.launch import Request, find_environment, find_program
 from runner.runs.program import find_script
@@ -37,7 +37,7 @@ PYTHON = 'p=$(command -v python || command -v python3) || { echo "no Python here
 class Prefetch:
     """What is to be fetched, where to, and by what."""
 
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[Repository, ...]
     home: Path
     engine: str
     environment: str | None
@@ -60,7 +60,7 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
     report.detail(f"engine {engine} ({engine_why})")
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
-    wanted = hub.wanted(words, hub.model_folders(project))
+    wanted = hub.repositories(words, hub.model_folders(project))
     return Prefetch(wanted, home, engine, name, env, site)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner import __version__
 from runner.errors import RunnerError
-from runner.images.build import base as bases
+from runner.images.build.base import base_release, debian_steps, known_bases, resolve_base, shown
 from runner.images.build import content, host_settings
 from runner.images.build.base import BuildContext, ResolvedBase
 from runner.images.build.containerfile import declares_base, with_arguments
@@ -44,13 +44,13 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
     """
     context, recipe = prepare(recipe, options, environ, report)
     if not options.no_cache:
-        for known in bases.known_bases(recipe, context):
+        for known in known_bases(recipe, context):
             if image := _built_before(recipe, known, options, context):
                 return image
     folder = context.log.parent
     with files.locked(folder / recipe.name):
         start_log(context.log, {"recipe": str(recipe.path), "engine": context.engine.name, "platform": context.platform})
-        base = bases.resolve_base(recipe, context, refresh=options.no_cache)
+        base = resolve_base(recipe, context, refresh=options.no_cache)
         # another process may have built it while this one waited for the lock
         if not options.no_cache and (image := _built_before(recipe, base, options, context)):
             return image
@@ -81,13 +81,13 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     computed from its name. Credentials in addresses of package indexes are left out.
     """
     context, recipe = prepare(recipe, options, environ, report)
-    known = bases.known_bases(recipe, context)
+    known = known_bases(recipe, context)
     first = recipe.bases[0] if recipe.bases else None
     base = known[0] if known else ResolvedBase(str(first), str(first), "the recipe's first", str(first))
     before: tuple[Step, ...] = ()
     if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
-        before = bases.debian_steps(made, context.engine, context.platform, base.reference)
+        before = debian_steps(made, context.engine, context.platform, base.reference)
         report.warn("the script builds the Debian base; `runner build` itself would first try the registry of the first base")
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
@@ -182,7 +182,7 @@ def image_labels(recipe: Recipe, base: ResolvedBase, tag: str) -> dict[str, str]
     """The OCI labels of an image: its origin. Source: image-spec, annotations.md."""
     labels = {
         "org.opencontainers.image.title": recipe.name,
-        **bases.shown(base),
+        **shown(base),
         "runner.recipe": recipe.name,
         "runner.recipe.files": content.files_hash(recipe),
         "runner.content": tag,
@@ -226,7 +226,7 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
     host, sources, proxy = host_settings.host_release(), host_settings.read_sources(), host_settings.proxies()
     if not proxy and not host_settings.own_mirror(sources, host[1]):
         return pip
-    release = bases.base_release(base, engine)
+    release = base_release(base, engine)
     return host_settings.join(pip, host_settings.apt_settings(release, host, sources, proxy))
 
 

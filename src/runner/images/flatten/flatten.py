@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import stat
 
-from runner.images.flatten.links import Awaited, Passed, Wanted, Work
+from runner.images.flatten.links import Awaited, LinkTargets, Passed, Work
 from runner.images.flatten.view import IMPLICIT, PHANTOM, WHITEOUT, View, close, refused
 from runner.images.layers.tar import Entry
 from runner.images.squashfs.tree import Directory, Leaf, device_number
@@ -45,7 +45,7 @@ class Flattener:
         self._times: dict[int, int] = {}
         work = Work()
         self._view = View(work)
-        self._wanted = Wanted(work)
+        self._wanted = LinkTargets(work)
         self.root = self._view.root
         self._layer = -1
 

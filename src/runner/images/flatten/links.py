@@ -65,7 +65,7 @@ class Work:
             )
 
 
-class Wanted:
+class LinkTargets:
     """Targets that have not been seen yet, and what the current layer says about each."""
 
     def __init__(self, work: Work) -> None:

@@ -13,9 +13,8 @@ from runner.runs.attempt import begins
 from runner.runs.metrics import Pace, pace
 from runner.runs.run import Run
 from runner.runs.schedulers.scheduler import scheduler_of
-from runner.runs.why import cause as causes
 from runner.runs.why import evidence
-from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause
+from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause, by_state, by_word
 from runner.runs.why.evidence import Evidence, Reading, Source, read_log
 
 # states after which Slurm's word is worth more than an exception that may be its consequence
@@ -61,7 +60,7 @@ def explain_run(run: Run) -> Answer:
         return _filled(_cancelled(answer, verdict, readings, now), run)
     answer = _first_failure(_weigh(answer, verdict, readings, now), run)
     if answer.cause is None and speed is not None and speed.stuck:
-        answer = replace(answer, cause=causes.by_word(EXIT, "stuck"), evidence="metrics.jsonl", line=speed.note)
+        answer = replace(answer, cause=by_word(EXIT, "stuck"), evidence="metrics.jsonl", line=speed.note)
     answer = _with_lines(_by_exit_code(answer, now, run), verdict, readings)
     if answer.cause is None:
         answer = replace(answer, hint=f"`runner logs {run.name}` prints the whole output")
@@ -105,7 +104,7 @@ def _state_text(now: status.RunStatus) -> str:
 def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
     """Why a job waits: the reason that squeue gives, which may carry more in brackets or behind a comma."""
     word = now.reason.split(",")[0].split("(")[0].strip()
-    cause = causes.by_word(PENDING, word) or (causes.by_word(PENDING, "*") if word else causes.by_word(PENDING, ""))
+    cause = by_word(PENDING, word) or (by_word(PENDING, "*") if word else by_word(PENDING, ""))
     return replace(answer, cause=cause, evidence="squeue", line=f"Reason={now.reason or 'None'}")
 
 
@@ -119,9 +118,9 @@ def _running(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> A
 def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
     """The cancel is the cause, whatever the logs say; an error that they report before it is noted."""
     if now.reason.startswith("not started"):
-        never = causes.by_word(PENDING, "DependencyNeverSatisfied")
+        never = by_word(PENDING, "DependencyNeverSatisfied")
         return replace(answer, cause=never, evidence="run folder", line=now.reason)
-    told = causes.by_state(now.state)
+    told = by_state(now.state)
     lines = [each for reading in readings for each in reading.evidence if each.cause == told]
     first = verdict.first if verdict.first and verdict.first.cause != told else None
     if first is not None and first.cause.kind == CAUSE and not (lines and lines[0].order < first.order):
@@ -140,7 +139,7 @@ def _state_line(now: status.RunStatus) -> str:
 
 def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
     """The cause that the logs give, or that of Slurm's state where it explains more."""
-    told = causes.by_state(now.state)
+    told = by_state(now.state)
     first = verdict.first
     stronger = first is not None and (
         (now.state in _STRONG_STATES and first.cause.kind == EXCEPTION)
@@ -184,7 +183,7 @@ def _first_failure(answer: Answer, run: Run) -> Answer:
 def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
     """The cause that the exit code gives, where the logs give none, or one that yields to it."""
     code = now.exit_code
-    cause: Cause | None = causes.by_word(EXIT, str(code)) if code else None
+    cause: Cause | None = by_word(EXIT, str(code)) if code else None
     if cause is None or (answer.cause is not None and cause.code not in answer.cause.yields):
         return answer
     newest = run.newest
