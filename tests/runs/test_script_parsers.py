@@ -4,7 +4,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.runs.schedulers import slurm_commands
-from runner.runs.schedulers.job_status import JobStatus
+from runner.runs.schedulers.scheduler import JobStatus
 
 # squeue --noheader --states=all --jobs=… --Format=JobID:|,State:|,Reason:|,NodeList:|,TimeUsed:|,TimeLeft:|,exit_code:|
 # Slurm 22.05.8

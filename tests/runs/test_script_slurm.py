@@ -12,7 +12,7 @@ from runner import quoting
 from runner.errors import RunnerError
 from runner.runs.job import Job, Resources
 from runner.runs.schedulers import slurm_commands as scheduler
-from runner.runs.schedulers.job_status import JobStatus
+from runner.runs.schedulers.scheduler import JobStatus
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import BARE, CORPUS, NOTHING, SLURM, command_job, shell_job, write_run
 from tests.waiting import until

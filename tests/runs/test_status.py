@@ -15,7 +15,7 @@ from runner.machine.report import Quiet
 from runner.runs import cancel, follow, status
 from runner.runs.history import look
 from runner.runs.run import CANCELLED, PREPARING, SUBMITTED, Run, find_run, load, save
-from runner.runs.schedulers.job_status import JobStatus
+from runner.runs.schedulers.scheduler import JobStatus
 
 Settle = Callable[..., status.RunStatus]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from runner.errors import RunnerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 
@@ -29,12 +29,8 @@ HOLES = 0.05
 def memory_bytes(gpu: str) -> int | None:
     """The memory of a GPU by its name (`H100`, `NVIDIA A100 80GB`), or None."""
     wanted = gpu.upper().replace("NVIDIA", " ").replace("-", " ").replace("_", " ").split()
-    best = max((name for name in USABLE_GIB if _within(name.upper().split(), wanted)), key=len, default=None)
+    best = max((name for name in USABLE_GIB if {*name.upper().split()} <= {*wanted}), key=len, default=None)
     return None if best is None else USABLE_GIB[best] * GIB
-
-
-def _within(name: Iterable[str], words: list[str]) -> bool:
-    return all(word in words for word in name)
 
 
 def parse_size(text: str) -> int:

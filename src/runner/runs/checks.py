@@ -143,7 +143,8 @@ def _check_site(job: Job, site: Site) -> None:
 
 def lacks_account(job: Job, site: Site) -> bool:
     """Whether the site refuses the job because neither the job nor the site names an account."""
-    return site.account_required and job.resources.account is None and not _has_account(job)
+    given = job.resources.account is not None or any(word.startswith(("--account=", "-A")) for word in job.sbatch)
+    return site.account_required and not given
 
 
 def _check_chain(links: int, site: Site) -> None:
@@ -157,10 +158,6 @@ def _check_chain(links: int, site: Site) -> None:
             "without a scheduler, a job has no time limit after which the next one must start",
             "leave out --chain, and let [restart] in the job file restart the job",
         )
-
-
-def _has_account(job: Job) -> bool:
-    return any(word.startswith(("--account=", "-A")) for word in job.sbatch)
 
 
 def check_variable(name: str, value: str) -> None:
@@ -223,17 +220,14 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
         if ancestor == Path("/") and not here:
             notes.append(f"the mount source {source} is not on this machine: it must exist on the nodes")
             continue
+        missing = source.relative_to(ancestor).parts[0]
         origin = environment.origins.get("mounts." + str(environment.mounts.index(mount)))
         raise RunnerError(
             f"the mount source {source} does not exist" + (f" ({origin})" if origin else ""),
-            f"the environment {environment.name!r} mounts it, but {ancestor} has no {_below(source, ancestor)}",
+            f"the environment {environment.name!r} mounts it, but {ancestor} has no {missing}",
             f"create that path, or correct the mount in {environment.path or 'the environment'}",
         )
     return tuple(notes)
-
-
-def _below(source: Path, ancestor: Path) -> str:
-    return source.relative_to(ancestor).parts[0]
 
 
 def check_run_folder(folder: Path, site: Site, engine: str) -> None:

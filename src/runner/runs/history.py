@@ -17,7 +17,7 @@ from runner.errors import RunnerError
 from runner.machine import files
 from runner.runs.attempt import Attempt
 from runner.runs.run import CANCELLED, PREPARING, Run, is_cancelled, is_over
-from runner.runs.schedulers.job_status import ACTIVE
+from runner.runs.schedulers.scheduler import ACTIVE
 
 if TYPE_CHECKING:
     from runner.runs.status import RunStatus

@@ -133,7 +133,7 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
         if ranks and len(run.attempts) > 1:
             yield f"--- attempt {number} ---\n".encode()
         times = read_times(attempts[number].log_times) if number in attempts else {}
-        pieces = [_timed(each, times.get(_name(each, run), ())) for each in mine]
+        pieces = [_timed(each, times.get(each.path.relative_to(run.folder).as_posix(), ())) for each in mine]
         for _, _, stream, data in heapq.merge(*pieces, key=lambda piece: piece[:2]):
             yield data if alone else labelled(stream.label, data)
 
@@ -168,10 +168,6 @@ def labelled(label: str, data: bytes) -> bytes:
     start = label.encode()
     body = data.removesuffix(b"\n")
     return start + body.replace(b"\n", b"\n" + start) + b"\n"
-
-
-def _name(stream: Stream, run: Run) -> str:
-    return stream.path.relative_to(run.folder).as_posix()
 
 
 def _timed(

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from runner.runs import metrics
 from runner.runs.metrics import Progress
 from runner.runs.run import PREPARING, Run, with_newest_job
-from runner.runs.schedulers.job_status import ACTIVE, JobStatus
-from runner.runs.schedulers.scheduler import by_scheduler
+from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, by_scheduler
 
 
 @dataclass(frozen=True)

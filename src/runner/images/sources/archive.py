@@ -19,7 +19,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import Layer, LayeredImage, Reader
-from runner.images.sources.layout import read_small
+from runner.images.sources.layout import is_called, read_small
 from runner.images.sources.manifest import (
     CONFIG_BYTES,
     MANIFEST_BYTES,
@@ -158,7 +158,7 @@ def read_docker_archive(files: Archive, tag: str, *, architecture: str, referenc
 
 
 def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
-    named = [entry for entry in entries if not tag or any(_is_called(name, tag) for name in entry.texts("RepoTags"))]
+    named = [entry for entry in entries if not tag or any(is_called(name, tag) for name in entry.texts("RepoTags"))]
     if len(named) == 1:
         return named[0]
     names = sorted({name for entry in entries for name in entry.texts("RepoTags")})
@@ -174,7 +174,3 @@ def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
         known,
         f"skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR",
     )
-
-
-def _is_called(name: str, tag: str) -> bool:
-    return tag in (name, name.rpartition(":")[2])

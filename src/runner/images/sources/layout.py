@@ -114,7 +114,7 @@ def read_layout(files: Files, tag: str, *, architecture: str, reference: str) ->
 def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, reference: str) -> Descriptor:
     names = sorted({name for entry in entries for name in entry.names[:1]})
     if tag:
-        named = [entry for entry in entries if any(_is_called(name, tag) for name in entry.names)]
+        named = [entry for entry in entries if any(is_called(name, tag) for name in entry.names)]
         if not named:
             raise RunnerError(
                 f"{reference}: no image has the tag {tag!r}",
@@ -135,8 +135,8 @@ def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, refe
     return choose(entries, architecture, reference)
 
 
-def _is_called(name: str, tag: str) -> bool:
-    """podman writes a whole reference, skopeo and the specification a tag alone."""
+def is_called(name: str, tag: str) -> bool:
+    """Whether an image has the tag: podman writes a whole reference, skopeo and the specification a tag alone."""
     return tag in (name, name.rpartition(":")[2])
 
 

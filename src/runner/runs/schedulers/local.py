@@ -17,7 +17,7 @@ from runner.machine import files, process, sessions
 from runner.machine.report import Report
 from runner.runs.job import Job
 from runner.runs.run import WAITS, Run, is_cancelled, is_over
-from runner.runs.schedulers.job_status import JobStatus, from_exit_code
+from runner.runs.schedulers.scheduler import JobStatus, from_exit_code
 from runner.runs.schedulers.template import render
 from runner.site import Site
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from runner.errors import unknown
 
@@ -16,8 +16,33 @@ if TYPE_CHECKING:
     from runner.runs.job import Job
     from runner.runs.run import Run
     from runner.runs.schedulers import local, slurm
-    from runner.runs.schedulers.job_status import JobStatus
     from runner.site import Site
+
+
+CONTINUE = 75
+"""a job's exit code that means: continue me"""
+ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
+          "SIGNALING", "STAGE_OUT", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}  # fmt: skip
+"""states, in Slurm's words, of a job that is not over"""
+
+
+class JobStatus(NamedTuple):
+    """The status of a job, or of a run's jobs together."""
+
+    state: str
+    """PENDING, RUNNING, COMPLETED, ... (Slurm's words), or one of runner's own (`RunStatus.state`)"""
+    reason: str = ""
+    """why it waits, or why it failed"""
+    exit_code: int | None = None
+    """128 + N when signal N ended it; None while it has not ended"""
+    nodes: str = ""
+    elapsed: str = ""
+    time_left: str = ""
+    """of the time limit"""
+    job_id: str = ""
+    """of a run's jobs: the one that counts now"""
+    live: tuple[str, ...] = ()
+    """of a run's jobs: those that wait or run"""
 
 
 class Scheduler(Protocol):
@@ -80,3 +105,14 @@ def by_scheduler(runs: Iterable[Run]) -> Iterator[tuple[Scheduler, list[Run]]]:
     runs = list(runs)
     for name in sorted({run.scheduler for run in runs}, reverse=True):
         yield scheduler_of(name), [run for run in runs if run.scheduler == name]
+
+
+def from_exit_code(run: Run, exit_code: int, reason: str = "") -> JobStatus:
+    """The status of a run whose newest attempt has ended with this exit code."""
+    from runner.runs.run import is_cancelled  # a dry run does not need it
+
+    elapsed = run.newest.elapsed if run.newest else ""
+    if is_cancelled(run):  # one that saved ends with 0 too
+        return JobStatus("CANCELLED", run.cancel_reason, exit_code, run.host, elapsed)
+    reason = "it asked to be continued" if exit_code == CONTINUE else reason
+    return JobStatus("FAILED" if exit_code else "COMPLETED", reason, exit_code, run.host, elapsed)

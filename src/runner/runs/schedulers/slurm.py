@@ -18,7 +18,7 @@ from runner.machine.report import Report
 from runner.runs.job import Job, time_limit_text
 from runner.runs.schedulers import slurm_commands
 from runner.runs.schedulers.flags import CPUS, merge, option, refuse, refuse_of_site
-from runner.runs.schedulers.job_status import ACTIVE, JobStatus, from_exit_code
+from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, from_exit_code
 from runner.runs.schedulers.template import joined, render
 from runner.site import Site
 
@@ -43,13 +43,7 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
     refuse((*site.srun, *job.srun), "srun", taken)
     directives = merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
     refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
-    return render(
-        job,
-        attachment,
-        site,
-        directives=directives,
-        step=_step(job, attachment, site, directives),
-    )
+    return render(job, attachment, site, directives=directives, step=_step(job, attachment, site, directives))
 
 
 def _directives(job: Job, site: Site) -> tuple[str, ...]:
@@ -191,7 +185,7 @@ def refused(words: str) -> RunnerError:
 def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
     """The flag of sbatch that leaves them out; none where there are none, or where Slurm does not say who it is."""
     folder = Path(environ.get("RUNNER_CACHE") or runs / ".cache") / "bad-nodes"
-    listed = {path.name: found for path in _files(folder) if (found := _bad_nodes(path, time.time()))}
+    listed = {path.name: found for path in sorted(folder.glob("*")) if (found := _bad_nodes(path, time.time()))}
     if not listed:
         return ()
     try:
@@ -207,10 +201,6 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
     for name, reason in bad.items():
         report.say(f"excluding node {name}: {reason} (reported within the last day in {folder})")
     return (f"--exclude={','.join(bad)}",) if bad else ()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def _bad_nodes(path: Path, now: float) -> dict[str, str]:

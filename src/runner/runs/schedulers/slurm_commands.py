@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
 from runner.runs.job import Resources, time_limit_text
-from runner.runs.schedulers.job_status import ACTIVE, JobStatus
+from runner.runs.schedulers.scheduler import ACTIVE, JobStatus
 from runner.site import Site
 
 if TYPE_CHECKING:
