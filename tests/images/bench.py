@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.images.build.build import BuildOptions, build
+from runner.images.build.base import BuildOptions
+from runner.images.build.build import build
 from runner.images.image import Image
 from runner.images.importer.importer import import_image
 from runner.images.importer.plan import ImportOptions, ImportRequest

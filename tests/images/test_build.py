@@ -17,7 +17,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.build import build as building
 from runner.images.build.base import BuildContext, ResolvedBase, debian_reference
-from runner.images.build.build import BuildOptions, plan_build
+from runner.images.build.build import plan_build
 from runner.images.build.host_settings import HostSettings
 from runner.images.build.run import run_logged, run_quietly
 from runner.images.engine import Engine, open_store
@@ -153,10 +153,12 @@ def test_a_project_of_thousands_of_files_and_a_long_containerfile_build(bench: B
 def test_the_hosts_passwords_are_in_no_argument_and_no_file_for_others(bench: Bench, tmp_path: Path) -> None:
     recipe = bench.write("private", TINY)
     settings = HostSettings(files={"pip.conf": "[global]\nindex-url = https://me:pass-word@pypi.example.org/simple"})
-    base, staging = ResolvedBase("", "", ""), tmp_path / "staging"
     engine = Engine("podman", "")
-    context = BuildContext(engine, open_store(engine, bench.environ), "linux/amd64", tmp_path / "log", bench.report)
-    plan = plan_build(recipe, context, base, settings, BuildOptions(), "0123456789ab", staging)
+    context = BuildContext(
+        engine, open_store(engine, bench.environ), "linux/amd64", tmp_path / "private.log", bench.report
+    )
+    staging = context.staging
+    plan = plan_build(recipe, context, ResolvedBase("", "", ""), settings, "0123456789ab")
     assert not any("pass-word" in word for step in plan.steps for word in (*step.argv, *step.pipe_to))
     assert "pass-word" in bash(plan)
     for way in ("here", "as a script"):
@@ -169,7 +171,7 @@ def test_the_hosts_passwords_are_in_no_argument_and_no_file_for_others(bench: Be
         modes = {
             path.name: path.stat().st_mode & 0o777 for path in (staging, *staging.iterdir()) if path.name != "context"
         }
-        assert modes == {"staging": 0o700, "files": 0o600, "Containerfile": 0o600, "pip.conf": 0o644}
+        assert modes == {staging.name: 0o700, "files": 0o600, "Containerfile": 0o600, "pip.conf": 0o644}
         assert (staging / "pip.conf").read_text().endswith("/simple\n")
         assert (staging / "context/containers/busybox").exists()
         shutil.rmtree(staging)

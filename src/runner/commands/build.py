@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.environments.environment import Environment
-    from runner.images.build.build import BuildOptions
+    from runner.images.build.base import BuildOptions
     from runner.machine.report import Report
     from runner.project import Project
     from runner.runs.image import LaunchImage
@@ -117,7 +117,7 @@ def _scheme(engine: str) -> str:
 
 
 def _build_options(args: argparse.Namespace) -> BuildOptions:
-    from runner.images.build.build import BuildOptions
+    from runner.images.build.base import BuildOptions
 
     for word in args.build_arg:
         if "=" not in word or word.startswith("="):
@@ -133,7 +133,8 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
 
 def image_maker(project: Project, environ: Mapping[str, str], report: Report) -> MakeImage:
     """The function that makes the image which an environment names: IMAGES/RECIPE.sqsh."""
-    from runner.images.build.build import BuildOptions, build
+    from runner.images.build.base import BuildOptions
+    from runner.images.build.build import build
     from runner.images.importer.importer import import_image
     from runner.images.importer.plan import ImportOptions, ImportRequest
     from runner.images.recipe import load_recipe

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.images.build.build import BuildOptions, build
+from runner.images.build.base import BuildOptions
+from runner.images.build.build import build
 from runner.images.importer.importer import import_image
 from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.images.recipe import load_recipe

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.errors import RunnerError
@@ -212,6 +212,18 @@ def shown(base: ResolvedBase) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True)
+class BuildOptions:
+    """What the user may choose about a build."""
+
+    engine: str | None = None
+    tag: str | None = None
+    """an additional name for the image"""
+    no_cache: bool = False
+    platform: str | None = None
+    build_args: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class BuildContext:
     """What each step of a build needs."""
 
@@ -221,6 +233,12 @@ class BuildContext:
     """`linux/amd64`, `linux/arm64`"""
     log: Path
     report: Report
+    options: BuildOptions = field(default_factory=BuildOptions)
+
+    @property
+    def staging(self) -> Path:
+        """The private folder with the files of the build."""
+        return self.log.with_name(f"{self.log.stem}-context")
 
     @property
     def architecture(self) -> str:

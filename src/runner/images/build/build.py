@@ -12,7 +12,7 @@ from runner import __version__
 from runner.errors import RunnerError
 from runner.images.build.base import base_release, debian_steps, known_bases, resolve_base, shown
 from runner.images.build import content, host_settings
-from runner.images.build.base import BuildContext, ResolvedBase
+from runner.images.build.base import BuildContext, BuildOptions, ResolvedBase
 from runner.images.build.containerfile import declares_base, with_arguments
 from runner.images.build.host_settings import HostSettings
 from runner.images.build.run import run_logged, run_quietly, start_log
@@ -25,18 +25,6 @@ from runner.machine.plan import Plan, Step, bash
 from runner.machine.report import Report
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """What the user may choose about a build."""
-
-    engine: str | None = None
-    tag: str | None = None
-    """an additional name for the image"""
-    no_cache: bool = False
-    platform: str | None = None
-    build_args: Mapping[str, str] = field(default_factory=dict)
-
-
 def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> Image:
     """The recipe's image, built unless the storage has it.
 
@@ -45,29 +33,28 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
     context, recipe = prepare(recipe, options, environ, report)
     if not options.no_cache:
         for known in known_bases(recipe, context):
-            if image := _built_before(recipe, known, options, context):
+            if image := _built_before(recipe, known, context):
                 return image
     folder = context.log.parent
     with files.locked(folder / recipe.name):
         start_log(context.log, {"recipe": str(recipe.path), "engine": context.engine.name, "platform": context.platform})
         base = resolve_base(recipe, context, refresh=options.no_cache)
         # another process may have built it while this one waited for the lock
-        if not options.no_cache and (image := _built_before(recipe, base, options, context)):
+        if not options.no_cache and (image := _built_before(recipe, base, context)):
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
             report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM, so the recipe's base has no effect")
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
         tag = _tag(recipe, base, context)
-        staging = folder / f"{recipe.name}-context"
-        folders.remove(staging)  # a killed build leaves one, perhaps with files that the recipe no longer lists
+        folders.remove(context.staging)  # a killed build leaves one, perhaps with files that the recipe no longer lists
         try:
-            plan = plan_build(recipe, context, base, settings, options, tag, staging)
+            plan = plan_build(recipe, context, base, settings, tag)
             labels = len(image_labels(recipe, base, "")) if context.engine.name == "podman" else 0
             progress = BuildProgress(report, hide_arguments=bool(settings.arguments), hide_labels=labels)
             _carry_out(plan, recipe, context, progress, lambda: _tag(recipe, base, context) == tag)
         finally:
-            folders.remove(staging)
+            folders.remove(context.staging)
         image = _just_built(recipe, tag, context)
         if _tag(recipe, base, context) != tag:
             report.warn(f"files of the recipe changed during the build; {image.reference} has them as they were before")
@@ -93,10 +80,9 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
         report.warn("the credentials of the package index are replaced by ***: add them before you run the script")
-    staging = context.log.parent / f"{recipe.name}-context"
     tag = _tag(recipe, base, context)
-    plan = plan_build(recipe, context, base, replace(settings, files=clean), options, tag, staging)
-    return bash(Plan((*before, *plan.steps, Step("remove the private folder", ("rm", "-r", str(staging))))))
+    plan = plan_build(recipe, context, base, replace(settings, files=clean), tag)
+    return bash(Plan((*before, *plan.steps, Step("remove the private folder", ("rm", "-r", str(context.staging))))))
 
 
 def prepare(
@@ -110,21 +96,15 @@ def prepare(
     platform = check_platform(recipe, options.platform)
     check_runnable(platform)
     log = cache_folder(environ) / "build" / f"{recipe.name}.log"
-    context = BuildContext(engine, open_store(engine, environ), platform, log, report)
+    context = BuildContext(engine, open_store(engine, environ), platform, log, report, options)
     return context, replace(recipe, build_args={**recipe.build_args, **options.build_args})
 
 
 def plan_build(
-    recipe: Recipe,
-    context: BuildContext,
-    base: ResolvedBase,
-    settings: HostSettings,
-    options: BuildOptions,
-    tag: str,
-    staging: Path,
+    recipe: Recipe, context: BuildContext, base: ResolvedBase, settings: HostSettings, tag: str
 ) -> Plan:
     """The steps of a build: a private folder with the files that the recipe lists, then the engine's build."""
-    engine, name = context.engine, f"{recipe.repository}:{tag}"
+    engine, name, staging = context.engine, f"{recipe.repository}:{tag}", context.staging
     folder, containerfile = staging / "context", staging / "Containerfile"
     text = with_arguments(recipe.containerfile.read_text(), settings.arguments)
     steps = [Step("a private folder for the files of the build", ("install", "-d", "-m", "700", str(staging)))]
@@ -144,14 +124,14 @@ def plan_build(
         *(f"--build-arg={key}={value}" for key, value in recipe.build_args.items()),
         *((f"--build-arg=BASE={base.reference}",) if base.reference else ()),
         *(f"--label={key}={value}" for key, value in image_labels(recipe, base, tag).items()),
-        *(("--no-cache",) if options.no_cache else ()),
+        *(("--no-cache",) if context.options.no_cache else ()),
         *engine_flags(engine, settings, staging),
     )
     argv = (engine.name, "build", f"--platform={context.platform}", "--network=host", *flags)
     argv = (*argv, f"--tag={name}", f"--file={containerfile}", str(folder))
     steps.append(Step(f"build {name}", argv, engine.env, logged=True))
     steps += [
-        Step("another name", (engine.name, "tag", name, other), engine.env) for other in other_names(recipe, options)
+        Step("another name", (engine.name, "tag", name, other), engine.env) for other in other_names(recipe, context)
     ]
     return Plan(tuple(steps))
 
@@ -173,9 +153,9 @@ def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple
     return ("--format=docker", *mounts)
 
 
-def other_names(recipe: Recipe, options: BuildOptions) -> tuple[str, ...]:
+def other_names(recipe: Recipe, context: BuildContext) -> tuple[str, ...]:
     """The names in addition to NAME:HASH; `import NAME` reads `latest`."""
-    return (f"{recipe.repository}:latest", *((options.tag,) if options.tag else ()))
+    return (f"{recipe.repository}:latest", *((context.options.tag,) if context.options.tag else ()))
 
 
 def image_labels(recipe: Recipe, base: ResolvedBase, tag: str) -> dict[str, str]:
@@ -244,13 +224,13 @@ def _tag(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> str:
     return content.content_hash(recipe, base.digest, recipe.build_args, context.platform)
 
 
-def _built_before(recipe: Recipe, base: ResolvedBase, options: BuildOptions, context: BuildContext) -> Image | None:
+def _built_before(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> Image | None:
     """The image of the same inputs if the storage has it, with its other names moved to it."""
     image = context.store.find(f"{recipe.repository}:{_tag(recipe, base, context)}")
     if image is None:
         return None
     context.report.say(f"{image.reference} was already built from the same inputs")
-    for name in other_names(recipe, options):
+    for name in other_names(recipe, context):
         process.run((context.engine.name, "tag", image.reference, name), env=context.engine.env)
     return image
 
