@@ -16,14 +16,8 @@ from runner.errors import unknown
 from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
-"""each a module here, of that name, with `attach(environment, site) -> Attachment` and MOUNTS"""
-# The fields in which runner decides `${VAR:-default}`, because the engine does not expand it there.
-_DECIDED: Mapping[str, tuple[str, ...]] = {
-    **{name: ("mounts",) for name in ("ce", "sarus")},
-    **{name: ("image", "mounts") for name in ("pyxis", "enroot", "apptainer")},
-    **{name: () for name in ("sandbox", "podman", "docker")},
-    "host": ("",),
-}
+"""each a module here, of that name, with `attach(environment, site) -> Attachment`, MOUNTS (how it writes mounts) and
+DECIDED: the fields in which runner decides `${VAR:-default}`, because the engine does not expand it there"""
 
 
 def attach(
@@ -62,7 +56,8 @@ def decided(
 ) -> tuple[Environment, tuple[str, ...]]:
     """(environment with the site's part, and with `${VAR:-default}` decided where the engine does not; notes)."""
     full = with_site(environment, site)
-    return without_defaults(full, environ, only=_DECIDED[engine]) if _DECIDED[engine] else (full, ())
+    fields: tuple[str, ...] = _module(engine).DECIDED
+    return without_defaults(full, environ, only=fields) if fields else (full, ())
 
 
 def with_site(environment: Environment, site: Site) -> Environment:

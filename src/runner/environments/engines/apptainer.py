@@ -25,6 +25,7 @@ _COMMENT = "What the container of this run sees; the options of `apptainer exec`
 
 
 MOUNTS = MountSyntax(":,\n", frozenset({"ro", "rw", "bind", "rbind"}))
+DECIDED = ("image", "mounts")
 
 
 def mount_text(index: int, mount: Mount) -> str:

@@ -16,6 +16,7 @@ COMMENT = "What the container of this run sees. Plain `srun --environment=./envi
 
 # Source: CSCS documentation, container-engine/edf.md (2026-08-20)
 MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"sqsh"})
+DECIDED = ("mounts",)
 
 
 def check_edf(environment: Environment, engine: str = "ce") -> None:

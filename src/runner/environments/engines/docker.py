@@ -9,6 +9,7 @@ from runner.environments.environment import Environment
 from runner.site import Site
 
 MOUNTS = podman.MOUNTS
+DECIDED: tuple[str, ...] = ()
 
 
 def attach(environment: Environment, site: Site) -> Attachment:

@@ -28,6 +28,7 @@ EXPORTS = {
 }
 # Source: enroot 4.1.2 runtime.sh
 MOUNTS = MountSyntax(": \t\n,\\", frozenset({"ro", "rw", "rbind", "bind", "private", "rprivate", "slave", "rslave"}))
+DECIDED = ("image", "mounts")
 
 
 def mount_text(index: int, mount: Mount) -> str:

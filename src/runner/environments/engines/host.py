@@ -11,6 +11,7 @@ from runner.site import Site
 _COMMENT = "The environment that this run asked for. It ran without a container: image and annotations had no effect."
 
 MOUNTS = MountSyntax()
+DECIDED = ("",)
 
 
 def attach(environment: Environment, site: Site) -> Attachment:

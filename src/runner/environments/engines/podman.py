@@ -22,6 +22,7 @@ from runner.site import Site
 _COMMENT = "What the container of this run sees; payload/container.conf says the same to payload/container.sh."
 
 MOUNTS = MountSyntax(":,", frozenset({"ro", "rw", "rbind", "bind"}))
+DECIDED: tuple[str, ...] = ()
 
 
 def attach(environment: Environment, site: Site, engine: str = "podman") -> Attachment:

@@ -28,6 +28,7 @@ _COMMENT = "What the container of this run sees; the flags of srun in job.sbatch
 # The list is split at commas, its entries at colons, and nothing escapes them; an entry goes into a bash script,
 # between double quotes. Blanks need pyxis 0.24 and an enroot newer than 4.1.2. Source: pyxis 0.24.0, args.c
 MOUNTS = MountSyntax(',: \t\n"$`\\')
+DECIDED = ("image", "mounts")
 
 
 def image_text(environment: Environment, engine: str = "pyxis") -> str:

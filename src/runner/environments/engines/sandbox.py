@@ -20,6 +20,7 @@ from runner.site import Site
 _COMMENT = "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
 
 MOUNTS = MountSyntax("", frozenset({"ro", "rw", "rbind", "bind", "sqsh"}))
+DECIDED: tuple[str, ...] = ()
 
 
 def attach(environment: Environment, site: Site) -> Attachment:

@@ -19,6 +19,7 @@ from runner.site import Site
 _FORBIDDEN = ("$(", "`", ";", '"')  # its expander is a restricted bash
 # Source: sarus-suite/raster@20f75bd; podman-run(1), --volume
 MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"z", "Z", "U", "O"}, ",")
+DECIDED = ("mounts",)
 
 
 def check(environment: Environment) -> None:
