@@ -215,8 +215,15 @@ def test_memory_and_clock(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("cgroup", "file", "environ", "limit"),
     [
-        ("0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0", "system.slice/slurmstepd.scope/job_5", {}, 1000),
-        ("4:memory:/slurm/uid_0/job_5/step_0\n0::/", "memory/slurm/uid_0/job_5", {}, 1000),
+        (
+            "0::/system.slice/slurmstepd.scope/job_5/step_0/user/task_0",
+            "system.slice/slurmstepd.scope/job_5",
+            {},
+            3 << 30,
+        ),
+        ("4:memory:/slurm/uid_0/job_5/step_0\n0::/", "memory/slurm/uid_0/job_5", {}, 3 << 30),
+        ("0::/job_5", "job_5", {"SLURM_MEM_PER_NODE": "2048"}, 2048 << 20),
+        ("0::/job_5", "job_5", {"SLURM_MEM_PER_NODE": "4096"}, 3 << 30),
         ("0::/", "", {"SLURM_MEM_PER_NODE": "2048"}, 2048 << 20),
         ("0::/", "", {"SLURM_MEM_PER_NODE": "0"}, None),
     ],
@@ -224,11 +231,11 @@ def test_memory_and_clock(tmp_path: Path) -> None:
 def test_the_memory_that_is_this_jobs(
     tmp_path: Path, cgroup: str, file: str, environ: dict[str, str], limit: int | None
 ) -> None:
-    """Both versions of cgroups; else what was requested."""
+    """Both versions of cgroups, and what was requested: the less."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text(cgroup + "\n")
     if file:
         folder = tmp_path / "sys/fs/cgroup" / file
         folder.mkdir(parents=True)
-        (folder / ("memory.limit_in_bytes" if file.startswith("memory") else "memory.max")).write_text("1000\n")
+        (folder / ("memory.limit_in_bytes" if file.startswith("memory") else "memory.max")).write_text(f"{3 << 30}\n")
     assert preflight.memory_limit(environ, tmp_path) == limit
