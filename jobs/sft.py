@@ -128,12 +128,14 @@ def read_arguments(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
     elif not dataset:
         fix = f"--dataset_name NAME|FOLDER|FILE, or {PYTHON_DOCS}"
         raise JobError(
-            "no dataset is given", f"the demo dataset is only used without --model_name_or_path, which is {model}", fix
+            "no dataset is given", f"the demo dataset is used only if no model is given, and the model is {model}", fix
         )
     elif not model:
         fix = f"--model_name_or_path NAME|FOLDER, or {TINY_MODEL}"
         raise JobError(
-            "no model is given", f"the demo model is only used without --dataset_name, which is {dataset}", fix
+            "no model is given",
+            f"the demo model is used only if no dataset is given, and the dataset is {dataset}",
+            fix,
         )
     batch = arguments.plan_batch(settings, job, settings["max_length"])
     arguments.plan_deepspeed(settings, batch, job)

@@ -99,7 +99,7 @@ def _checked(word: str, what: str) -> bytes:
         raise RunnerError(
             f"{what} is {len(encoded)} bytes long: {word[:40]!r}…",
             f"Linux limits an argument of a program to {WORD_BYTES} bytes",
-            "write it to a file, and pass the file's name",
+            "write the text to a file, and pass the file's name",
         )
     return encoded
 

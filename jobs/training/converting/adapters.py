@@ -18,7 +18,7 @@ def base_name(trained: Trained) -> str:
     if not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         raise JobError(
             f"the adapter's base model {name!r} is missing",
-            f"{path} names it, but it is not visible to this process",
+            f"{path} names this model, but it is not visible to this process",
             "save or mount the base model, and write its path into adapter_config.json",
         )
     return str(name)

@@ -124,7 +124,7 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
             raise RunnerError(
                 f"--build-arg {word!r} is not of the form NAME=VALUE",
                 "it must set an ARG of the Containerfile",
-                "NAME=VALUE",
+                "--build-arg NAME=VALUE",
                 exit_code=2,
             )
     pairs = (word.split("=", 1) for word in args.build_arg)

@@ -134,7 +134,7 @@ def _annotations(document: Document) -> dict[str, Keys]:
         if name in found:
             raise RunnerError(
                 f"{document.place(*keys)}: the annotation {name} is set twice",
-                f"{document.place(*found[name])} sets it too, written differently",
+                f"{document.place(*found[name])} sets it too, in another notation",
                 "keep one of them",
             )
         found[name] = keys

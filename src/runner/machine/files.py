@@ -212,7 +212,7 @@ def _acquire(descriptor: int, lock: Path, timeout_seconds: float | None) -> None
             if time.monotonic() > deadline:
                 raise RunnerError(
                     f"another process holds {lock}",
-                    f"waited {timeout_seconds:.0f} s for it",
+                    f"runner waited {timeout_seconds:.0f} s for the lock",
                     "wait for that process, or stop it: the lock is released when the process exits",
                 ) from None
             time.sleep(0.1)

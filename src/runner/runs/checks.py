@@ -196,7 +196,9 @@ def _check_shell_text(text: str, what: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise RunnerError(
-            f"{what} is not UTF-8 text: {text[:60]!r}", "the batch script is written in UTF-8", "write it as UTF-8"
+            f"{what} is not UTF-8 text: {text[:60]!r}",
+            "the batch script is written in UTF-8",
+            "write the text as UTF-8",
         ) from error
 
 

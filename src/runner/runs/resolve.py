@@ -75,7 +75,7 @@ def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     for layer in layers:
         if "script" in layer and "command" in layer:
             raise RunnerError(
-                "both a script and a command are given", "a job starts one program", "leave out one of them"
+                "both a script and a command are given", "a job starts one program", "leave out one of the two"
             )
         # the launcher of a script is good for another script too, which may be the same one in another place
         own = replaced | ({"launcher"} if replaced and not (has_script and "script" in layer) else set())

@@ -60,8 +60,8 @@ class Work:
         if self._left < 0:
             raise RunnerError(
                 "the image is refused",
-                "its layers replace the same large folders over and over",
-                "build the image again, with fewer such layers",
+                "its layers replace the same large folders again and again",
+                "build the image with fewer layers that replace them",
             )
 
 

@@ -152,7 +152,7 @@ def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
             raise RunnerError(
                 f"{name} contains a carriage return",
                 "sh reads a carriage return as part of a word",
-                "sed -i 's/\\r//' it",
+                "remove the carriage return, for example with: sed -i 's/\\r//' FILE",
             )
         end = "END"
         while end in text.split("\n"):
