@@ -90,6 +90,7 @@ class Scheduler(Protocol):
 SCHEDULERS = ("slurm", "local")
 """each a module here, of that name"""
 if TYPE_CHECKING:
+    # mypy checks that the modules have the names of the protocol
     _CHECKED: tuple[Scheduler, ...] = (slurm, local)
 
 
@@ -103,6 +104,7 @@ def scheduler_of(name: str) -> Scheduler:
 def by_scheduler(runs: Iterable[Run]) -> Iterator[tuple[Scheduler, list[Run]]]:
     """The runs of each scheduler that has some."""
     runs = list(runs)
+    # slurm first: ending the processes of a local run takes a while
     for name in sorted({run.scheduler for run in runs}, reverse=True):
         yield scheduler_of(name), [run for run in runs if run.scheduler == name]
 
