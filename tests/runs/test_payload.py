@@ -13,7 +13,7 @@ import pytest
 
 from runner.environments.attachment import Attachment
 from runner.runs import lock
-from runner.runs.checks import LaunchImage
+from runner.runs.image import LaunchImage
 from runner.runs.job import Job, Resources
 from tests.runs.scripts import BARE, command_job, run_locally, shell_job, write_run
 from tests.waiting import until
