@@ -135,7 +135,12 @@ LONGEST = (
     *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),
     *("runs/test_script_words", "runs/test_payload", "test_packaging", "runs/test_restart_slurm", "runs/test_restart"),
     *("runs/test_notify", "images/layers/test_tar_fuzz", "images/squashfs/test_data", "test_lab_account"),
-    *("images/sources/test_transfer", "images/test_incremental"),
+    *(
+        "images/sources/test_transfer",
+        "images/test_incremental",
+        "runs/test_restart_causes",
+        "images/test_flatten_model",
+    ),
 )
 
 
@@ -144,7 +149,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--quick"):
         return None
     name = collection_path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
-    return True if name in LONGEST or name in ("end_to_end", "faults", "jobs", "test_lab_slurm") else None
+    needy = ("end_to_end", "faults", "jobs", "test_lab_slurm", "runs/test_script_training")
+    return True if name in LONGEST or name in needy else None
 
 
 def is_quick(item: pytest.Item) -> bool:

@@ -36,6 +36,7 @@ def test_the_index_lists_every_page():
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
+@pytest.mark.training
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
 def test_the_example_script_saves_when_asked_and_resumes(tmp_path):
     text = (ROOT / "docs/your-own-training.md").read_text()

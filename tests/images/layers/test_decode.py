@@ -52,9 +52,14 @@ def read(made: Layer, *, verify_diff_id: bool = True, size: int = 100_000) -> by
     return data
 
 
+def gzipped(data: bytes, level: int = 1) -> bytes:
+    """At the fastest level: all workers of pytest-xdist make the blobs below."""
+    return gzip.compress(data, level)
+
+
 def gzip_with_all_fields(data: bytes) -> bytes:
     head = b"\x1f\x8b\x08\x1e\0\0\0\0\0\xff" + struct.pack("<H", 6) + b"AB\x02\0xy" + b"name\0" + b"comment\0"
-    return head + struct.pack("<H", zlib.crc32(head) & 0xFFFF) + gzip.compress(data)[10:]
+    return head + struct.pack("<H", zlib.crc32(head) & 0xFFFF) + gzipped(data)[10:]
 
 
 def skippable(data: bytes) -> bytes:
@@ -68,13 +73,13 @@ def zstd(data: bytes, **options: object) -> bytes:
 HALF = len(PLAIN) // 2
 BLOBS = {
     "plain": PLAIN,
-    "gzip": gzip.compress(PLAIN),
-    "gzip stored": gzip.compress(PLAIN, 0),
+    "gzip": gzipped(PLAIN),
+    "gzip stored": gzipped(PLAIN, 0),
     "gzip with all fields": gzip_with_all_fields(PLAIN),
-    "gzip members": gzip.compress(PLAIN[:HALF]) + gzip_with_all_fields(PLAIN[HALF:]) + gzip.compress(b""),
-    "gzip, 3000 members": b"".join(gzip.compress(PLAIN[at : at + 1300], 1) for at in range(0, len(PLAIN), 1300)),
-    "gzip and zeros": gzip.compress(PLAIN) + bytes(1_000_000),
-    "gzip and garbage": gzip.compress(PLAIN) + b"garbage" * 100_000,
+    "gzip members": gzipped(PLAIN[:HALF]) + gzip_with_all_fields(PLAIN[HALF:]) + gzipped(b""),
+    "gzip, 3000 members": b"".join(gzipped(PLAIN[at : at + 1300]) for at in range(0, len(PLAIN), 1300)),
+    "gzip and zeros": gzipped(PLAIN) + bytes(1_000_000),
+    "gzip and garbage": gzipped(PLAIN) + b"garbage" * 100_000,
     "zstd": zstd(PLAIN),
     "zstd with checksum": zstd(PLAIN, write_checksum=True),
     "zstd without size": zstd(PLAIN, write_content_size=False),
