@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import need
-from tests.end_to_end.conftest import Runner, clean_environ, environment, until, write
+from tests.end_to_end.conftest import Runner, clean_environ, environment, write
 from tests.lab.plugins import real_pyxis
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 pytestmark = [pytest.mark.pyxis, pytest.mark.enroot]
 
