@@ -91,7 +91,7 @@ class CompleteCheckpoints(TrainerCallback):
         once(self.processes, lambda: _write_best(partial / path.name / "trainer_state.json", best))
 
         def work() -> None:
-            pending.found.update(marker.digests(pending.folder, mine, marker.algorithm(), sync=True))
+            pending.found.update(marker.digests(pending.folder, mine, sync=True))
 
         thread = threading.Thread(target=work, name=f"sync {path.name}", daemon=True)
         pending = Pending(partial / path.name, path, state.global_step, started, best, thread)
@@ -157,7 +157,7 @@ class CompleteCheckpoints(TrainerCallback):
             failure = _not_written(pending.folder.parent, pending.step, OSError(faults[0]))
             shutil.rmtree(pending.folder.parent, ignore_errors=True)
             raise failure
-        marker.write(pending.folder, found, marker.algorithm(), {"step": pending.step, **self.facts})
+        marker.write(pending.folder, found, {"step": pending.step, **self.facts})
         if pending.path.exists():  # incomplete, or of an earlier attempt
             _remove(pending.path)
         pending.folder.rename(pending.path)

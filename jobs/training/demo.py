@@ -42,11 +42,11 @@ CHAT_TEMPLATE = (
 
 
 def build(cache: Path, seed: int = 0) -> Path:
-    """Return the folder with `pairs.jsonl`, one conversation per line; made once."""
-    sources = tuple(_sources())
-    folder = cache / f"corpus-{_key(sources, seed)}"
+    """Return the folder with `pairs.jsonl`, one conversation per line; made once per Python and rules."""
+    key = hashlib.sha256(f"{RECIPE} {seed} {sys.version} {sysconfig.get_paths()['stdlib']}".encode()).hexdigest()
+    folder = cache / f"corpus-{key[:12]}"
     if not folder.is_dir():
-        pairs = [*_topics(), *_docstrings(sources)]
+        pairs = [*_topics(), *_docstrings()]
         random.Random(seed).shuffle(pairs)
         with files.whole_folder(folder) as partial:
             lines = (json.dumps({"messages": conversation(*pair)}, ensure_ascii=False) for pair in pairs)
@@ -73,14 +73,6 @@ def _sources() -> Iterator[Path]:
             yield path
 
 
-def _key(sources: tuple[Path, ...], seed: int) -> str:
-    """Return a key of Python's version, the rules, and each file's name and size."""
-    digest = hashlib.sha256(f"{RECIPE} {seed} {sys.version}".encode())
-    for path in sources:
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
-    return digest.hexdigest()[:12]
-
-
 def _topics() -> Iterator[tuple[str, str]]:
     """Yield (question, paragraph) of the language reference; some Pythons come without it."""
     try:
@@ -95,11 +87,11 @@ def _topics() -> Iterator[tuple[str, str]]:
             yield ask, part[:MAX_CHARACTERS]
 
 
-def _docstrings(sources: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+def _docstrings() -> Iterator[tuple[str, str]]:
     """Yield (question on a signature, docstring) for each documented function and class."""
     library = Path(sysconfig.get_paths()["stdlib"])
     seen: set[str] = set()
-    for path in sources:
+    for path in _sources():
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError, ValueError):
@@ -177,17 +169,12 @@ def python_docs(cache: Path, processes: Processes) -> tuple[Any, Path]:
     """Return the demo's dataset and the folder of its text; rank 0 makes it, and all ranks map the same file."""
     import datasets
 
+    def load() -> Any:
+        return datasets.Dataset.from_json(str(folder / "pairs.jsonl"), cache_dir=str(cache / "datasets"))
+
     folder = once(processes, lambda: build(cache))
-    arrow = folder.with_name(f"{folder.name}-arrow-{datasets.__version__}")
-
-    def convert() -> None:
-        if not arrow.is_dir():
-            rows = datasets.Dataset.from_json(str(folder / "pairs.jsonl"), cache_dir=str(cache / "datasets"))
-            with files.whole_folder(arrow) as partial:
-                rows.save_to_disk(str(partial))
-
-    once(processes, convert)
-    return datasets.load_from_disk(str(arrow)), folder
+    once(processes, lambda: load() and None)
+    return load(), folder
 
 
 def text_file(cache: Path, processes: Processes) -> Path:

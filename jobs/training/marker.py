@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from typing import Any
 from training import files
 
 MARKER = "complete.json"
+ALGORITHM = "xxh3_128"  # finds accidents only
 PIECE_BYTES = 8 * 1024**2
 # The rank that writes a file is in its name: DeepSpeed's shards and transformers' random states.
 OF_RANK = re.compile(r"(?:zero_pp_rank_|rng_state_)(\d+)")
@@ -26,27 +26,15 @@ class Digest:
     """Size and hash of one file, or why it could not be read."""
 
     size_bytes: int
-    hash: str  # hexadecimal, by the marker's algorithm
+    hash: str  # hexadecimal
     fault: str = ""
 
 
-def algorithm() -> str:
-    """Return the fastest hash available: xxh3_128 (datasets brings xxhash), else blake2b. It finds accidents only."""
-    try:
-        import xxhash  # noqa: F401
-    except ImportError:
-        return "blake2b"
-    return "xxh3_128"
-
-
-def digest(path: Path, name: str, sync: bool) -> Digest:
+def digest(path: Path, sync: bool) -> Digest:
     """Return size and hash of a file; with `sync`, write it to the disk first."""
-    if name == "xxh3_128":
-        import xxhash
+    import xxhash  # a requirement of datasets
 
-        state: Any = xxhash.xxh3_128()
-    else:
-        state = hashlib.new(name)
+    state = xxhash.xxh3_128()
     size_bytes, piece = 0, memoryview(bytearray(PIECE_BYTES))
     try:
         with path.open("rb", buffering=0) as file:
@@ -60,11 +48,11 @@ def digest(path: Path, name: str, sync: bool) -> Digest:
     return Digest(size_bytes, state.hexdigest())
 
 
-def digests(folder: Path, names: Iterable[str], algorithm_name: str, sync: bool) -> dict[str, Digest]:
+def digests(folder: Path, names: Iterable[str], sync: bool) -> dict[str, Digest]:
     """Return the digest of each file; several threads work at the same time."""
     names = list(names)
     with ThreadPoolExecutor(4) as pool:
-        found = pool.map(partial(digest, name=algorithm_name, sync=sync), [folder / name for name in names])
+        found = pool.map(partial(digest, sync=sync), [folder / name for name in names])
         return dict(zip(names, found, strict=True))
 
 
@@ -85,13 +73,13 @@ def share(sizes: Mapping[str, int], rank: int, world_size: int, local_world_size
     return mine
 
 
-def write(path: Path, found: Mapping[str, Digest], algorithm_name: str, facts: Mapping[str, Any]) -> None:
+def write(path: Path, found: Mapping[str, Digest], facts: Mapping[str, Any]) -> None:
     """Write the marker: from here on the checkpoint is complete."""
     for folder in (path, *(entry for entry in path.rglob("*") if entry.is_dir())):
         files.sync_folder(folder)
     table = {
         **facts,
-        "algorithm": algorithm_name,
+        "algorithm": ALGORITHM,
         "files": {name: entry.size_bytes for name, entry in found.items()},
         "hashes": {name: entry.hash for name, entry in found.items()},
     }
@@ -127,13 +115,12 @@ def damaged(path: Path, rank: int = 0, world_size: int = 1, local_world_size: in
     """Return which file of this rank's share differs from what was written, or None. Every byte is read."""
     marker = read(path)
     hashes: dict[str, str] = marker.get("hashes", {})
-    name = marker.get("algorithm", "")
-    if hashes and name == "xxh3_128" and algorithm() != name:
-        return None  # this image does not have xxhash; the sizes are right
+    if marker.get("algorithm") != ALGORITHM:
+        return None  # the marker of an older version; the sizes are right
     mine = [file for file in share(marker["files"], rank, world_size, local_world_size) if file in hashes]
-    for file, found in digests(path, mine, name, sync=False).items():
+    for file, found in digests(path, mine, sync=False).items():
         if found.fault:
             return f"cannot read {file} ({found.fault})"
         if found.hash != hashes[file]:
-            return f"{file} has changed: its {name} is {found.hash}, {hashes[file]} was written"
+            return f"{file} has changed: its {ALGORITHM} is {found.hash}, {hashes[file]} was written"
     return None

@@ -124,8 +124,8 @@ def _convert(checkpoint: Path, tag: str, folder: Path) -> None:
                 next((line.strip() for line in reversed(lines) if line.strip()), "the converter printed nothing"),
                 "use as many processes as before, or free some space: the universal format takes 12 bytes per weight",
             )
-        found = marker.digests(made, files.sizes(made), marker.algorithm(), sync=True)
-        marker.write(made, found, marker.algorithm(), {"step": 0, "world_size": 0})
+        found = marker.digests(made, files.sizes(made), sync=True)
+        marker.write(made, found, {"step": 0, "world_size": 0})
         if folder.exists():
             shutil.rmtree(folder)  # made by us, and not complete
         made.rename(folder)
