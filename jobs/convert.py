@@ -1,4 +1,4 @@
-"""Make a Hugging Face model of a training's checkpoint: DeepSpeed ZeRO 0 to 3, universal, LoRA or Hugging Face.
+"""Make a Hugging Face model of a checkpoint: DeepSpeed ZeRO 0 to 3, LoRA or Hugging Face.
 
     python jobs/convert.py --checkpoint runs/sft-0001 --dtype bfloat16
     python jobs/convert.py --checkpoint runs/sft-0001/checkpoints/checkpoint-500 --output my-model --max_shard_size 2GB

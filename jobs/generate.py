@@ -4,7 +4,7 @@
     python jobs/generate.py --checkpoint runs/sft-0001/checkpoints/checkpoint-50/global_step50 --prompts_file in.txt
 
 A checkpoint is a run's folder (its final model, or its newest complete checkpoint), a DeepSpeed checkpoint of ZeRO 0 to
-3 written by any number of processes, a universal one, a Hugging Face model by folder or name, or a LoRA adapter; the
+3 written by any number of processes, a Hugging Face model by folder or name, or a LoRA adapter; the
 default is RUNNER_RUN. If the tokenizer has a chat template, the prompt is a user's message; with --plain the model
 continues it. stdout is the answer and nothing else.
 """

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.training
 import torch  # noqa: E402
 
 from tests.jobs.conftest import JOBS, STEPS, Attempt, free_port, older_step  # noqa: E402
-from training import universal  # noqa: E402
 from training.converting import conversion, models, pickles, trained  # noqa: E402
 from training.converting.shards import open_shards  # noqa: E402
 from training.errors import JobError  # noqa: E402
@@ -119,7 +118,7 @@ def options(checkpoint: Path, output: Path, *words: str):
 def test_each_weight_is_the_one_that_deepspeed_held(written: Path, case: dict[str, object]) -> None:
     """Bit by bit: fp32 master weights, frozen ones as they were, none put together from the wrong parts."""
     folder = written / str(case["name"])
-    shards = open_shards(trained.ZERO, folder / "global_step2")
+    shards = open_shards(folder / "global_step2")
     truth = torch.load(folder / "truth.pth")
     assert set(truth) <= set(shards.weights)
     for name, expected in truth.items():
@@ -182,22 +181,14 @@ def test_without_a_check_the_weights_are_the_same(written: Path, tmp_path: Path)
     assert json.loads((output / "converted.json").read_text())["check"] == "not checked"
 
 
-def test_a_universal_checkpoint_gives_the_same_weights(written: Path, tmp_path: Path) -> None:
-    for name in ("llama-2-fp32", "llama-3-bf16"):
-        output = tmp_path / name / "global_step2_universal"
-        words = ("--input_folder", str(written / name / "global_step2"), "--output_folder", str(output))
-        done = subprocess.run(
-            (sys.executable, *universal.CONVERTER, *words, "--inject_missing_state"),
-            env={**os.environ, "DS_ACCELERATOR": "cpu"}, capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-2000:]
-        shutil.copyfile(written / name / "config.json", output.parent / "config.json")
-        (output.parent / "latest_universal").write_text(output.name)
-        found = trained.find(output.parent, {})
-        assert (found.kind, found.weights) == (trained.UNIVERSAL, str(output))
-        shards = open_shards(found.kind, output)
-        for weight_name, expected in torch.load(written / name / "truth.pth").items():
-            assert torch.equal(shards.weights[weight_name](), expected), weight_name
+def test_a_universal_checkpoint_is_refused_and_never_taken_for_shards(written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written / "llama-2-fp32", tmp_path / "checkpoint")
+    shutil.copytree(folder / "global_step2", folder / "global_step2_universal")
+    (folder / "global_step2_universal" / "zero").mkdir()
+    (folder / "latest").unlink()
+    assert trained.find(folder, {}).weights == str(folder / "global_step2")
+    with pytest.raises(JobError, match="is a universal checkpoint"):
+        open_shards(folder / "global_step2_universal")
 
 
 def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
@@ -342,7 +333,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, case: str) -> None:
     path = archive(tmp_path / "mp_rank_00_model_states.pt", call(module, name, argument))
     if refused:
         with pytest.raises(JobError, match=r"cannot read .*mp_rank_00") as caught:
-            open_shards(trained.ZERO, tmp_path)
+            open_shards(tmp_path)
         assert "dot" in caught.value.why
     else:
         assert isinstance(pickles.load(path), pickles.Placeholder)
@@ -412,7 +403,7 @@ def test_the_stage_is_read_whatever_python_has_written_it(
         state["optimizer_state_dict"]["zero_stage"] = pickled(stage)
         torch.save(state, path)
         assert (b"getattr" in zipfile.ZipFile(path).read(f"{path.stem}/data.pkl")) == (pickled is ByName)
-    weights = open_shards(trained.ZERO, folder).weights
+    weights = open_shards(folder).weights
     for weight_name, expected in torch.load(written / name / "truth.pth").items():
         assert torch.equal(weights[weight_name](), expected), weight_name
 

@@ -19,7 +19,7 @@ def load(trained: Trained, dtype: str, device: str = "cpu", trust_remote_code: b
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    shards = open_shards(trained.kind, Path(trained.weights)) if trained.sharded else None
+    shards = open_shards(Path(trained.weights)) if trained.sharded else None
     what = shards.what if shards else "as saved"
     if trained.adapter:
         base = f"{what}, on {adapters.base_name(trained)}"

@@ -1,7 +1,7 @@
-"""The weights of a DeepSpeed checkpoint, one at a time: ZeRO 0, 1, 2, 3 of any number of processes, and universal.
+"""The weights of a DeepSpeed checkpoint, one at a time: ZeRO 0, 1, 2 and 3 of any number of processes.
 
-Source of the formats: DeepSpeed 0.17.6 to 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py,
-checkpoint/ds_to_universal.py. The tests compare every weight with what DeepSpeed's own zero_to_fp32 gives.
+Source of the formats: DeepSpeed 0.17.6 to 0.19.8, runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py. The
+tests compare every weight with what DeepSpeed's own zero_to_fp32 gives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from training.converting import pickles
-from training.converting.trained import UNIVERSAL
 from training.errors import JobError
 
 ZERO_STAGES = {"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3}
@@ -33,15 +32,18 @@ class Shards:
     weights: Mapping[str, Read]
 
 
-def open_shards(kind: str, folder: Path) -> Shards:
+def open_shards(folder: Path) -> Shards:
     """Return what a folder of shards holds; no weight is read yet. Raises JobError if a part is missing."""
-    found = _universal(folder) if kind == UNIVERSAL else _zero(folder)
+    found = _zero(folder)
     # torch.compile puts its own name in front of the model's.
     weights = {name.replace("_orig_mod.", ""): read for name, read in found.weights.items()}
     return Shards(found.what, weights)
 
 
 def _zero(folder: Path) -> Shards:
+    if (folder / "zero").is_dir():
+        why = "only a resume reads it; the shards that it was made from are beside it"
+        raise JobError(f"{folder} is a universal checkpoint", why, "name the folder `checkpoint-N`")
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     if not states:
         raise JobError(f"{folder} has no weights", "it contains no *_model_states.pt", "give another checkpoint")
@@ -170,28 +172,3 @@ def _refuse_short(needed: int, there: int) -> None:
             "the files belong to different checkpoints, or have an unknown layout",
             "give another checkpoint",
         )
-
-
-def _universal(folder: Path) -> Shards:
-    """One folder per weight. Buffers, and in older versions weights without a gradient, are in the module."""
-    states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
-    state: Mapping[str, Any] = states[0] if states else {}
-    weights = _of_module(state.get("module") or {})
-    shapes = {name: tuple(shape) for group in state.get("param_shapes") or () for name, shape in group.items()}
-    for path in sorted((folder / "zero").glob("*/fp32.pt")):
-        shape = shapes.get(path.parent.name) or tuple(_of_file(path).shape)  # ZeRO-3's are flat
-        weights[path.parent.name] = _reader(path, shape)
-    for alias, name in dict(state.get("shared_params") or {}).items():
-        if name in weights:
-            weights[alias] = weights[name]
-    return Shards(f"universal, DeepSpeed {state.get('ds_version', 'of unknown version')}", weights)
-
-
-def _of_file(path: Path) -> Any:
-    """Return the tensor of a file: alone in it, or in a dictionary with facts about tensor parallelism."""
-    found = pickles.load(path)
-    return found["param"] if isinstance(found, dict) else found
-
-
-def _reader(path: Path, shape: tuple[int, ...]) -> Read:
-    return lambda: _of_file(path).reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from training.errors import JobError
 
-HUGGING_FACE, ADAPTER, ZERO, UNIVERSAL = "Hugging Face model", "LoRA adapter", "ZeRO checkpoint", "universal checkpoint"
+HUGGING_FACE, ADAPTER, ZERO = "Hugging Face model", "LoRA adapter", "ZeRO checkpoint"
 MARKER = "complete.json"  # as checkpoints/marker.py writes it
 MODEL_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -20,7 +21,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 class Trained:
     """A trained model on disk, or a name on the hub."""
 
-    kind: str  # one of the four above
+    kind: str  # one of the three above
     weights: str  # the folder that the weights are read from; or the name on the hub
     model: str  # the folder with config.json (and the adapter's), tokenizer and chat template; or the name
     adapter: bool = False  # the weights are those of a LoRA adapter; its base is named in adapter_config.json
@@ -29,7 +30,7 @@ class Trained:
     @property
     def sharded(self) -> bool:
         """Return whether DeepSpeed split the weights."""
-        return self.kind in (ZERO, UNIVERSAL)
+        return self.kind == ZERO
 
     def __str__(self) -> str:
         return f"{self.kind} {self.weights}"
@@ -45,7 +46,7 @@ def find(
     """Return the named model, else that of RUNNER_AFTER or RUNNER_RUN. Raises JobError.
 
     `named` may be a run's folder (its final model, or its newest complete checkpoint), a `checkpoint-N`, the folder of
-    the shards themselves, a universal checkpoint, a Hugging Face model, a LoRA adapter, or a name on the hub.
+    the shards themselves, a Hugging Face model, a LoRA adapter, or a name on the hub.
     `shards_first`: prefer DeepSpeed's fp32 weights to the 16-bit ones beside them.
     """
     if named is None:
@@ -107,16 +108,15 @@ def _read(
 ) -> Trained:
     notes = notes if chosen else _check_marker(folder, shards_first)
     shards = _shards(folder)
-    if shards is not None and (shards_first or shards[1] == folder or not _plain(folder)):
-        kind, place = shards
-        model = Path(config) if config else _model_folder(folder, place)
+    if shards is not None and (shards_first or shards == folder or not _plain(folder)):
+        model = Path(config) if config else _model_folder(folder, shards)
         adapter = (model / "adapter_config.json").is_file()
-        return Trained(kind, str(place), str(model), adapter, notes)
+        return Trained(ZERO, str(shards), str(model), adapter, notes)
     plain = _plain(folder)
     if plain is None:
         raise JobError(
             f"{str(folder)!r} is neither a Hugging Face model nor a DeepSpeed checkpoint",
-            _what_is_missing(folder),
+            "it has no weights beside a config.json or an adapter_config.json, and no *_model_states.pt",
             "give the folder of a run, its `final` or `checkpoint-N`, or a folder of shards (`global_stepN`)",
         )
     return Trained(plain, str(folder), str(config or folder), plain == ADAPTER, notes)
@@ -139,27 +139,15 @@ def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
     return ()
 
 
-def _shards(folder: Path) -> tuple[str, Path] | None:
-    """Return kind and folder of DeepSpeed's weights, in this folder or in the one that `latest` names."""
-    if any(folder.glob("zero/*/fp32.pt")):
-        return UNIVERSAL, folder
+def _shards(folder: Path) -> Path | None:
+    """Return the folder of DeepSpeed's weights: this one, that which `latest` names, or that of the last step."""
     if any(folder.glob("*_model_states.pt")):
-        return ZERO, folder
-    for name in ("latest", "latest_universal"):
-        try:
-            tag = (folder / name).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            continue
-        if tag and (folder / tag).is_dir() and (folder / tag) != folder:
-            found = _shards(folder / tag)
-            if found:
-                return found
-    steps = [path for path in folder.glob("global_step*") if path.is_dir()]
-    for path in sorted(steps, key=lambda path: int(re.sub(r"\D", "", path.name) or 0), reverse=True):
-        found = _shards(path)
-        if found:
-            return found
-    return None
+        return folder
+    steps = [path for path in folder.glob("global_step*") if path.name[len("global_step") :].isdigit()]
+    steps.sort(key=lambda path: int(path.name[len("global_step") :]), reverse=True)
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        steps.insert(0, folder / (folder / "latest").read_text(encoding="utf-8").strip())
+    return next((path for path in steps if any(path.glob("*_model_states.pt"))), None)
 
 
 def _plain(folder: Path) -> str | None:
@@ -181,11 +169,3 @@ def _model_folder(folder: Path, shards: Path) -> Path:
         f"there is none in {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
         "--config FOLDER|NAME of the model that was trained",
     )
-
-
-def _what_is_missing(folder: Path) -> str:
-    if (folder / "config.json").is_file():
-        return "it has a config.json, but no weights"
-    if (folder / "adapter_config.json").is_file():
-        return "it has an adapter_config.json, but no adapter_model.safetensors"
-    return "it has neither config.json, nor adapter_config.json, nor *_model_states.pt"
