@@ -59,19 +59,16 @@ def load_splits(name: str, config: str | None, streaming: bool = False, **option
                     f"its name must end in one of {', '.join(READERS)}",
                     "convert the file to one of these formats",
                 )
-            return _splits(datasets.load_dataset(reader, data_files=name, streaming=streaming, **options))
-        return _splits(datasets.load_dataset(fetched(name) or name, name=config, streaming=streaming, **options))
+            splits: Mapping[str, Any] = datasets.load_dataset(reader, data_files=name, streaming=streaming, **options)
+        else:
+            splits = datasets.load_dataset(fetched(name) or name, name=config, streaming=streaming, **options)
+        return splits
     except UnicodeDecodeError as error:
         raise not_utf8(name, error) from error
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetGenerationError) as error:
         if isinstance(error.__cause__, UnicodeDecodeError):
             raise not_utf8(name, error.__cause__) from error
         raise not_loaded(name, error) from error
-
-
-def _splits(found: Any) -> Mapping[str, Any]:
-    splits: Mapping[str, Any] = found
-    return splits
 
 
 def fetched(name: str) -> str | None:

@@ -162,7 +162,7 @@ def summary(trainer: Any, settings: Settings, batch: Batch, job: Job) -> list[st
 
 
 def leave(trainer: Any, job: Job) -> int:
-    """Return 75 after a training that was asked to save and exit: start again."""
+    """Return 75, the exit code for save and exit: start again."""
     from training import save_and_exit
 
     step = trainer.state.global_step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -42,20 +42,15 @@ class Ranks:
 
 
 @dataclass
-class Clock:
-    """Times on this process (time.monotonic)."""
-
-    started: float = 0.0
-    entry: float = 0.0
-    line: float = 0.0
-
-
-@dataclass
 class Progress:
+    """How far this attempt is; times are those of time.monotonic."""
+
     first_step: int = 0
     step: int = 0
     tokens: int = 0
-    clock: Clock = field(default_factory=Clock)
+    started: float = 0.0
+    last_entry: float = 0.0
+    last_line: float = 0.0
 
 
 class Metrics(TrainerCallback):
@@ -96,7 +91,7 @@ class Metrics(TrainerCallback):
         now = time.monotonic()
         before = [entry for entry in read(self.run.metrics) if entry["step"] <= state.global_step]
         tokens = before[-1]["total_tokens"] if before else 0
-        self.progress = Progress(state.global_step, state.global_step, tokens, Clock(now, now))
+        self.progress = Progress(state.global_step, state.global_step, tokens, now, now)
 
     def on_log(
         self,
@@ -121,11 +116,10 @@ class Metrics(TrainerCallback):
         stretch.checkpoint += self.saver_seconds()
         ranks = gather(stretch, self.processes)
         progress, now = self.progress, time.monotonic()
-        clock = progress.clock
         # All ranks wait for the one that saves longest; rank 0 stands for them.
-        seconds = max(now - clock.entry - stretch.checkpoint - stretch.evaluation, 1e-9)
+        seconds = max(now - progress.last_entry - stretch.checkpoint - stretch.evaluation, 1e-9)
         steps = state.global_step - progress.step
-        progress.step, clock.entry = state.global_step, now
+        progress.step, progress.last_entry = state.global_step, now
         progress.tokens += ranks.tokens
         rate = ranks.tokens / seconds
         entry = {
@@ -141,7 +135,7 @@ class Metrics(TrainerCallback):
             "memory_bytes": ranks.memory_bytes,
             "data_wait_seconds": round(ranks.data_wait, 4),
             "step_seconds": round(seconds / max(steps, 1), 4),
-            "seconds": round(now - clock.started, 3),
+            "seconds": round(now - progress.started, 3),
             "attempt": self.run.attempt_number,
             "time": round(time.time(), 3),
         }
@@ -155,13 +149,13 @@ class Metrics(TrainerCallback):
         return entry
 
     def _line(self, entry: dict[str, Any], state: TrainerState, ending: bool) -> None:
-        clock, now = self.progress.clock, time.monotonic()
+        progress, now = self.progress, time.monotonic()
         last = ending or state.global_step >= state.max_steps
-        if not last and now - clock.line < LINE_SECONDS:
+        if not last and now - progress.last_line < LINE_SECONDS:
             return
-        clock.line = now
-        done = state.global_step - self.progress.first_step
-        left = (state.max_steps - state.global_step) * (now - clock.started) / max(done, 1)
+        progress.last_line = now
+        done = state.global_step - progress.first_step
+        left = (state.max_steps - state.global_step) * (now - progress.started) / max(done, 1)
         print(progress_line(entry, state.max_steps, left), flush=True)
 
     def _evaluation(self, logs: dict[str, float], state: TrainerState) -> None:

@@ -169,7 +169,7 @@ def _difference(path: Path, model: Any) -> str | None:
     adapter = (path / "adapter_config.json").is_file()
     if adapter != hasattr(model, "peft_config"):
         kinds = ("a LoRA adapter", "a whole model")
-        return f"it is {kinds[not adapter]}, this training is of {kinds[adapter]}"
+        return f"it is {kinds[not adapter]}, this run trains {kinds[adapter]}"
     if (path / "config.json").is_file():
         there = json.loads((path / "config.json").read_text(encoding="utf-8"))
         here = model.config.to_dict()

@@ -1,1 +1,1 @@
-"""From what a training has saved to a Hugging Face model."""
+"""From a checkpoint to a Hugging Face model."""

@@ -9,6 +9,7 @@ from typing import Any
 from training.converting.shards import Shards
 from training.converting.trained import Trained
 from training.errors import JobError
+from training.models import not_loaded
 
 
 def base_name(trained: Trained) -> str:
@@ -33,7 +34,7 @@ def with_adapter(trained: Trained, shards: Shards | None, dtype: str) -> Any:
     try:
         model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
     except (OSError, ValueError, KeyError) as error:
-        raise JobError(f"cannot load the base model {base!r}", str(error), "check the name or folder") from error
+        raise not_loaded("base model", base, error) from error
     if shards is None:
         return PeftModel.from_pretrained(model, trained.weights)
     _fit_vocabulary(model, shards)

@@ -9,7 +9,7 @@ from typing import Any
 
 from training.errors import JobError
 
-# Never uploaded: the state of a training, and hidden files.
+# Never uploaded: the state of the trainer, and hidden files.
 LEFT_OUT = (
     *("*.pt", "*.pth", "rng_state*", "trainer_state.json", "optimizer.*", "latest*", "zero_to_*.py", "complete.json"),
     *("global_step*", ".*", "**/.*", "converted.json", "training_args.bin"),

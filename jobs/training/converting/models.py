@@ -1,4 +1,4 @@
-"""Load what a training has saved as a model of transformers, from a checkpoint in any form."""
+"""Load a checkpoint in any form as a model of transformers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from training.converting import adapters
 from training.converting.shards import Shards, open_shards
 from training.converting.trained import Trained
 from training.errors import JobError
+from training.models import not_loaded
 
 
 def load(trained: Trained, dtype: str, device: str = "cpu", trust_remote_code: bool = False) -> tuple[Any, str]:
@@ -32,7 +33,7 @@ def load(trained: Trained, dtype: str, device: str = "cpu", trust_remote_code: b
                 trained.weights, trust_remote_code=trust_remote_code, dtype=dtype
             )
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise unreadable("model", trained.weights, error) from error
+        raise not_loaded("model", trained.weights, error) from error
     return model.to(device).eval(), what
 
 
@@ -44,7 +45,7 @@ def dtype_name(trained: Trained, trust_remote_code: bool = False) -> str:
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise unreadable("config", name, error) from error
+        raise not_loaded("config", name, error) from error
     return str(getattr(config, "dtype", None) or "float32").replace("torch.", "")
 
 
@@ -54,7 +55,7 @@ def load_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable("tokenizer", name, error) from error
+        raise not_loaded("tokenizer", name, error) from error
 
 
 def _filled(trained: Trained, shards: Shards, dtype: str, trust_remote_code: bool) -> Any:
@@ -87,14 +88,3 @@ def _filled(trained: Trained, shards: Shards, dtype: str, trust_remote_code: boo
 def _of_another_model(trained: Trained, why: str) -> JobError:
     what = f"{trained.weights} is not a checkpoint of the model that config.json describes"
     return JobError(what, why, "--config FOLDER|NAME of the model that was trained")
-
-
-def unreadable(part: str, name: str, error: Exception) -> JobError:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return JobError(
-        f"cannot load the {part} of {name!r}",
-        lines[0] if lines else type(error).__name__,
-        "give another folder if this one is incomplete"
-        if Path(name).is_dir()
-        else "check the name, or give the path of a folder",
-    )
