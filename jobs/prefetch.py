@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -117,7 +116,6 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
         f"; {amount(chosen[name] for name in missing)} to download")  # fmt: skip
     if dry_run:
         return record
-    check_space(home, sum(chosen[name] for name in missing))
     started = time.monotonic()
     download(wanted, info.sha, chosen, missing, folder)
     if missing:
@@ -160,17 +158,6 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
             f"{len(left)} files of the {wanted} do not match the hub's list",
             f"the size of {left[0]} is not {chosen[left[0]]} bytes",
             "try again, and check that the disk is not full",
-        )
-
-
-def check_space(home: Path, size_bytes: int) -> None:
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free
-    if size_bytes > free:
-        raise JobError(
-            f"there is not enough space in {home}",
-            f"{amount([size_bytes])} are still to be downloaded, but only {amount([free])} are free",
-            "export RUNNER_CACHE=/a/larger/folder, also for launches",
         )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.converting import adapters, models
+from training.converting import models
 from training.converting.trained import Trained
 from training.errors import JobError
 
@@ -63,7 +63,7 @@ def load_tokenizer(trained: Trained, arguments: argparse.Namespace) -> Any:
     """Return the named tokenizer, else the checkpoint's, else that of an adapter's base model."""
     name = arguments.tokenizer or trained.model
     if arguments.tokenizer is None and trained.adapter and not any(Path(name).glob("tokenizer*")):
-        name = adapters.base_name(trained)
+        name = models.base_name(trained)
     return models.load_tokenizer(name, arguments.trust_remote_code)
 
 

@@ -274,24 +274,15 @@ def test_an_adapter_is_merged_into_its_base(tmp_path: Path) -> None:
     assert not (output / "adapter_config.json").exists()
 
 
-def test_an_adapter_in_shards_is_merged_into_its_base(written: Path, tmp_path: Path) -> None:
-    """LoRA under DeepSpeed: the converted model answers as base and adapter, put together by hand."""
-    from transformers import AutoModelForCausalLM
-
-    output = conversion.convert(options(written / "llama-2-lora", tmp_path / "model", "--dtype=float32"), {})
-    truth = torch.load(written / "llama-2-lora/truth.pth")
-    base = AutoModelForCausalLM.from_pretrained(str(written / "llama-2-lora-base"))
-    weights = base.state_dict()
-    for name in [name for name in truth if name.endswith("lora_A.default.weight")]:
-        low, high = truth[name], truth[name.replace("lora_A", "lora_B")]
-        weights[name.split(".", 2)[2].replace("lora_A.default.", "")] += high @ low * 4  # lora_alpha 8 / r 2
-    ids = torch.arange(20).unsqueeze(0)
-    with torch.inference_mode():
-        plain = AutoModelForCausalLM.from_pretrained(str(written / "llama-2-lora-base")).eval()(input_ids=ids).logits
-        expected = base.eval()(input_ids=ids).logits
-        found = AutoModelForCausalLM.from_pretrained(str(output)).eval()(input_ids=ids).logits
-    assert torch.allclose(found, expected, atol=1e-5)
-    assert (plain - expected).abs().max() > 0.1
+def test_of_an_adapter_the_saved_file_is_read_not_the_shards(written: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(written / "llama-2-lora", tmp_path / "checkpoint")
+    for place in (folder, folder / "global_step2"):
+        with pytest.raises(JobError, match="is neither"):
+            trained.find(place, {}, shards_first=True)
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    for place in (folder, folder / "global_step2"):
+        found = trained.find(place, {}, shards_first=True)
+        assert (found.kind, found.weights) == (trained.ADAPTER, str(folder))
 
 
 def call(module: str, name: str, argument: str | bytes) -> bytes:

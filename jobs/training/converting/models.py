@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from training.converting import adapters
 from training.converting.shards import Shards, open_shards
-from training.converting.trained import Trained
+from training.converting.trained import ZERO, Trained
 from training.errors import JobError
 from training.models import not_loaded
 
@@ -20,28 +20,43 @@ def load(trained: Trained, dtype: str, device: str = "cpu", trust_remote_code: b
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    shards = open_shards(Path(trained.weights)) if trained.sharded else None
+    shards = open_shards(Path(trained.weights)) if trained.kind == ZERO else None
     what = shards.what if shards else "as saved"
     if trained.adapter:
-        base = f"{what}, on {adapters.base_name(trained)}"
-        return adapters.with_adapter(trained, shards, dtype).to(device).eval(), base
+        what = f"on {base_name(trained)}"
     try:
         if shards:
             model = _filled(trained, shards, dtype, trust_remote_code)
         else:
-            model = AutoModelForCausalLM.from_pretrained(
-                trained.weights, trust_remote_code=trust_remote_code, dtype=dtype
-            )
+            kind: Any = AutoModelForCausalLM
+            if trained.adapter:
+                import peft
+
+                kind = peft.AutoPeftModelForCausalLM
+            model = kind.from_pretrained(trained.weights, trust_remote_code=trust_remote_code, dtype=dtype)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise not_loaded("model", trained.weights, error) from error
     return model.to(device).eval(), what
+
+
+def base_name(trained: Trained) -> str:
+    """Return the model that an adapter was trained on. Raises JobError if it is not named, or its folder is missing."""
+    path = Path(trained.model) / "adapter_config.json"
+    name = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    if not name or (Path(name).is_absolute() and not Path(name).is_dir()):
+        raise JobError(
+            f"the adapter's base model {name!r} is missing",
+            f"{path} names it, and this process does not see it",
+            "save or mount the base model, and write its path into adapter_config.json",
+        )
+    return str(name)
 
 
 def dtype_name(trained: Trained, trust_remote_code: bool = False) -> str:
     """Return the type of the weights that the config names; that of an adapter's base model."""
     from transformers import AutoConfig
 
-    name = adapters.base_name(trained) if trained.adapter else trained.model
+    name = base_name(trained) if trained.adapter else trained.model
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:

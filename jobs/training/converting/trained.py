@@ -24,13 +24,12 @@ class Trained:
     kind: str  # one of the three above
     weights: str  # the folder that the weights are read from; or the name on the hub
     model: str  # the folder with config.json (and the adapter's), tokenizer and chat template; or the name
-    adapter: bool = False  # the weights are those of a LoRA adapter; its base is named in adapter_config.json
     notes: tuple[str, ...] = ()  # for the user: checkpoints that were skipped
 
     @property
-    def sharded(self) -> bool:
-        """Return whether DeepSpeed split the weights."""
-        return self.kind == ZERO
+    def adapter(self) -> bool:
+        """Return whether it is a LoRA adapter; its base is named in adapter_config.json."""
+        return self.kind == ADAPTER
 
     def __str__(self) -> str:
         return f"{self.kind} {self.weights}"
@@ -108,18 +107,19 @@ def _read(
 ) -> Trained:
     notes = notes if chosen else _check_marker(folder, shards_first)
     shards = _shards(folder)
-    if shards is not None and (shards_first or shards == folder or not _plain(folder)):
-        model = Path(config) if config else _model_folder(folder, shards)
-        adapter = (model / "adapter_config.json").is_file()
-        return Trained(ZERO, str(shards), str(model), adapter, notes)
     plain = _plain(folder)
+    if shards is not None and plain != ADAPTER and (shards_first or shards == folder or plain is None):
+        model = Path(config) if config else _model_folder(folder, shards)
+        if not (model / "adapter_config.json").is_file():
+            return Trained(ZERO, str(shards), str(model), notes)
+        folder, plain = model, _plain(model)
     if plain is None:
         raise JobError(
             f"{str(folder)!r} is neither a Hugging Face model nor a DeepSpeed checkpoint",
             "it has no weights beside a config.json or an adapter_config.json, and no *_model_states.pt",
             "give the folder of a run, its `final` or `checkpoint-N`, or a folder of shards (`global_stepN`)",
         )
-    return Trained(plain, str(folder), str(config or folder), plain == ADAPTER, notes)
+    return Trained(plain, str(folder), str(config or folder), notes)
 
 
 def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
