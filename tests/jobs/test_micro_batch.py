@@ -79,8 +79,8 @@ def test_a_number_is_the_size_per_device(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "length", "expected"),
     [
-        ({"micro_batch": "many"}, 128, "'many' is not a number"),
-        ({"micro_batch": "0"}, 128, "'0' is not a number"),
+        ({"micro_batch": "many"}, 128, "--micro_batch cannot be 'many'"),
+        ({"micro_batch": "0"}, 128, "--micro_batch cannot be '0'"),
         ({"micro_batch": "4", "per_device_train_batch_size": 4}, 128, "are both given"),
         ({"micro_batch": "auto", "global_batch_size": 8}, None, "needs a maximum sequence length"),
     ],
