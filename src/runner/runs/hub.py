@@ -35,8 +35,8 @@ _NAMES = {
 _PARTS = ("dataset_config", "dataset_config_name")
 _REVISIONS = {"model": ("model_revision",), "dataset": ("dataset_revision",)}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILE = re.compile(r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$")
-_LINE = re.compile(r"^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))", re.MULTILINE)
+_FILE = r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$"  # compiled where a job names something
+_LINE = r"(?m)^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))"
 
 
 class Repository(NamedTuple):
@@ -74,7 +74,7 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
     found: dict[Repository, None] = {}
     for argument, (kind, part) in _NAMES.items():
         name = values.get(argument, "")
-        if not _NAME.fullmatch(name) or _FILE.search(name) or name in OWN or _is_local(name, roots):
+        if not _NAME.fullmatch(name) or re.search(_FILE, name) or name in OWN or _is_local(name, roots):
             continue
         revision = next((values[key] for key in _REVISIONS[kind] if key in values), "main")
         named = next((values[key] for key in _PARTS if key in values), "") if kind == "dataset" else part
@@ -145,7 +145,7 @@ def _config_values(arguments: Sequence[str], folders: Sequence[Path]) -> dict[st
             text = (folder / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             continue
-        return {key: first or second or third for key, first, second, third in _LINE.findall(text)}
+        return {key: first or second or third for key, first, second, third in re.findall(_LINE, text)}
     return {}
 
 

@@ -16,13 +16,13 @@ from runner.errors import RunnerError
 from runner.machine import files, process, sessions
 from runner.machine.report import Report
 from runner.runs.job import Job
-from runner.runs.run import WAITS, Run, is_cancelled, is_over
 from runner.runs.schedulers.scheduler import JobStatus, from_exit_code
 from runner.runs.schedulers.template import render
 from runner.site import Site
 
 if TYPE_CHECKING:
     from runner.runs.after import Dependencies
+    from runner.runs.run import Run
 
 PROGRAMS: tuple[str, ...] = ()
 BY_HAND = "bash job.sbatch >> job.log 2>&1"
@@ -44,6 +44,8 @@ def version() -> dict[str, str]:
 
 def start(run: Run, waits: Dependencies, report: Report) -> Run:
     """The run with the process that runs its script on this machine, in a session of its own."""
+    from runner.runs.run import WAITS  # slow to import, and a dry run has no run
+
     argv: tuple[str, ...] = ("bash", "job.sbatch")
     if waits.runs:
         files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
@@ -84,6 +86,8 @@ def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
 
 
 def _status(run: Run) -> JobStatus:
+    from runner.runs.run import WAITS, is_cancelled, is_over  # slow to import, and a dry run has no run
+
     alive = is_alive(run)
     code = run.newest.exit_code if run.newest else None  # after the look at the process, which may just have ended
     if code is not None and is_over(run) and (not alive or _leads(run)):
