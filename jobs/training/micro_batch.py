@@ -48,7 +48,7 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
     if str(wanted).lower() != "auto":
         if not str(wanted).isdigit() or int(wanted) < 1:
             raise JobError(
-                f"--micro_batch cannot be {wanted!r}", "it must be `auto`, or 1 or more", "--micro_batch auto"
+                f"--micro_batch cannot be {wanted!r}", "it must be `auto` or a positive integer", "--micro_batch auto"
             )
         return settings.derive("per_device_train_batch_size", int(wanted), "from micro_batch")
     if length is None:

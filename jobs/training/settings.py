@@ -130,7 +130,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         hint = near_miss(word, known) if word.startswith("-") else ""
         raise JobError(
             f"unknown argument {unknown[0]!r}{hint}",
-            "neither the script nor its libraries have such an argument",
+            "neither the script nor its libraries accept this argument",
             "`--help` lists all arguments; give the values of a list after a single name",
         )
     values = vars(namespace)
@@ -168,7 +168,7 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         if word not in known:
             raise JobError(
                 f"{name}: unknown argument {word!r}{near_miss(str(word), sorted(known))}",
-                "neither the script nor its libraries have such an argument",
+                "neither the script nor its libraries accept this argument",
                 "correct the name or remove the line",
             )
     return config

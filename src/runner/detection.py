@@ -40,7 +40,10 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
                 return name, f"{word} is there"
     if not slurm:
         there = process.which("sbatch") is not None
-        return "local", "sbatch is here, but no Slurm is set up" if there else "there is no sbatch on this machine"
+        return (
+            "local",
+            "sbatch is installed, but Slurm is not set up" if there else "there is no sbatch on this machine",
+        )
     if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
         return "generic-pyxis", "srun has --container-image"
     known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))

@@ -97,7 +97,7 @@ def test_an_image_that_was_purged_is_made_again_or_refused(local: Runner, projec
     lock.write_text(text if not all(line in lock.read_text() for line in lines) else lock.read_text())
     for each in made.parent.glob("*.sqsh*"):
         each.unlink()
-    assert "would make the image" in runner("rerun", name, "--dry-run").stderr and not made.exists()
+    assert "would rebuild image" in runner("rerun", name, "--dry-run").stderr and not made.exists()
     runner("rerun", name)
     assert made.is_file()
     for each in made.parent.glob("*.sqsh*"):

@@ -234,7 +234,7 @@ def test_shell_has_a_terminal_when_the_user_has_one(cluster: Runner, boxed: str)
 
 def test_what_sbatch_refuses_is_told_in_its_words_and_leaves_nothing(cluster: Runner, boxed: str) -> None:
     done = cluster("launch", "--env", "box", "--partition", "nowhere", "--", "true", code=1)
-    assert "sbatch refuses the job" in done.stderr
+    assert "sbatch rejected the job" in done.stderr
     assert "invalid partition specified: nowhere" in done.stderr
     assert "--partition NAME" in done.stderr
     assert not cluster.made()

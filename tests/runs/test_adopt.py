@@ -1,4 +1,4 @@
-"""What someone has already becomes an EDF and a job file; what cannot be taken over is said, and nothing is dropped."""
+"""What someone has already becomes an EDF and a job file; what cannot be carried over is noted, nothing is dropped."""
 
 import re
 import subprocess
@@ -99,28 +99,28 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (("-v", "vol:/a", "i"), "-v vol:/a: not taken over: 'vol' is a volume"),
+        (("-v", "vol:/a", "i"), "-v vol:/a: not carried over: 'vol' is a volume"),
         (("-v", "/a", "i"), "anonymous volume"),
-        (("-v", "/a:/b:O", "i"), "-v /a:/b:O (O): not taken over"),
+        (("-v", "/a:/b:O", "i"), "-v /a:/b:O (O): not carried over"),
         (("--mount", "type=tmpfs,dst=/a", "i"), "not tmpfs"),
         (("--tmpfs", "/a", "i"), "cannot mount tmpfs"),
-        (("--network=none", "i"), "--network=none: not taken over"),
+        (("--network=none", "i"), "--network=none: not carried over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
         (("--network=host", "i"), "--network=host: not needed"),
-        (("--privileged", "i"), "--privileged: not taken over"),
+        (("--privileged", "i"), "--privileged: not carried over"),
         (("--memory", "4g", "i"), "memory in [resources]"),
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
-        (("-e", "HF_TOKEN=hf_x", "i"), "HF_TOKEN=…: not taken over: it is a secret"),
-        (("-e", "A=", "i"), "-e A=: not taken over: in an EDF an empty value unsets"),
-        (("--env-file", "nope", "i"), "--env-file nope: not taken over: cannot read it: No such file"),
+        (("-e", "HF_TOKEN=hf_x", "i"), "HF_TOKEN=…: not carried over: it is a secret"),
+        (("-e", "A=", "i"), "-e A=: not carried over: in an EDF an empty value unsets"),
+        (("--env-file", "nope", "i"), "--env-file nope: not carried over: cannot read it: No such file"),
         (("--entrypoint", "/e", "i"), "--entrypoint /e: becomes the beginning of the command"),
-        (("--rootfs", "/a"), "--rootfs /a: not taken over"),
-        (("--some-new-option=1", "i"), "--some-new-option=1: not taken over"),
-        (("localhost/x",), "localhost/x: not taken over: the image is only in the engine's storage"),
+        (("--rootfs", "/a"), "--rootfs /a: not carried over"),
+        (("--some-new-option=1", "i"), "--some-new-option=1: not carried over"),
+        (("localhost/x",), "localhost/x: not carried over: the image is only in the engine's storage"),
         ((), "it has no image"),
     ],
 )
-def test_what_is_not_taken_over_is_said(words, note):
+def test_what_is_not_carried_over_is_said(words, note):
     notes = from_words(*DOCKER, *words)[2]
     assert [line for line in notes if note in line], notes
     assert "hf_x" not in "".join(notes)
@@ -214,15 +214,15 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
     text = "\n".join(notes)
     for word in (
         "--job-name=train: a run is named after its job file: rename the file to train.toml",
-        "--array=1-3: not taken over: the tasks of an array would share one run folder",
-        "line 6: set -euo pipefail: not taken over",
+        "--array=1-3: not carried over: the tasks of an array would share one run folder",
+        "line 6: set -euo pipefail: not carried over",
         "line 7: MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1): not needed",
-        "HF_TOKEN=…: not taken over: it is a secret",
+        "HF_TOKEN=…: not carried over: it is a secret",
         "line 11: WHEN=$(date +%s): the EDF needs ${WHEN}",
-        "line 18: cat > hosts <<EOF: not taken over",
-        "line 21: srun hostname: not taken over: a job runs one program",
-        "line 22: #SBATCH --nodes=9: not taken over",
-        "> log.txt: not taken over: a run has one log",
+        "line 18: cat > hosts <<EOF: not carried over",
+        "line 21: srun hostname: not carried over: a job runs one program",
+        "line 22: #SBATCH --nodes=9: not carried over",
+        "> log.txt: not carried over: a run has one log",
         "--nnodes=$SLURM_NNODES: not needed",
     ):
         assert word in text, (word, text)
@@ -272,7 +272,7 @@ def test_counts_are_those_of_a_job_file(words, resources):
     assert from_words("srun", *words, "--container-image=i", "true")[1]["resources"] == resources
 
 
-def test_counts_of_zero_are_not_taken_over():
+def test_counts_of_zero_are_not_carried_over():
     _, job, notes = from_words("srun", "-N0", "-n4", "--container-image=a/b", "true")
     assert job["resources"] == {"tasks_per_node": 4}
     assert any(note.startswith("-N0") for note in notes)
@@ -314,7 +314,7 @@ def test_idioms_of_batch_scripts_in_the_wild():
     for word in (
         "$PWD: taken to be /here, as if the script were submitted from that folder",
         "line 9: MORE=(…): it is inside a condition",
-        "line 15: $AUTO: not taken over: its value is unknown",
+        "line 15: $AUTO: not carried over: its value is unknown",
     ):
         assert word in text, (word, text)
 
@@ -411,7 +411,7 @@ _environments = st.builds(
 @given(environment=_environments)
 def test_what_emit_writes_for_an_engine_is_adopted_again(engine, environment):
     if engine == "podman" and environment.image.startswith("/"):
-        return  # it is entered as a folder: see test_what_is_not_taken_over_is_said
+        return  # it is entered as a folder: see test_what_is_not_carried_over_is_said
     script, _ = emitted(environment, load_site("generic-slurm"), engine, {"SCRATCH": "/s"})
     adopted = Adopted()
     read_script(script.replace('"$@"', "true"), adopted, draft(), Path("/here"), "x")

@@ -122,11 +122,11 @@ def subordinate_ids() -> Diagnosis:
 
 # program -> (arguments that print its version, purpose)
 PROGRAMS: dict[str, tuple[tuple[str, ...], str]] = {
-    "podman": (("--version",), "builds images; an engine"),
-    "docker": (("--version",), "builds images where podman is missing; an engine"),
-    "enroot": (("version",), "an engine; runs squashfs files"),
-    "apptainer": (("--version",), "an engine; runs images"),
-    "bwrap": (("--version",), "an engine (sandbox); runs squashfs files"),
+    "podman": (("--version",), "builds and runs images"),
+    "docker": (("--version",), "builds images where podman is missing, and runs them"),
+    "enroot": (("version",), "container engine that runs squashfs files"),
+    "apptainer": (("--version",), "container engine that runs images"),
+    "bwrap": (("--version",), "runs squashfs files, for the engine sandbox"),
     "squashfuse": (("--version",), "mounts squashfs files without root"),
     "mksquashfs": (("-version",), "writes squashfs files"),
     "unsquashfs": (("-version",), "checks and unpacks squashfs files"),
@@ -146,7 +146,7 @@ def program(name: str) -> Diagnosis:
     if process.which(name) is None:
         package = process.PACKAGES.get(name)
         fix = f"apt-get install {package}" if package else _UPSTREAM.get(name, "")
-        return Diagnosis(name, "missing", f"not installed; {purpose}", fix)
+        return Diagnosis(name, "missing", f"not installed ({purpose})", fix)
     try:
         shown = process.run((name, *words), check=False, timeout_seconds=_SECONDS)
     except RunnerError as error:

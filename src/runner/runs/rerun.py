@@ -107,7 +107,7 @@ def need_image(locked: Locked, project: Project, environ: Mapping[str, str], rep
     if not reference.startswith("/") or Path(reference).exists():
         return
     if dry_run:
-        report.say(f"would make the image {Path(reference).name} again from {table.get('source')}")
+        report.say(f"would rebuild image {Path(reference).name} from {table.get('source')}")
         return
     restore_image(table, locked.tables.get("recipe", {}), project, environ, report)
 
@@ -235,7 +235,7 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
     path = Path(table["reference"])
     name, source = recipe.get("name", ""), table.get("source", "")
     options = ImportOptions(architecture=table.get("architecture") or None)
-    report.say(f"the image {path.name} is gone; making it again from {f'the recipe {name}' if name else source}")
+    report.say(f"the image {path.name} is gone; rebuilding it from {f'the recipe {name}' if name else source}")
     if name:
         platform = f"linux/{table['architecture']}" if table.get("architecture") else None
         build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)

@@ -172,11 +172,11 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
             "opening a new container from the same image inside its allocation"
         )
     elif not run.is_local and status.active:
-        report.say(f"{run.name} is {status.state} and stays queued; requesting another allocation for this shell")
+        report.say(f"{run.name} is {status.state} and stays queued; requesting a separate allocation for this shell")
     elif not run.is_local:
         report.say(f"{run.name} is {status.state}: requesting an allocation for a new container from the same image")
     elif run.engine == "host":
-        report.say(f"opening a shell in the code snapshot of {run.name}, on this machine without a container")
+        report.say(f"opening a shell in the code snapshot of {run.name}, on this machine, outside any container")
     else:
         report.say(f"opening a new container from the image of {run.name}, in the run's code snapshot")
     return _Place(load_site(run.site), environment, run.folder, status.job_id if inside else "", run)

@@ -86,7 +86,7 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
                 return engine, f"srun has --{plugin}"
     reason = why_no_sandbox()
     if reason is None:
-        return "sandbox", "bubblewrap and squashfuse, or unsquashfs, are installed"
+        return "sandbox", "bubblewrap is installed, and squashfuse or unsquashfs"
     for engine in ("podman", "apptainer"):
         if process.which(engine):
             return engine, f"{engine} is installed, and {reason}"

@@ -23,12 +23,12 @@ def attach(environment: Environment, site: Site) -> Attachment:
                 f"mounts.{index}",
                 "host",
                 f"without a container, {mount.source!r} cannot be mounted at {mount.target!r}",
-                "use the same path for source and target, or choose an engine with containers",
+                "use the same path for source and target, or choose an engine that uses containers",
             )
     if environment.entrypoint:
         why = "without a container there is no entrypoint to run"
         raise refuse(
-            environment, "entrypoint", "host", why, "set entrypoint = false, or choose an engine with containers"
+            environment, "entrypoint", "host", why, "set entrypoint = false, or choose an engine that uses containers"
         )
     unset = tuple(word for name, value in environment.env.items() if not value for word in ("-u", name))
     fixed = tuple(f"{name}={dialect(value, f'env.{name}')}" for name, value in environment.env.items() if value)

@@ -118,7 +118,7 @@ def resources(batch: Batch) -> Iterator[Finding]:
                 "gpus-per-task",
                 line,
                 "--gpus-per-task",
-                "tasks on a node do not see each other's GPU, which NCCL needs",
+                "tasks on a node cannot see each other's GPUs, but NCCL needs them to",
             )
     cores = script.option("-c", "--cpus-per-task")
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():

@@ -254,7 +254,7 @@ def _carry_out(
         if not unchanged():
             raise RunnerError(
                 f"files of recipe {recipe.name!r} changed while they were copied",
-                "the image's tag is a hash of the files that it is made of",
+                "the image is tagged with a hash of these files, so they must not change during the build",
                 "build again",
             )
         code = run_logged(step, context.log, progress.line)

@@ -121,7 +121,7 @@ def planned_job(name: str, words: Sequence[str], site: Site, images: Path, folde
 def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, str], report: Report) -> Path:
     """Submit the job, show its log while it runs, and return the squashfs file's path.
 
-    Ctrl-C cancels the job. Raises RunnerError where sbatch refuses or the job fails; its log stays.
+    Ctrl-C cancels the job. Raises RunnerError where sbatch rejects it or the job fails; its log stays.
     """
     process.need(("sbatch", "squeue", "scancel"))
     check_account(site, flags, environ)
@@ -131,7 +131,7 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, s
     done = process.run(submission(job, site, flags), check=False)
     if done.exit_code != 0:
         raise RunnerError(
-            "sbatch refuses the build job", done.stderr.strip(), "pass the missing flag: --sbatch=FLAG"
+            "sbatch rejected the build job", done.stderr.strip(), "pass the missing flag: --sbatch=FLAG"
         )
     job_id = done.stdout.strip().partition(";")[0]
     report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")

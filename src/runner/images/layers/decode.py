@@ -139,7 +139,7 @@ class _Pump(ViewReader):
             more = "more" if self._read_bytes > expected else f"{self._read_bytes}"
             raise RunnerError(
                 f"the layer {self._layer.digest} is damaged",
-                f"the image's manifest says {expected} bytes, but it has {more}",
+                f"the image's manifest says {expected} bytes, but the layer has {more}",
                 "pull or copy the image again",
             )
 

@@ -121,7 +121,7 @@ class Workers(Generic[Owner]):
             raise RunnerError(
                 "cannot start the threads that compress data",
                 str(error),
-                "check the limit on your processes: ulimit -u",
+                "check your process limit: ulimit -u",
             ) from error
 
     def _receive(self) -> None:

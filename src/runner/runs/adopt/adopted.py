@@ -35,27 +35,27 @@ class Adopted:
     devices: list[str] = field(default_factory=list)
     command: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """what was not taken over, or is not needed, in the order of the words"""
+    """what was not carried over, or is not needed, in the order of the words"""
     folder: Path | None = None
     """the folder of relative paths; a job runs in another one"""
     where: str = ""
     """prefix of notes: the line of the script"""
 
-    def not_taken_over(self, what: str, why: str) -> None:
+    def not_carried_over(self, what: str, why: str) -> None:
         """Note what an EDF or job file cannot express."""
-        self._note(f"{short(what)}: not taken over: {why}")
+        self._note(f"{short(what)}: not carried over: {why}")
 
     def not_needed(self, what: str, why: str) -> None:
         """Note what every engine does anyway."""
         self._note(f"{short(what)}: not needed: {why}")
 
     def note(self, what: str, why: str) -> None:
-        """Note what was taken over in a way that the reader may not expect."""
+        """Note what was carried over in a way that the reader may not expect."""
         self._note(f"{short(what)}: {why}")
 
     def computed(self, what: str) -> None:
         """Note a value that only a shell can evaluate."""
-        self.not_taken_over(what, "only a shell can evaluate it: write its value")
+        self.not_carried_over(what, "only a shell can evaluate it: write its value")
 
     def _note(self, text: str) -> None:
         line = f"{self.where}{text}".replace("\n", " ")
@@ -67,7 +67,7 @@ class Adopted:
         try:
             mount = parse_mount(text)
         except RunnerError as error:
-            self.not_taken_over(given, error.why)
+            self.not_carried_over(given, error.why)
             return
         mount = replace(mount, source=self.absolute(mount.source))
         if mount not in self.mounts:
@@ -82,13 +82,13 @@ class Adopted:
     def variable(self, name: str, value: str, given: str) -> None:
         """Add a variable of [env]; one that an EDF cannot express is noted."""
         if not _VARIABLE.fullmatch(name):
-            self.not_taken_over(given, f"{name!r} is not a variable name")
+            self.not_carried_over(given, f"{name!r} is not a variable name")
         elif looks_secret(name, plain(value) or ""):
-            self.not_taken_over(
+            self.not_carried_over(
                 f"{name}=…", "it is a secret: export it where you launch; the container gets the host's variables"
             )
         elif not value:
-            self.not_taken_over(
+            self.not_carried_over(
                 given, "in an EDF an empty value unsets the variable; an EDF cannot set it to the empty text"
             )
         else:

@@ -33,7 +33,7 @@ _NOT_NEEDED = {
     "tls-verify": "the engine's settings decide",
     "disable-content-trust": "the engine's settings decide",
 }
-_NOT_TAKEN_OVER = {
+_NOT_CARRIED_OVER = {
     "user": "inside, you have your own user ID",
     "group-add": "inside, you have your own groups",
     "privileged": "the container of a job has no extra rights",
@@ -85,17 +85,17 @@ def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, fol
         else:
             _take(option, adopted, folder)
     if not rest:
-        adopted.not_taken_over(f"{engine} run", "it has no image")
+        adopted.not_carried_over(f"{engine} run", "it has no image")
         return
     image, command = rest[0].text, rest[1:]
     if rest[0].computed:
         adopted.computed(rest[0].raw)
     elif rootfs:
-        adopted.not_taken_over(f"--rootfs {image}", "an EDF needs a squashfs file: use mksquashfs or runner import")
+        adopted.not_carried_over(f"--rootfs {image}", "an EDF needs a squashfs file: use mksquashfs or runner import")
     else:
         adopted.image, reason = image_reference(image)
         if reason:
-            adopted.not_taken_over(image, reason)
+            adopted.not_carried_over(image, reason)
     adopted.command += [*entrypoint, *command]
     if adopted.entrypoint and not command:
         adopted.note(engine, "there is no command: write the image's default command into the job file")
@@ -107,24 +107,24 @@ def _take(option: Option, adopted: Adopted, folder: Path) -> None:
     if reader is not None:
         reader(value, given, adopted, folder)
     elif name in {"network", "net", "ipc", "pid", "uts"} and value not in _SHARED:
-        adopted.not_taken_over(given, f"{_NOT_NEEDED[name]}, always")
+        adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
     elif name in _NOT_NEEDED:
         adopted.not_needed(given, _NOT_NEEDED[name])
     elif name == "rootfs":
         return
     else:
-        adopted.not_taken_over(given, _NOT_TAKEN_OVER.get(name, "an EDF cannot express it"))
+        adopted.not_carried_over(given, _NOT_CARRIED_OVER.get(name, "an EDF cannot express it"))
 
 
 def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     source, separator, rest = value.partition(":") if not value.startswith("${") else _after_variable(value)
     if not separator:
-        adopted.not_taken_over(
+        adopted.not_carried_over(
             given, "an anonymous volume is lost with the container; the root file system is writable anyway"
         )
         return
     if not source.startswith(("/", ".", "${", "~")):
-        adopted.not_taken_over(given, f"{source!r} is a volume in the engine's storage: use a folder")
+        adopted.not_carried_over(given, f"{source!r} is a volume in the engine's storage: use a folder")
         return
     target, _, options = rest.partition(":")
     if source == target == "/dev/shm":
@@ -143,7 +143,7 @@ def _bind(source: str, target: str, options: Sequence[str], given: str, adopted:
     flags = [option for option in options if option and option not in _NO_FLAGS]
     unknown = [option for option in flags if option in {"U", "O", "copy"} or "=" in option]
     for option in unknown:
-        adopted.not_taken_over(f"{given} ({option})", "mounts of an EDF do not have this flag")
+        adopted.not_carried_over(f"{given} ({option})", "mounts of an EDF do not have this flag")
     flags = [option for option in flags if option not in unknown]
     text = f"{source}:{target}"
     adopted.mount(f"{text}:{'+'.join(flags)}" if flags else text, given)
@@ -152,7 +152,7 @@ def _bind(source: str, target: str, options: Sequence[str], given: str, adopted:
 def _mount(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     fields = dict(entry.partition("=")[::2] for entry in value.split(","))
     if fields.get("type", "volume") != "bind":
-        adopted.not_taken_over(given, f"an EDF mounts folders and files, not {fields.get('type', 'volume')}")
+        adopted.not_carried_over(given, f"an EDF mounts folders and files, not {fields.get('type', 'volume')}")
         return
     source = fields.get("source") or fields.get("src", "")
     target = fields.get("target") or fields.get("destination") or fields.get("dst", "")
@@ -162,7 +162,7 @@ def _mount(value: str, given: str, adopted: Adopted, folder: Path) -> None:
         *("type", "source", "src", "target", "destination", "dst", "readonly", "ro", "bind-propagation", "relabel"),
         "consistency",
     }:
-        adopted.not_taken_over(f"{given} ({key})", "mounts of an EDF do not have this flag")
+        adopted.not_carried_over(f"{given} ({key})", "mounts of an EDF do not have this flag")
     _bind(source, target, [*(("ro",) if read_only else ()), propagation], given, adopted)
 
 
@@ -178,7 +178,7 @@ def _env_file(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     try:
         lines = (folder / value).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        adopted.not_taken_over(given, f"cannot read it: {getattr(error, 'strerror', None) or error}")
+        adopted.not_carried_over(given, f"cannot read it: {getattr(error, 'strerror', None) or error}")
         return
     for line in lines:
         if line.strip() and not line.lstrip().startswith("#"):
@@ -199,7 +199,11 @@ def _read_only(value: str, given: str, adopted: Adopted, folder: Path) -> None:
 
 def _gpus(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    adopted.note(given, "becomes NVIDIA_VISIBLE_DEVICES; its count is ignored: set gpus_per_node in the job file")
+    adopted.note(
+        given,
+        "becomes NVIDIA_VISIBLE_DEVICES; the number of GPUs is not taken from this option, "
+        "so set gpus_per_node in the job file",
+    )
 
 
 def _device(value: str, given: str, adopted: Adopted, folder: Path) -> None:
@@ -275,7 +279,7 @@ def _take_pyxis(option: Option, adopted: Adopted) -> None:
     elif name in _PYXIS_NOT_NEEDED:
         adopted.not_needed(given, _PYXIS_NOT_NEEDED[name])
     else:
-        adopted.not_taken_over(given, _PYXIS_NOT_TAKEN_OVER.get(name, "an EDF cannot express it"))
+        adopted.not_carried_over(given, _PYXIS_NOT_CARRIED_OVER.get(name, "an EDF cannot express it"))
 
 
 _PYXIS_NOT_NEEDED = {
@@ -283,7 +287,7 @@ _PYXIS_NOT_NEEDED = {
     "no-container-remap-root": "inside, you have your own user ID",
     "no-container-entrypoint-log": "it is off by default",
 }
-_PYXIS_NOT_TAKEN_OVER = {
+_PYXIS_NOT_CARRIED_OVER = {
     "container-name": "each run creates a new container",
     "container-save": "writes in a container are lost at the end; build images with `runner build`",
     "container-remap-root": "inside, you have your own user ID",
@@ -297,7 +301,7 @@ def _image(value: str, given: str, adopted: Adopted) -> None:
         return
     adopted.image, reason = image_reference(value)
     if reason:
-        adopted.not_taken_over(given, reason)
+        adopted.not_carried_over(given, reason)
     elif value.endswith((".sqsh", ".squashfs")):
         adopted.note(given, f"pyxis reads {value} as an image in a registry; if you mean a file, write ./{value}")
 
@@ -305,7 +309,7 @@ def _image(value: str, given: str, adopted: Adopted) -> None:
 def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
     source, *_ = split_fields(entry)
     if source in {"tmpfs", "umount"}:
-        adopted.not_taken_over(
+        adopted.not_carried_over(
             f"{given} ({entry})", f"the source of a mount in an EDF is a file or folder, not {source}"
         )
     elif entry:
@@ -315,4 +319,4 @@ def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
 def _names(value: str, given: str, adopted: Adopted) -> None:
     for name in value.split(","):
         if name not in adopted.env:
-            adopted.not_taken_over(f"{given} ({name})", f'set it in [env], which wins over the image: {name} = "…"')
+            adopted.not_carried_over(f"{given} ({name})", f'set it in [env], which wins over the image: {name} = "…"')

@@ -109,7 +109,7 @@ class Draft:
             try:
                 self.check(flag, program)
             except RunnerError as error:
-                adopted.not_taken_over(option.given, f"{error.why}; {error.fix}")
+                adopted.not_carried_over(option.given, f"{error.why}; {error.fix}")
             else:
                 self.flags[program][name] = flag
 
@@ -119,14 +119,14 @@ class Draft:
         if name in RENDEZVOUS:
             adopted.not_needed(given, "runner sets it for each task")
         elif name in _NOT_INTO_CONTAINERS:
-            adopted.not_taken_over(given, f"a container does not get the host's {name}; set it in [env] of the EDF")
+            adopted.not_carried_over(given, f"a container does not get the host's {name}; set it in [env] of the EDF")
         elif text is None or looks_secret(name, text):
             adopted.variable(name, value, given)
         else:
             try:
                 self.check_variable(name, text)
             except RunnerError as error:
-                adopted.not_taken_over(given, f"{error.why}; {error.fix}")
+                adopted.not_carried_over(given, f"{error.why}; {error.fix}")
             else:
                 self.env[name] = text
 
@@ -161,7 +161,7 @@ class Draft:
         nodes = self.resources.get("nodes", 1)
         assert isinstance(nodes, int)
         if self.ntasks % nodes:
-            adopted.not_taken_over(
+            adopted.not_carried_over(
                 f"--ntasks={self.ntasks}", f"it is not a multiple of {nodes} nodes: set tasks_per_node"
             )
             return None
@@ -279,9 +279,9 @@ def _say(option: Option, adopted: Adopted) -> None:
     if option.name in _COUNTED or option.name.startswith("rdzv-"):
         adopted.not_needed(option.given, "runner sets the rendezvous and the ranks for each task")
     elif option.name == "max-restarts":
-        adopted.not_taken_over(option.given, "runner restarts the whole job, not single processes")
+        adopted.not_carried_over(option.given, "runner restarts the whole job, not single processes")
     else:
-        adopted.not_taken_over(option.given, "a job file cannot express it: set it in the script")
+        adopted.not_carried_over(option.given, "a job file cannot express it: set it in the script")
 
 
 def _program(launcher: str, rest: Sequence[Word], words: Sequence[Word], processes: int | None = None) -> Program:

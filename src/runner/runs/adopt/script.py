@@ -67,11 +67,11 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     main = max(steps, key=lambda step: step.rank)
     for command, why in others:
         adopted.where = f"line {command.line}: "
-        adopted.not_taken_over(command.raw, why)
+        adopted.not_carried_over(command.raw, why)
     for step in steps:
         if step is not main:
             adopted.where = f"line {step.command.line}: "
-            adopted.not_taken_over(step.command.raw, "a job runs one program: write another job file for this step")
+            adopted.not_carried_over(step.command.raw, "a job runs one program: write another job file for this step")
     adopted.where = f"line {main.command.line}: "
     program = _take(main, adopted, draft, folder)
     adopted.where = ""
@@ -88,22 +88,22 @@ def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
         if not line.startswith("#SBATCH"):
             continue
         if ended:
-            adopted.not_taken_over(f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command")
+            adopted.not_carried_over(f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command")
             continue
         try:
             found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
         except ValueError:
-            adopted.not_taken_over(f"line {number}: {line}", "a quote is not closed")
+            adopted.not_carried_over(f"line {number}: {line}", "a quote is not closed")
             continue
         words += [Word(literal(word), word) for word in found]
     options, rest = split(words, SBATCH)
     for word in rest:
-        adopted.not_taken_over(f"#SBATCH {word.raw}", "it is not an option")
+        adopted.not_carried_over(f"#SBATCH {word.raw}", "it is not an option")
     return options
 
 
 def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[tuple[Command, str]]]:
-    """(the steps in order, the other commands with the reason why they are not taken over)."""
+    """(the steps in order, the other commands with the reason why they are not carried over)."""
     steps: list[Step] = []
     others: list[tuple[Command, str]] = []
     for command in commands(text):
@@ -176,9 +176,9 @@ def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
         draft.variable(name, value, raw, adopted)
     for redirection in step.command.redirections:
         if not re.fullmatch(r"\d*>&\d", redirection):
-            adopted.not_taken_over(redirection, "a run has one log: runner logs")
+            adopted.not_carried_over(redirection, "a run has one log: runner logs")
     if step.command.pipe:
-        adopted.not_taken_over("|", "the step's output goes only to the run's log")
+        adopted.not_carried_over("|", "the step's output goes only to the run's log")
     if step.command.nested:
         adopted.note("the step", "it is inside a loop, a condition or a function, but the job will run it only once")
     words = take_step(step.kind, step.words, adopted, draft, folder)
@@ -196,7 +196,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
         return tuple(words)
     options, rest = split(words, SRUN)
     while rest and (rest[0].splits or rest[0].array):
-        adopted.not_taken_over(rest[0].raw, "its value is unknown: write the words")
+        adopted.not_carried_over(rest[0].raw, "its value is unknown: write the words")
         more, rest = split(rest[1:], SRUN)
         options = (*options, *more)
     container = tuple(option for option in options if containers.is_flag(option))
@@ -263,7 +263,7 @@ def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path)
             raise RunnerError(f"cannot read {path}", why, "check the path") from error
         program = read_script(text, adopted, draft, folder, rest[0].text)
     for word in rest[1:]:
-        adopted.not_taken_over(word.raw, "the values of $1, $2 … in the script are not read")
+        adopted.not_carried_over(word.raw, "the values of $1, $2 … in the script are not read")
     container = [option for option in options if containers.is_flag(option)]
     containers.read_flags(container, adopted)
     draft.read([option for option in options if option not in container], "sbatch", adopted)
@@ -351,7 +351,7 @@ def note_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
         elif name in in_edf:
             adopted.note(given, f"the EDF needs ${{{name}}}: export it where you launch, or write its value")
         elif name in scope.exported:
-            adopted.not_taken_over(given, "only a shell can evaluate it: export it in task_prolog of the job file")
+            adopted.not_carried_over(given, "only a shell can evaluate it: export it in task_prolog of the job file")
         elif name in in_words:
             adopted.note(given, f"the step uses ${name}: write its value, or export it where you launch")
     for name in sorted(in_words & (scope.values.keys() | scope.arrays.keys()) - scope.exported.keys()):

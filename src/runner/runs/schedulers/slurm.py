@@ -179,7 +179,7 @@ def refused(words: str) -> RunnerError:
         (hint for word, hint in hints if word in words.lower()),
         "fix what sbatch complains about; --dry-run prints the script",
     )
-    return RunnerError("sbatch refuses the job", words, fix)
+    return RunnerError("sbatch rejected the job", words, fix)
 
 
 def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
