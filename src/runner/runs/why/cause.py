@@ -17,6 +17,7 @@ CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW = "cause", "exception", "symptom", "sum
 PENDING, EXIT = "pending", "exit"
 KINDS = (CAUSE, EXCEPTION, SYMPTOM, SUMMARY, SLOW, PENDING, EXIT)
 IN_LOGS = (CAUSE, SYMPTOM, SUMMARY, SLOW)
+_IN_ORDER = ((CAUSE,), (SYMPTOM, SUMMARY, SLOW))
 
 
 @dataclass(frozen=True)
@@ -130,5 +131,5 @@ def by_state(state: str) -> Cause | None:
 
 
 def cause_of(line: str) -> Cause | None:
-    """The first cause that a line of a log matches; None where no cause matches."""
-    return next((cause for cause in of_kind(*IN_LOGS) if cause.fits(line)), None)
+    """The first cause that a line of a log matches, before any symptom or summary; None where none matches."""
+    return next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line)), None)

@@ -16,7 +16,7 @@ from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
 OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which give their reason and a fix
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
-_BARE = re.compile(r"^([A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")  # an exception without its traceback
+_BARE = re.compile(r"^(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")  # without its traceback
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # an exception's message may take some lines
@@ -253,7 +253,10 @@ _WEIGHTS = (
     (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
 )
 UNKNOWN = Cause("unknown", "", "", "", "")
-_TORCHRUN = re.compile(r"^\S{1,400} FAILED$|^ +raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: ")
+_LAUNCHER = re.compile(  # what torchrun and those who start it say of any failure
+    r"^\S{1,400} FAILED$|^ *raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: "
+    r"|Reporting training FAILURE|exit(ed|ing)? with (a )?(non-?zero )?(exit )?(code|status)\b"
+)
 _MOST = 8
 _LAST = 5
 _TAIL_BYTES = 16 << 10
@@ -269,7 +272,7 @@ def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
         for line in found.lines():
             shape = re.sub(r"\d+", "0", line.text.strip())[:200]
             weight = sum(value for pattern, value in _WEIGHTS if pattern.search(line.text))
-            silent = line.text.startswith(_OWN) or _TORCHRUN.search(line.text) or cause_of(line.text)
+            silent = line.text.startswith(_OWN) or _LAUNCHER.search(line.text) or cause_of(line.text)
             if weight > 0 and shape not in seen and not silent and not found.survived(line):
                 seen.add(shape)
                 weighed.append((weight, -line.offset, line, source))
