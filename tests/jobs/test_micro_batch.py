@@ -196,7 +196,7 @@ def test_under_torchrun_the_search_leaves_the_rendezvous_of_the_training_alone(
     assert first.code == 0, first.output
     assert "micro batch: 4; the whole step in one pass" in first.output
     again = launcher.sft(tmp_path / "run", *words, attempt=2)
-    assert "micro batch: 4, as found before" in again.output
+    assert "micro batch: 4, from an earlier search" in again.output
 
 
 @pytest.mark.slow

@@ -26,12 +26,12 @@ _FILE = {
     "key-twice": Code(_ERROR, "a key is set twice", "keep one of the two"),
     "key-after-table": Code(
         ("error", "warning"),
-        "a top-level key below a [table] heading: TOML gives it to that table",
+        "a top-level key below a [table] heading, so TOML gives the key to that table",
         "move it up, above the first [table]",
     ),
     "unknown-key": Code(
         ("error", "warning"),
-        "a key that EDFs do not have, or a misspelt one; a warning with Sarus Suite, which ignores it",
+        "a key that EDFs do not have, or a misspelt key; only a warning with Sarus Suite, which ignores the key",
         "correct its name, or remove it",
     ),
     "wrong-type": Code(_ERROR, "a value of the wrong type", "see the keys in docs/environment.md"),
@@ -41,7 +41,7 @@ _FILE = {
     ),
     "annotation-not-text": Code(
         ("error", "note"),
-        "a value in [annotations] is not text; a note with Sarus Suite, which turns it into text",
+        "a value in [annotations] is not text; only a note with Sarus Suite, which turns the value into text",
         'write it in quotes: "true"',
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove it; binary data belongs in a mounted file"),
@@ -66,7 +66,7 @@ _VARIABLES = {
     "variable-in-image": Code(_ERROR, "Sarus Suite does not expand variables in `image`", "write the full name"),
     "env-refers-to-env": Code(
         _WARNING,
-        "a value in [env] refers to another entry of [env]; entries do not see each other",
+        "a value in [env] refers to another entry of [env]; an entry cannot use the value of another entry",
         "write the value itself",
     ),
     "placeholder": Code(_ERROR, "a placeholder of a template: `{{name}}`, `{name}` or `<name>`", "write the value"),
@@ -77,7 +77,7 @@ _IMAGE = {
     "image-missing": Code(_ERROR, "the squashfs file does not exist", "correct the path, or build and import it"),
     "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import it again"),
     "image-architecture": Code(
-        _ERROR, "the image is for other processors or GPUs than the site's nodes", "build it for the site's"
+        _ERROR, "the image is for other processors or GPUs than the site's nodes", "build it for the site's nodes"
     ),
     "image-name": Code(
         _ERROR,
@@ -105,7 +105,7 @@ _IMAGE = {
     ),
     "credentials-half": Code(
         _WARNING,
-        "there is a login for only one of nvcr.io and authn.nvidia.com; a pull needs both",
+        "there is a login for only one of nvcr.io and authn.nvidia.com; a pull needs both logins",
         "add the same line for the other host",
     ),
 }
@@ -113,7 +113,7 @@ _IMAGE = {
 _MOUNTS = {
     "mount-syntax": Code(
         ("error", "note"),
-        "not SOURCE:TARGET[:FLAGS]; a note for a relative target with Sarus Suite, which accepts it",
+        "not SOURCE:TARGET[:FLAGS]; only a note for a relative target with Sarus Suite, which accepts relative targets",
         "'${SCRATCH}/data:/data:ro'",
     ),
     "mount-without-target": Code(
@@ -135,7 +135,7 @@ _MOUNTS = {
     ),
     "mount-relative": Code(
         _NOTE,
-        "a relative source starts in the folder where srun is called, not in that of the file",
+        "a relative source starts in the folder where srun is called, not in the folder of the file",
         "write an absolute path",
     ),
     "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of them"),
@@ -182,7 +182,7 @@ _HOOKS = {
     ),
     "rank-remap": Code(_WARNING, "pyxis sets RANK and LOCAL_RANK, which torchrun should set", "remove the annotation"),
     "extended-image-hook": Code(
-        _ERROR, "an Alps extended image has its own network stack; the hook adds another", "turn off the hook"
+        _ERROR, "an Alps extended image has its own network stack; the hook adds a second one", "turn off the hook"
     ),
     "extended-image-entrypoint": Code(
         _ERROR, "an Alps extended image sets its variables in its entrypoint", "entrypoint = true"
@@ -216,14 +216,14 @@ _SCRIPT = {
     ),
     "node-rank-too-early": Code(
         _ERROR,
-        "the batch script expands the node's rank: it is the same on every node",
+        "the batch script expands the node's rank, so the rank is the same on every node",
         "srun bash -c '… $SLURM_NODEID …'",
     ),
     "rank-remap-torchrun": Code(
         _WARNING, "pyxis sets RANK and LOCAL_RANK before torchrun starts", "env -u RANK -u LOCAL_RANK torchrun …"
     ),
     "gpus-per-task": Code(
-        _WARNING, "each task sees only its own GPU, so NCCL cannot reach the others of the node", "--gpus-per-node"
+        _WARNING, "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node", "--gpus-per-node"
     ),
     "cpus-not-inherited": Code(
         _WARNING,
