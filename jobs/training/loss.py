@@ -41,7 +41,7 @@ def is_plain(wanted: str, model: Any, config: Any) -> bool:
     if wanted == "plain" and other:
         raise JobError(
             f"--loss_path plain cannot be used with {other}",
-            "it uses the model's own loss, which is not the one requested",
+            "the plain path uses the model's own loss, not the requested one",
             "use --loss_path auto",
         )
     same = not other and not getattr(config, "label_smoothing_factor", 0)

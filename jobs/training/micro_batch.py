@@ -54,7 +54,7 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
     if length is None:
         raise JobError(
             "--micro_batch auto needs a maximum sequence length",
-            "without one, a single long row can need any amount of memory",
+            "without a maximum, a single long row can need any amount of memory",
             "--max_length TOKENS, or --micro_batch NUMBER",
         )
     each = _sequences_per_process(settings, peers)

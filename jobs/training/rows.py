@@ -115,7 +115,7 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
     if tokens > vocabulary:
         raise JobError(
             f"the tokenizer has {tokens} tokens, but the model's vocabulary has {vocabulary}",
-            "the model has no embedding for the others: they were added, or the tokenizer is for another model",
+            "the model has no embedding for the other tokens: they were added, or the tokenizer is for another model",
             "use the tokenizer of the model, or --chat_template_path NAME of a model, which also adds its tokens",
         )
     rows, length = trainer.train_dataset, trainer.args.max_length

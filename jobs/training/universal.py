@@ -78,8 +78,8 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
     there, here = ("without DeepSpeed" if found is None else f"with ZeRO-{found}" for found in (saved, stage))
     raise JobError(
         f"{checkpoint.path} was written {there}, but this run is {here}",
-        "the optimizer's state is stored in another form; only ZeRO-1 and ZeRO-2 can read each other's",
-        "use the earlier settings, or only its weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
+        "the optimizer's state is stored in another form; only ZeRO-1 and ZeRO-2 can read each other's state",
+        "use the earlier settings, or load only weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
     )
 
 

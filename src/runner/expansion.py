@@ -122,7 +122,7 @@ def sarus_text(text: str, what: str) -> str:
         elif part.default is not None and re.search(r"[$}]", part.default):
             raise RunnerError(
                 f"Sarus Suite cannot expand {what}: {text!r}",
-                f"it reads the default of {part.name} as plain text that ends at the first closing brace",
+                f"Sarus Suite reads the default of {part.name} as plain text that ends at the first closing brace",
                 f"export {part.name}, and write ${{{part.name}}}",
             )
         else:

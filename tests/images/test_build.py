@@ -222,7 +222,9 @@ def test_a_recipe_may_change_during_its_build(bench: Bench, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(bench.report, "say", edit)
         first = bench.build("moving")
-    assert bench.said(f"files of the recipe changed during the build; {first.reference} has them as they were before")
+    assert bench.said(
+        f"files of the recipe changed during the build; {first.reference} has these files as they were before"
+    )
     assert "LATER" not in bench.engine("image", "inspect", first.reference)
     second = bench.build("moving")
     assert second.tag != first.tag

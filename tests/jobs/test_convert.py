@@ -199,7 +199,7 @@ def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=r"cannot read .*rank_1"):
         conversion.convert(options(folder, tmp_path / "model"), {})
     shard.unlink()
-    with pytest.raises(JobError, match="the shards of 1 processes, but 2 processes wrote it"):
+    with pytest.raises(JobError, match="the shards of 1 processes, but 2 processes wrote the checkpoint"):
         conversion.convert(options(folder, tmp_path / "model"), {})
 
 

@@ -55,7 +55,7 @@ def _zero(folder: Path) -> Shards:
     count = max(count) if isinstance(count, (list, tuple)) else count
     if count != len(shards):
         raise JobError(
-            f"{folder} has the shards of {len(shards)} processes, but {count} processes wrote it",
+            f"{folder} has the shards of {len(shards)} processes, but {count} processes wrote the checkpoint",
             f"*_optim_states.pt of {count - len(shards)} processes are missing",
             "give another checkpoint",
         )

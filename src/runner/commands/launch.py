@@ -136,7 +136,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
             f"site {plan.site.name} requires confirmation above {limit:,}, and there is no terminal for the question",
             "use --yes, fewer nodes or less time, or set gpu_hours in [restart] of the job file",
         )
-    console.say(f"that is more than {limit:,}. Submit it anyway? [y/N]")
+    console.say(f"that is more than {limit:,} GPU hours. Submit the job anyway? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -281,7 +281,7 @@ def _sweep_of(args: argparse.Namespace) -> Sweep | None:
     sweep = parse(args.sweep, args.at_once)
     if sweep is not None and args.wait:
         raise RunnerError(
-            "--wait does not work with --sweep", "it would mix the output of all runs",
+            "--wait does not work with --sweep", "--wait would mix the output of all runs",
             "runner watch $(runner launch --sweep …)", exit_code=2,
         )  # fmt: skip
     if sweep is not None and args.chain:

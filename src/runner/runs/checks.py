@@ -100,7 +100,7 @@ def _check_numbers(job: Job) -> None:
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",
-            "it must be a number with K, M, G or T, and is the memory per node",
+            "the memory per node must be a number with K, M, G or T",
             '"450G"',
         )
     for key in ("partition", "account"):

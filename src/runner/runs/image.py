@@ -83,7 +83,7 @@ def _foreign(stable: Path) -> LaunchImage:
     if mark != b"hsqs":
         raise RunnerError(
             f"the image {path} is not a squashfs file",
-            "it does not begin as a squashfs file does: it is damaged, or a file of another type",
+            "the file does not begin like a squashfs file: it is damaged, or is of another type",
             "import the image again: runner import --force NAME",
         )
     return LaunchImage(str(path), None, stable)

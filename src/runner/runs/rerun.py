@@ -212,7 +212,7 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
             "the code of that run is missing",
             f"its snapshot is gone, and {root} has no commit {commit[:12]}"
             if commit
-            else "it was not in a git repository",
+            else "the code was not in a git repository",
             "git fetch, or run `runner rerun` in a clone that has the commit",
         )
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)

@@ -200,7 +200,7 @@ def _walk(root: Path, below: str = "") -> tuple[str, ...]:
         if len(found) > 20_000:
             raise RunnerError(
                 f"{root} contains too many files for a code snapshot",
-                "it has more than 20000 files, and is not a git work tree, which would show which files are code",
+                "it has more than 20000 files and is not a git work tree, so runner cannot tell which files are code",
                 f"run `git init {root}` and add a .gitignore, or move the script to a folder of its own",
             )
     return tuple(sorted(found))

@@ -67,7 +67,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
     if at_once is not None and (at_once < 1 or not axes):
         raise RunnerError(
             f"--at-once {at_once} cannot be used here",
-            "it limits how many runs of a --sweep run at once, and must be 1 or more",
+            "--at-once limits how many runs of a --sweep run at once; the number must be 1 or more",
             "--sweep NAME=VALUE,VALUE --at-once 2",
             exit_code=2,
         )

@@ -57,7 +57,7 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
             folders.remove(context.staging)
         image = _just_built(recipe, tag, context)
         if _tag(recipe, base, context) != tag:
-            report.warn(f"files of the recipe changed during the build; {image.reference} has them as they were before")
+            report.warn(f"files of the recipe changed during the build; {image.reference} has these files as they were before")
         return image
 
 

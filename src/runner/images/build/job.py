@@ -184,7 +184,7 @@ def _result(job: BuildJob, job_id: str) -> Path:
     log = job.folder / "log"
     fix = f"the whole log: {log}"
     if not (job.folder / "exit_code").exists():
-        raise RunnerError(f"build job {job_id} ended without a result", "it was cancelled, or reached its time limit", fix)
+        raise RunnerError(f"build job {job_id} ended without a result", "the job was cancelled, or reached its time limit", fix)
     code = (job.folder / "exit_code").read_text().strip()
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""
     if code != "0" or not path:

@@ -122,7 +122,7 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
         raise RunnerError(
             f"{plan.link.name} belongs to another image",
             f"it points to {other.path.name}, which comes from {whose} ({other.source})",
-            f"import with -o FILE, or give the name to this image: rm {plan.link}",
+            f"import with -o FILE, or free the name for this image: rm {plan.link}",
         )
 
 
@@ -189,7 +189,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         if previous and packed.layers_damaged:
             report.warn(
                 f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again "
-                "from the image. Runs that use it read damaged data: remove it, or import its image with --no-cache"
+                "from the image. Runs with this file read damaged data: remove it, or import its image with --no-cache"
             )
     _say_seconds(packed, report)
     return squashfs, packed

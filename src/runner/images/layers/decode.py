@@ -199,7 +199,7 @@ def _compare(digest: str, found: hashlib._Hash, named: str) -> None:
     if found.hexdigest() != digest.partition(":")[2].lower():
         raise RunnerError(
             "a layer of the image is damaged",
-            f"{named} {digest}, but its content hashes to {found.name}:{found.hexdigest()}",
+            f"{named} {digest}, but the layer's content hashes to {found.name}:{found.hexdigest()}",
             "pull or copy the image again",
         )
 
@@ -217,7 +217,7 @@ def _unreadable(layer: Layer, error: OSError) -> RunnerError:
 def _bomb(layer: Layer, plain: int, read: int) -> RunnerError:
     return RunnerError(
         f"the layer {layer.digest or layer.diff_id} is refused",
-        f"{read} of its bytes decompress to more than {plain >> 30} GiB, as in a decompression bomb",
+        f"{read} bytes of the layer decompress to more than {plain >> 30} GiB, as in a decompression bomb",
         "build the image without the file that compresses so well",
     )
 

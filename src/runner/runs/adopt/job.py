@@ -139,7 +139,7 @@ class Draft:
             self.resources["gpus_per_node"] = max(1, self.gpus // nodes)
         if self.gpus_per_task is not None and "gpus_per_node" not in self.resources:
             self.resources["gpus_per_node"] = self.gpus_per_task * (tasks or 1)
-            adopted.note("--gpus-per-task", "each task sees all GPUs of its node, which NCCL needs")
+            adopted.note("--gpus-per-task", "each task sees all GPUs of its node, as NCCL requires")
         if program.launcher not in {"torchrun", "accelerate"}:
             if tasks is not None:
                 self.resources["tasks_per_node"] = tasks

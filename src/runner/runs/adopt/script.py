@@ -111,7 +111,8 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
             if command.nested:
                 what = f"line {command.line}: {command.array}=(…)"
                 adopted.note(
-                    what, "it is inside a condition, a loop or a function, and is treated as if it always runs"
+                    what,
+                    "the command is inside a conditional, a loop or a function, but is treated as if it always runs",
                 )
             scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
                 f"{command.array}+=" in command.raw
@@ -180,7 +181,9 @@ def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
     if step.command.pipe:
         adopted.not_carried_over("|", "the step's output goes only to the run's log")
     if step.command.nested:
-        adopted.note("the step", "it is inside a loop, a condition or a function, but the job will run it only once")
+        adopted.note(
+            "the step", "the step is inside a loop, a conditional or a function, but the job runs the step only once"
+        )
     words = take_step(step.kind, step.words, adopted, draft, folder)
     program = read_program(words, draft.tasks_per_node(adopted), adopted)
     draft.count(program, adopted)
