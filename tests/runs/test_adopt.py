@@ -313,7 +313,7 @@ def test_idioms_of_batch_scripts_in_the_wild():
     text = "\n".join(notes)
     for word in (
         "$PWD: taken to be /here, as if the script were submitted from that folder",
-        "line 9: MORE=(…): it is inside a condition",
+        "line 9: MORE=(…): the command is inside a conditional",
         "line 15: $AUTO: not carried over: its value is unknown",
     ):
         assert word in text, (word, text)
