@@ -59,6 +59,12 @@ def contradicts_itself(operations) -> bool:
         [("d", "", "", 68), ("o", "b", "", 69), ("f", "b/a", "content 6", 70)],
     ]
 )
+@example(  # a hidden link to itself, which is not what another link means
+    [
+        [("h", "b/a/b", "b/a/b", 65), ("h", "a", "b/a/b", 66), ("f", "b/a/b", "content 3", 67)],
+        [("f", "b", "content 4", 68)],
+    ]
+)
 def test_top_down_is_bottom_up(layers) -> None:
     assume(not any(below_own_symlink(operations) or contradicts_itself(operations) for operations in layers))
     try:

@@ -236,6 +236,8 @@ class Flattener:
 
     def _pass_by(self, entry: Entry, path: bytes) -> Leaf | None:
         """An entry that layers above hide: only hard links can need it."""
+        if entry.hard_link and entry.target == entry.path:
+            return None  # no file: it cannot be the target of another link
         self._passed.add(path, self._ordinal)
         self._view.symlinks.pop(path, None)
         if stat.S_ISDIR(entry.mode):
