@@ -76,7 +76,7 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
         if assistant_only and not _has_answer(row, found):
             raise JobError(
                 f"row {number} of {name!r} has no message from the assistant",
-                "--assistant_only_loss learns only from messages of the assistant",
+                "--assistant_only_loss learns only from assistant messages",
                 "remove these rows, or use --assistant_only_loss false",
             )
 
@@ -150,7 +150,7 @@ def _numbered(rows: Any, name: str, count: int | None) -> Iterator[tuple[int, Ma
 
 
 def _cut_note(args: Any, lengths: Any, left: int, count: int | None) -> str:
-    """Return e.g. `3 of 40 rows reach --max_length 48 and were cut there, or end there`."""
+    """Return e.g. `3 of 40 rows reach --max_length 48: they were truncated, or are exactly that long`."""
     if args.max_length is None or (args.packing and args.packing_strategy == "wrapped"):
         return ""
     import pyarrow.compute as compute
@@ -158,7 +158,10 @@ def _cut_note(args: Any, lengths: Any, left: int, count: int | None) -> str:
     full = compute.sum(compute.greater_equal(lengths, args.max_length)).as_py() if lengths is not None else 0
     notes = []
     if full:
-        notes.append(f"{full} of {count} rows reach --max_length {args.max_length}: they were cut there, or end there")
+        notes.append(
+            f"{full} of {count} rows reach --max_length {args.max_length}: "
+            "they were truncated, or are exactly that long"
+        )
     if not args.packing and count and left < count:
         notes.append(f"{count - left} of {count} rows were left out: no token to learn from is left in them")
     return "; ".join(notes)

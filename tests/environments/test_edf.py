@@ -204,7 +204,7 @@ def test_names_and_paths_are_looked_up_like_the_container_engine_does_and_the_pr
     with pytest.raises(RunnerError) as caught:
         image("owm", environ)
     assert "did you mean 'own'?" in caught.value.fix and "known: last, mine, own" in caught.value.why
-    with pytest.raises(RunnerError, match="no environment file"):
+    with pytest.raises(RunnerError, match=r"environment file '\./nope' not found"):
         image("./nope", environ)
 
 

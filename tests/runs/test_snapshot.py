@@ -74,8 +74,8 @@ def test_thousands_of_untracked_files_are_refused(project: Path, monkeypatch: py
         (pictures / f"{number}.txt").touch()
     with pytest.raises(RunnerError, match="1,001 untracked files") as caught:  # "new name.py" is one of them
         snapshot.plan(project)
-    assert f"{project}, of which 1,000 in pictures/" in caught.value.what
-    assert caught.value.fix.startswith(f"write /pictures/ into {project}/.gitignore")
+    assert f"{project}, 1,000 of them in pictures/" in caught.value.what
+    assert caught.value.fix.startswith(f"add /pictures/ to {project}/.gitignore")
     (project / ".gitignore").write_text("/pictures/\n")
     snapshot.plan(project)
 

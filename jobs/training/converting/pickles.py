@@ -88,6 +88,6 @@ def load(path: Path) -> Any:
         return torch.load(path, map_location="cpu", mmap=True, weights_only=False, pickle_module=_PICKLES)
     except Exception as error:  # a damaged or hostile pickle can raise anything
         if not path.exists():
-            raise JobError(f"{path} is missing", "the checkpoint is incomplete", "give another checkpoint") from error
+            raise JobError(f"{path} is missing", "the checkpoint is incomplete", "pass another checkpoint") from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise JobError(f"cannot read {path}", lines[0], "give another checkpoint if this one is damaged") from error
+        raise JobError(f"cannot read {path}", lines[0], "pass another checkpoint if this one is damaged") from error

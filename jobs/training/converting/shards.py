@@ -43,10 +43,10 @@ def open_shards(folder: Path) -> Shards:
 def _zero(folder: Path) -> Shards:
     if (folder / "zero").is_dir():
         why = "only a resume reads it; the shards that it was made from are beside it"
-        raise JobError(f"{folder} is a universal checkpoint", why, "name the folder `checkpoint-N`")
+        raise JobError(f"{folder} is a universal checkpoint", why, "pass the `checkpoint-N` folder instead")
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     if not states:
-        raise JobError(f"{folder} has no weights", "it contains no *_model_states.pt", "give another checkpoint")
+        raise JobError(f"{folder} has no weights", "it contains no *_model_states.pt", "pass another checkpoint")
     version = states[0].get("ds_version", "of unknown version")
     shards = [state["optimizer_state_dict"] for state in _of_ranks(folder, "optim")]
     if not shards or not states[0].get("param_shapes"):
@@ -57,7 +57,7 @@ def _zero(folder: Path) -> Shards:
         raise JobError(
             f"{folder} has the shards of {len(shards)} processes, but {count} processes wrote the checkpoint",
             f"*_optim_states.pt of {count - len(shards)} processes are missing",
-            "give another checkpoint",
+            "pass another checkpoint",
         )
     names = set(states[0].get("buffer_names") or ())
     weights = _of_module({name: value for name, value in states[0]["module"].items() if name in names})
@@ -75,7 +75,7 @@ def _zero_stage(value: Any) -> int:
         value = value.arguments[0] if value.arguments else None
     stage = ZERO_STAGES.get(value) if isinstance(value, str) else value
     if stage not in ZERO_STAGES.values():
-        raise JobError(f"unknown ZeRO stage {stage!r}", "DeepSpeed has stages 0 to 3", "give another checkpoint")
+        raise JobError(f"unknown ZeRO stage {stage!r}", "DeepSpeed has stages 0 to 3", "pass another checkpoint")
     return int(stage or 0)
 
 
@@ -170,5 +170,5 @@ def _refuse_short(needed: int, there: int) -> None:
         raise JobError(
             f"the shards contain {there} numbers, but the model has {needed}",
             "the files belong to different checkpoints, or have an unknown layout",
-            "give another checkpoint",
+            "pass another checkpoint",
         )

@@ -52,7 +52,7 @@ def find(
         named = environment.get("RUNNER_AFTER") or environment.get("RUNNER_RUN")
         if not named:
             raise JobError(
-                "no checkpoint is given", "there is no --checkpoint, and RUNNER_RUN is not set", "--checkpoint FOLDER"
+                "no checkpoint is given", "--checkpoint is missing, and RUNNER_RUN is not set", "--checkpoint FOLDER"
             )
     folder = Path(named)
     if not folder.is_dir():
@@ -91,7 +91,7 @@ def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     raise JobError(
         f"{str(run)!r} has neither a final model nor a complete checkpoint",
         "; ".join(skipped) or "the run has not saved a checkpoint yet",
-        "wait for its first checkpoint, or give another run",
+        "wait for its first checkpoint, or pass another run",
     )
 
 

@@ -133,7 +133,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
         raise RunnerError(
             f"{name} does not use a container",
-            "there is no --container-…, --environment, docker run or podman run in it",
+            "it contains no --container-… option, --environment, docker run or podman run",
             "runner launch --env NAME -- COMMAND runs it in an existing environment",
         )
     for change in changes:

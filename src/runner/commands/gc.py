@@ -78,7 +78,8 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
 
     if not args.older or args.files or args.ended:
         raise RunnerError(
-            "cannot tell which runs to remove", "--runs and --code need --older, and do not accept files or --ended",
+            "cannot tell which runs to remove",
+            "--runs and --code require --older, and cannot be combined with files or --ended",
             "runner gc --runs --older 30d --dry-run", exit_code=2,
         )  # fmt: skip
     folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())

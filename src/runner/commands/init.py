@@ -67,7 +67,10 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         console.say(f"{'nothing written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:
         console.say("runner init --all writes the other scripts, job files, environments and recipes")
-    console.say("runner uses its own copy of every other file; delete the files that you do not want to change")
+    console.say(
+        "runner uses its built-in copy of any file that is missing here, "
+        "so you can delete the files that you do not plan to edit"
+    )
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 

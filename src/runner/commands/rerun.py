@@ -42,8 +42,8 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         console.warn(f"changed since the run: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
-    console.say(f"{locked.name}: " + ("its folder is complete" if whole else
-                "its folder is incomplete: launching again from git and its command line"))  # fmt: skip
+    state = "complete" if whole else "incomplete, so it is relaunched from the git commit and the original command line"
+    console.say(f"{locked.name}: the run folder is {state}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:
             console.say(f"gone or changed: {name}")
@@ -85,7 +85,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             source = next((path for path in (project.root, Path(code.get("root", ""))) if path and path.is_dir()), None)
             diff = locked.folder / "code.diff"
             for line in code_from_git(code, source or project.start, root, diff):
-                console.warn(f"cannot be restored: {line}")
+                console.warn(f"cannot restore {line}")
             here = project_at(project, root)
         at = words.index("--") if "--" in words else len(words)
         named = words[:at].index("launch")

@@ -70,7 +70,10 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
     unknown = [key for key in ("account", "partition", "gpus_per_node", "cpus_per_node", "memory", "architecture")
                if getattr(site, key) is None and not (key == "memory" and site.memory_per_gpu)]  # fmt: skip
     if unknown and not site.is_local:
-        console.say(f"not set: {', '.join(unknown)}. Use a job file, options, or once: runner init --site {site.name}")
+        console.say(
+            f"not set: {', '.join(unknown)}. Set them in a job file or with options, "
+            f"or once for all jobs: runner init --site {site.name}"
+        )
     return 0
 
 

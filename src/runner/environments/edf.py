@@ -77,7 +77,7 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
             if candidate.is_file():
                 return candidate
         raise RunnerError(
-            f"there is no environment file {name!r}", f"{candidates[0]} does not exist", "check the path; a name "
+            f"environment file {name!r} not found", f"{candidates[0]} does not exist", "check the path; a name "
             "without a slash is looked up in edf/, EDF_PATH and ~/.edf"
         )  # fmt: skip
     stem = name.removesuffix(".toml")

@@ -48,8 +48,8 @@ def emitted(
     """(text, warnings): an EDF for ce and sarus, else a bash script that takes the command as its arguments."""
     if engine == "sandbox":
         raise RunnerError(
-            "the sandbox has no command line that could be printed",
-            "it is a script in the run folder",
+            "the sandbox has no command line to print",
+            "runner starts the sandbox from a script in the run folder",
             "use runner shell or runner launch --dry-run; --as podman prints a command line",
         )
     located = replace(environment, image=_with_folder(environment.image, site, environ))

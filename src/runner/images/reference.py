@@ -101,7 +101,7 @@ def registry_reference(text: str) -> Reference:
 
 
 def _invalid_name(text: str, why: str) -> RunnerError:
-    return RunnerError(f"cannot read the image name {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
+    return RunnerError(f"invalid image reference {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def registry_of(text: str) -> str:
 
 def _invalid_source(text: str, why: str) -> RunnerError:
     return RunnerError(
-        f"cannot read the image {text!r}",
+        f"invalid image reference {text!r}",
         why,
         "NAME, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
         "oci-archive:FILE, docker-archive:FILE",

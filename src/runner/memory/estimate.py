@@ -358,7 +358,7 @@ def read(path: Path, hidden: int) -> Zero:
         return make(path.stem, config, section, hidden)
     except (OSError, UnicodeDecodeError) as error:
         raise RunnerError(
-            f"cannot read {path}", str(error), "give the name of a preset, or the path of a JSON file"
+            f"cannot read {path}", str(error), "pass the name of a preset, or the path of a JSON file"
         ) from error
     except (ValueError, TypeError, AttributeError) as error:
         raise RunnerError(f"{path} is not a DeepSpeed configuration", str(error), "see docs/deepspeed.md") from error

@@ -197,8 +197,8 @@ def _check_shell_text(text: str, what: str) -> None:
     except UnicodeEncodeError as error:
         raise RunnerError(
             f"{what} is not UTF-8 text: {text[:60]!r}",
-            "the batch script is written in UTF-8",
-            "write the text as UTF-8",
+            "runner writes the batch script as UTF-8, so all text in it must be valid UTF-8",
+            "convert the text to UTF-8",
         ) from error
 
 

@@ -205,7 +205,7 @@ def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Pat
         raise RunnerError(
             f"cannot write {path}",
             f"there is no folder {target.parent}",
-            f"create {target.parent}, or give another path",
+            f"create {target.parent}, or pass another path",
         )
     picture = {"title": title, "axis": axis, "panels": panels}
     drawn = process.run(

@@ -73,7 +73,7 @@ def find(word: str, runs: Path) -> Locked:
         tables = lock.read(path.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunnerError(
-            f"cannot read the lock {path}", str(error), "give the name of a run, or the path of a lock.toml"
+            f"cannot read the lock {path}", str(error), "pass the name of a run, or the path of a lock.toml"
         ) from error
     if "files" not in tables:
         raise RunnerError(
@@ -217,13 +217,13 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
         )
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
     folders.discard(Path(index["GIT_INDEX_FILE"]))
-    lost = [f"{name}: it was never committed" for name in code.get("untracked", ())]
+    lost = [f"the file {name}: it was never committed" for name in code.get("untracked", ())]
     changed: Sequence[str] = code.get("modified", ())
     if changed and diff is not None and diff.is_file():
         alone = {"GIT_CEILING_DIRECTORIES": str(target.parent)}  # a repository around it is none of its business
         process.run(("git", "-C", str(target), "apply", "--binary", str(diff)), env=alone)
     else:
-        lost += [f"{name}: its changes were not committed, and {DIFF} is gone" for name in changed]
+        lost += [f"the changes to {name}: they were not committed, and {DIFF} is gone" for name in changed]
     return tuple(lost)
 
 

@@ -149,7 +149,7 @@ def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
     if found["cpus_per_task"].origin is DEFAULT and found["gpus_per_node"].value > 0 and not known:
         notes.append(
             f"requesting 1 CPU per process: site {site.name} does not set cpus_per_node"
-            f" (--cpus-per-task N, or once: runner init --site {site.name})"
+            f" (--cpus-per-task N, or once for all jobs: runner init --site {site.name})"
         )
     return tuple(notes)
 

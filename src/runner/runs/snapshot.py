@@ -175,9 +175,9 @@ def _too_many_untracked(root: Path, names: Sequence[str]) -> RunnerError:
         tops[top] = tops.get(top, 0) + 1
     top = max(tops, key=lambda each: tops[each])
     return RunnerError(
-        f"git lists {len(names):,} untracked files in {root}, of which {tops[top]:,} in {top}",
+        f"git lists {len(names):,} untracked files in {root}, {tops[top]:,} of them in {top}",
         f"a launch copies untracked files with the code, at most {UNTRACKED_LIMIT:,} of them",
-        f"write /{top} into {root}/.gitignore, or move or commit the files",
+        f"add /{top} to {root}/.gitignore, or move or commit the files",
     )
 
 

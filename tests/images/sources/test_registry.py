@@ -663,7 +663,7 @@ def test_references() -> None:
     ],
 )
 def test_what_is_no_reference_is_refused(text: str) -> None:
-    with pytest.raises(RunnerError, match="cannot read the image name"):
+    with pytest.raises(RunnerError, match="invalid image reference"):
         registry_reference(text)
 
 

@@ -106,7 +106,7 @@ _IMAGE = {
     "credentials-half": Code(
         _WARNING,
         "there is a login for only one of nvcr.io and authn.nvidia.com; a pull needs both logins",
-        "add the same line for the other host",
+        "copy the line and change the host after `machine`",
     ),
 }
 

@@ -152,7 +152,7 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     elif tokens and registry != "docker.io" and not (there & wanted and there & tokens):
         has, lacks = (registry, *tokens) if there & wanted else (*tokens, registry)
         reason = f"{path} has a line for {has}, but not for {lacks}; a pull needs both"
-        yield subject.say("credentials-half", "image", reason, f"add the same line for machine {lacks}")
+        yield subject.say("credentials-half", "image", reason, f"copy that line and change it to `machine {lacks}`")
 
 
 def _podman(subject: Subject, registry: str) -> Iterator[Finding]:

@@ -115,7 +115,7 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
         raise RunnerError(
             f"{plan.link} is a symlink that `runner import` did not create",
             f"it points to {plan.link.readlink()}",
-            f"import with -o FILE, or move the link away: mv {plan.link} {plan.link}.old",
+            f"import with -o FILE, or move the link out of the way: mv {plan.link} {plan.link}.old",
         )
     other = read_squashfs(plan.link.resolve())
     if other and (whose := _other_image(other, plan)):

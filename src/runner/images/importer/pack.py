@@ -209,7 +209,7 @@ class _Packer:
                         position += 1
         if position < len(needed):
             raise RunnerError(
-                "the index of the earlier squashfs file does not match this image",
+                "the index of the previous squashfs file does not match this image",
                 f"it lists entries that layer {layer.diff_id} does not have",
                 "import the image without the index: --no-cache",
             )

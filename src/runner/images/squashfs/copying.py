@@ -45,7 +45,7 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
         data = os.pread(source, min(_BUFFER, length - done), source_offset + done)
         if not data:
             raise RunnerError(
-                "the earlier squashfs of this image is damaged",
+                "the previous squashfs file of this image is damaged",
                 f"it is {length - done} bytes too short",
                 "import without the cache: --no-cache",
             )
