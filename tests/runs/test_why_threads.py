@@ -13,6 +13,7 @@ import tempfile
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,25 +23,25 @@ from runner.runs.why.explain import explain_logs
 FOLDER = Path(__file__).parent / "why" / "threads"
 
 
-def failures(name: str) -> list[dict[str, str]]:
+def failures(name: str) -> list[dict[str, Any]]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text()).get("failure", [])
 
 
-def given(failure: dict[str, str], folder: Path) -> tuple[str, str]:
+def given(failure: dict[str, Any], folder: Path) -> tuple[str, str]:
     """The cause that `why` gives, and how good it is: right, wrong, generic (the class of an exception, a symptom) or
     none."""
     log = folder / "job.log"
     log.write_text(failure["log"].lstrip("\n"))
     cause = explain_logs([log]).cause
     code = cause.code if cause else "-"
-    if code == failure["cause"]:
+    if code == failure["cause"] or code in failure.get("also", ()):
         return code, "right"
     if cause is None:
         return code, "none"
     return code, "generic" if cause.kind in (EXCEPTION, SYMPTOM, SUMMARY) else "wrong"
 
 
-def link(failure: dict[str, str]) -> str:
+def link(failure: dict[str, Any]) -> str:
     return failure["link"].removeprefix("https://github.com/")
 
 
@@ -50,9 +51,10 @@ def test_a_failure_that_the_patterns_were_written_for_gives_its_cause(failure: d
 
 
 def test_failures_that_no_pattern_was_written_for_are_explained_as_often_as_they_were(tmp_path: Path) -> None:
-    """The level reached when they were collected. Who writes patterns because of them moves them to seen.toml."""
+    """The level when they were collected. Anyone who writes patterns because of them collects a new set."""
     hows = Counter(given(failure, tmp_path)[1] for failure in failures("aside"))
-    assert hows["right"] >= 0.74 * hows.total() and hows["wrong"] <= 0.02 * hows.total(), hows
+    assert hows.total() >= 50
+    assert hows["right"] >= 0.85 * hows.total() and hows["wrong"] <= 0.04 * hows.total(), hows
 
 
 def main(names: list[str]) -> None:
