@@ -47,7 +47,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "why": ("why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
     },
     "models": {
-        "prefetch": ("prefetch", "download the models and datasets that a job names"),
+        "prefetch": ("prefetch", "download the models and datasets that a job needs"),
         "memory": ("memory", "estimate memory per GPU by ZeRO stage and micro batch"),
     },
     "machine": {

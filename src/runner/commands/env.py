@@ -26,9 +26,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     show = actions.add_parser(
         "show", parents=[common], help="print the merged environment, and the source of each value"
     )
-    emit = actions.add_parser(
-        "emit", parents=[common], help="print the flags or files for srun or the engine, to work without runner"
-    )
+    emit = actions.add_parser("emit", parents=[common], help="print an EDF or script that works without runner")
     env_check.add(actions, common)
     for action in (show, emit):
         action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")

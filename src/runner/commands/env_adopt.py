@@ -84,7 +84,7 @@ def _check_words(args: argparse.Namespace) -> None:
         )
     if args.job and not (args.output or args.into):
         raise RunnerError(
-            "--job without a file for the EDF",
+            "--job is given without -o or --into",
             "the job file must name the EDF as its environment",
             "-o edf/NAME.toml",
             exit_code=2,
@@ -154,7 +154,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.runs.job import layer_of
 
     if not program.script and not program.command:
-        raise RunnerError(f"{name} starts no program", "a job file needs a program", "leave out --job")
+        raise RunnerError(f"{name} does not start a program", "a job file needs a program", "leave out --job")
     assert edf is not None  # checked by _check_words
     environment = edf.stem if edf.parent.name == "edf" else str(edf.absolute())
     changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")

@@ -34,7 +34,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
     parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not create it")
-    parser.add_argument("--no-cache", action="store_true", help="make the file again from all layers")
+    parser.add_argument("--no-cache", action="store_true", help="rebuild the file from all layers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
     parser.set_defaults(run=import_squashfs)
@@ -50,7 +50,7 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
         "--connections", type=int, default=8, metavar="N", help="parallel connections to a registry (default: 8)"
     )
     parser.add_argument(
-        "--allow-http", action="count", default=0, help="allow a registry without TLS; twice: send it a login too"
+        "--allow-http", action="count", default=0, help="allow a registry without TLS; twice: also send it your login"
     )
 
 

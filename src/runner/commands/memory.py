@@ -44,7 +44,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE[,…]",
         help="presets or JSON files (default: zero0 to zero3)",
     )
-    verb.add_argument("--accumulation", type=int, default=1, metavar="N", help="passes per step (default: 1)")
+    verb.add_argument(
+        "--accumulation", type=int, default=1, metavar="N", help="forward passes per optimizer step (default: 1)"
+    )
     verb.add_argument(
         "--dtype", choices=tuple(WIDTHS), default="bf16", help="type of weights and activations (default: bf16)"
     )
@@ -59,7 +61,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's)")
     verb.add_argument("--gpu_memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
-    verb.add_argument("--json", action="store_true", help="print JSON, every part in bytes")
+    verb.add_argument("--json", action="store_true", help="print JSON, with all sizes in bytes")
     shape = verb.add_argument_group("shape, instead of MODEL or overriding its config")
     shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
     for name in SHAPE_FLAGS:
@@ -172,7 +174,7 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
         if found is None:
             raise RunnerError(
                 f"runner does not know the memory size of GPU {args.gpu!r}",
-                f"it knows {', '.join(USABLE_GIB)}",
+                f"known GPUs: {', '.join(USABLE_GIB)}",
                 "give the size, for example --gpu_memory 80GiB",
             )
         return found

@@ -20,7 +20,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     prefetch = subparsers.add_parser(
         "prefetch",
         parents=[common],
-        help="download the models and datasets that a job names",
+        help="download the models and datasets that a job needs",
         usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]",
     )
     add_job(prefetch)
@@ -39,7 +39,7 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
 
     if not (args.job or args.script or args.rest):
         raise RunnerError(
-            "prefetch: no job is given", "prefetch downloads the models and datasets that a job names",
+            "prefetch: no job is given", "prefetch downloads the models and datasets that a job needs",
             "runner prefetch JOB, or runner prefetch --script SCRIPT -- ARGS…", exit_code=2,
         )  # fmt: skip
     project = find_project()
@@ -48,7 +48,7 @@ def prefetch_job(args: argparse.Namespace, console: Console) -> int:
     )
     plan = prefetch.plan(request, project, os.environ, console)
     if not plan.wanted:
-        console.say("nothing to download: the job names no model or dataset on the hub")
+        console.say("nothing to download: the job uses no model or dataset from the hub")
         return 0
     console.say(f"into {plan.home}: {', '.join(map(str, plan.wanted))}")
     options = (*(("--dry-run",) if args.dry_run else ()), *(("--json",) if args.json else ()))

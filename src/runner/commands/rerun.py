@@ -24,7 +24,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     rerun.add_argument("--tag", action="append", default=[], help="a word for finding the run later; may be repeated")
     rerun.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
     rerun.add_argument(
-        "--dry-run", action="store_true", help="print what still exists, what would be made again, and what is lost"
+        "--dry-run", action="store_true", help="print what still exists, what would be rebuilt, and what is lost"
     )
     rerun.set_defaults(run=run_again)
 
@@ -46,7 +46,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
     console.say(f"{locked.name}: the run folder is {state}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:
-            console.say(f"gone or changed: {name}")
+            console.say(f"missing or changed: {name}")
         return 0
     run = rerun.same_bytes(locked, runs, console, args.tag) if whole else _anew(locked, project, runs, args, console)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
@@ -70,11 +70,11 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     words = [str(word) for word in locked.tables["run"]["command_line"]]
     if "launch" not in words or any(HIDDEN in word for word in words):
         raise RunnerError(
-            f"{locked.name} cannot be launched again",
+            f"{locked.name} cannot be rerun",
             "its arguments contained a secret, and a lock never stores secrets"
             if "launch" in words
             else "the lock does not contain its command line",
-            "launch it again with `runner launch`",
+            "start a new run with `runner launch`",
         )
     with folders.temporary("runner-rerun-") as folder:
         code = locked.tables.get("code", {})

@@ -123,7 +123,7 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
     if len(above) > MAXIMUM_LEVELS:
         raise RunnerError(
             f"the base_environment of {above[0]} is nested deeper than {MAXIMUM_LEVELS} levels",
-            "the Container Engine refuses that",
+            "the Container Engine does not allow more levels",
             "merge some of the files: runner env emit prints the merged environment",
         )
     layer = read_layer(path)

@@ -19,7 +19,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             environment,
             "image",
             "docker",
-            f"docker runs only images from its storage or a registry, and {environment.image!r} is a squashfs file",
+            f"docker runs only images from its storage or a registry, but {environment.image!r} is a squashfs file",
             "use the engine podman or sandbox, or write the name of an image",
         )
     return podman.attach(environment, site, "docker")

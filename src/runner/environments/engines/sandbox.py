@@ -30,7 +30,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             environment,
             "image",
             "sandbox",
-            f"the sandbox runs squashfs files, and {environment.image!r} is the name of an image in a registry"
+            f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
             if environment.image
             else "`image` is empty",
             "run `runner import` and write the path of the squashfs file, or use podman",

@@ -55,7 +55,8 @@ _VARIABLES = {
     "broken-reference": Code(_ERROR, "a `${` without `}`, or without a name", "write ${NAME} or ${NAME:-default}"),
     "undefined-variable": Code(
         ("error", "warning", "note"),
-        "`${NAME}` is not defined; a warning in [env]: the image may define it; a note when checked away from the site",
+        "`${NAME}` is not defined; only a warning in [env], because the image may define it; "
+        "only a note if this machine is not part of the site",
         "export it, or give it a default: ${NAME:-…}",
     ),
     "variable-without-braces": Code(
@@ -73,11 +74,11 @@ _VARIABLES = {
 }
 
 _IMAGE = {
-    "image-empty": Code(_ERROR, "there is no image, and the engine needs one", 'image = "…"'),
+    "image-empty": Code(_ERROR, "the EDF does not set an image, and the engine needs one", 'image = "…"'),
     "image-missing": Code(_ERROR, "the squashfs file does not exist", "correct the path, or build and import it"),
     "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import it again"),
     "image-architecture": Code(
-        _ERROR, "the image is for other processors or GPUs than the site's nodes", "build it for the site's nodes"
+        _ERROR, "the image is for other processors or GPUs than the site's nodes have", "build it for the site's nodes"
     ),
     "image-name": Code(
         _ERROR,
@@ -85,8 +86,12 @@ _IMAGE = {
         "use lowercase letters, digits and . _ - /",
     ),
     "image-scheme": Code(_ERROR, "`docker://` is written before the image", "remove `docker://`"),
-    "image-no-tag": Code(_NOTE, "the tag is missing or is `latest`, so the image can change", "name a version"),
-    "image-digest": Code(_ERROR, "enroot before 4.0 cannot pull by digest", "name a tag, or import it with runner"),
+    "image-no-tag": Code(
+        _NOTE, "the tag is missing or is `latest`, so the image can change", "use a tag with a version"
+    ),
+    "image-digest": Code(
+        _ERROR, "enroot before 4.0 cannot pull by digest", "use a tag, or import the image with runner"
+    ),
     "relative-squashfs": Code(
         _ERROR, "`x.sqsh` without a slash means an image in a registry", "write an absolute path, or ./x.sqsh"
     ),
@@ -139,7 +144,9 @@ _MOUNTS = {
         "write an absolute path",
     ),
     "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of them"),
-    "mount-hides-image": Code(_ERROR, "the mount hides a folder of the image's programs", "mount a folder below it"),
+    "mount-hides-image": Code(
+        _ERROR, "the mount hides a folder with programs of the image", "choose a target below that folder"
+    ),
     "mount-all-homes": Code(_WARNING, "the home folders of all users are mounted", "mount ${HOME}, or a folder in it"),
     "home-shadows-image": Code(
         _WARNING, "the home folder is mounted: ~/.local shadows the image's packages", 'PYTHONNOUSERSITE = "1" in [env]'
@@ -203,14 +210,14 @@ _SCRIPT = {
     ),
     "sbatch-variable": Code(
         _ERROR,
-        "a `$` in an `#SBATCH` line is plain text: sbatch expands nothing",
+        "a `$` in an `#SBATCH` line is plain text: sbatch does not expand variables there",
         "write the value, or pass a flag to sbatch",
     ),
     "sbatch-hash": Code(_ERROR, "a `#` in an `#SBATCH` line starts a comment", r"write \#"),
     "sbatch-late": Code(
         _ERROR, "sbatch ignores an `#SBATCH` line after the first command", "move it above the first command"
     ),
-    "sbatch-refused": Code(_ERROR, "a flag that the site's Slurm refuses", "see the reason"),
+    "sbatch-refused": Code(_ERROR, "a flag that the site's Slurm rejects", "see the reason"),
     "account-missing": Code(
         _WARNING, "the site requires an account, and the script does not set one", "#SBATCH --account=…"
     ),
@@ -231,10 +238,12 @@ _SCRIPT = {
         "srun --cpus-per-task=…",
     ),
     "master-address": Code(
-        _WARNING, "MASTER_ADDR is the wrong node, or several addresses", "use scontrol show hostnames"
+        _WARNING, "MASTER_ADDR is set to the wrong node, or to several addresses", "use scontrol show hostnames"
     ),
     "fixed-port": Code(_WARNING, "two jobs on a node would use the same MASTER_PORT", "derive it from SLURM_JOB_ID"),
-    "trace-prints-secrets": Code(_WARNING, "`set -x` prints secrets to the log", "use set +x around them"),
+    "trace-prints-secrets": Code(
+        _WARNING, "`set -x` prints secrets to the log", "use set +x before lines that handle secrets"
+    ),
 }
 
 CODES: dict[str, Code] = {**_FILE, **_VARIABLES, **_IMAGE, **_MOUNTS, **_ENV, **_HOOKS, **_SCRIPT}

@@ -28,7 +28,9 @@ def in_registry(subject: Subject) -> bool:
 def empty(subject: Subject) -> Iterator[Finding]:
     """Most engines need an image."""
     if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
-        yield subject.say("image-empty", "image", f"the EDF names no image, and {subject.setting.engine} needs one")
+        yield subject.say(
+            "image-empty", "image", f"the EDF does not set an image, and {subject.setting.engine} needs one"
+        )
 
 
 def relative_squashfs(subject: Subject) -> Iterator[Finding]:

@@ -205,7 +205,7 @@ def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax
     if len(fields) == 1 and engine == "sarus":
         new = f"{text}:{text}"
         yield _Fault(
-            "mount-without-target", f"{text!r} names no target: Sarus Suite needs one", f"write '{new}'", new, "error"
+            "mount-without-target", f"{text!r} has no target, and Sarus Suite needs one", f"write '{new}'", new, "error"
         )
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)

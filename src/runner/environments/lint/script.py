@@ -42,7 +42,9 @@ def directives(batch: Batch) -> Iterator[Finding]:
             reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
             yield batch.say("sbatch-environment", line, "#SBATCH", reason, "remove it, and add it to each srun")
         if "$" in line.text.partition(" #")[0]:
-            yield batch.say("sbatch-variable", line, "#SBATCH", f"sbatch expands nothing: {line.text}")
+            yield batch.say(
+                "sbatch-variable", line, "#SBATCH", f"sbatch does not expand variables in this line: {line.text}"
+            )
         if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
             yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is read as a comment: {line.text}")
     for line in batch.script.late:
