@@ -55,7 +55,7 @@ def _check_escapes(environment: Environment) -> None:
 
     def check(text: str, field: str) -> str:
         if re.search(r"\$\$\{[^}]*$", text):
-            why = f"it has ${{ without a closing brace: {text!r}; how the engine reads that is not documented"
+            why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
             raise refuse(environment, field, "ce", why, "set it in the job's setup instead")
         return text
 

@@ -94,7 +94,7 @@ def slashed(environment: Environment, engine: str) -> str:
         return environment.image
     image = parse_reference(environment.image)
     if image.user:
-        why = f"{environment.image!r} contains a user name for the login, which only enroot reads"
+        why = f"{environment.image!r} contains a user name for the login, which only enroot supports"
         raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")
     return image.with_slash
 
@@ -192,7 +192,7 @@ def check_names(environment: Environment, engine: str) -> None:
     for name in environment.env:
         if name in _OF_SHELLS or not _NAME.fullmatch(name):
             why = (
-                "a shell runs before the command, and every shell sets it itself"
+                f"a shell runs before the command, and every shell sets {name} itself"
                 if name in _OF_SHELLS
                 else f"a shell runs before the command, and shells drop variables with names like {name!r}"
             )

@@ -155,7 +155,7 @@ def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tupl
         dotted = ".".join((*keys[1:], name))
         first = seen.setdefault(dotted, (*keys, name))
         if first != (*keys, name) and not isinstance(value, Mapping):
-            reason = f"the annotation {dotted} is set in {document.place(*first)} already, written differently"
+            reason = f"the annotation {dotted} is already set in {document.place(*first)}, in another notation"
             yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
 
 

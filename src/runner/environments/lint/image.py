@@ -37,7 +37,7 @@ def relative_squashfs(subject: Subject) -> Iterator[Finding]:
     """Engines read a bare file name as the name of an image in a registry."""
     if bare_squashfs(subject.own):
         image = subject.own.image
-        reason = f"{image!r} is read as an image in a registry, and pulled"
+        reason = f"{image!r} would be pulled from a registry as an image of that name"
         fix, changes = f"write an absolute path, or ./{image}", (Set(("image",), f"./{image}"),)
         yield subject.say("relative-squashfs", "image", reason, fix, changes=changes)
 

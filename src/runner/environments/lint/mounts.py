@@ -188,8 +188,8 @@ def _relative_target_only(fields: tuple[str, ...]) -> bool:
 def _without_target(document: Document, mounts: list[str], indexes: list[int], engine: str) -> Finding:
     first, texts = indexes[0], [mounts[index] for index in indexes]
     changes = tuple(Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes)
-    verb = "names" if len(texts) == 1 else "name"
-    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, Sarus Suite refuses it"
+    verb = "has" if len(texts) == 1 else "have"
+    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, Sarus Suite does not"
     return finding(
         "mount-without-target",
         f"mounts.{first}",

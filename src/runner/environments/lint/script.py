@@ -100,7 +100,7 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         if not image or image.startswith(("/", ".", "$")):
             continue
         if image.endswith((".sqsh", ".squashfs")):
-            reason = f"{image!r} is read as an image in a registry, and pulled"
+            reason = f"{image!r} would be pulled from a registry as an image of that name"
             yield batch.say("relative-squashfs", line, "--container-image", reason, f"an absolute path, or ./{image}")
         elif parse_reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
             registry = parse_reference(image).registry
@@ -136,7 +136,7 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
     for line in batch.script.commands:
         if "MASTER_ADDR" in line.text or re.search(r"--(master[-_]addr|rdzv[-_]endpoint)", line.text):
             if "SLURM_LAUNCH_NODE_IPADDR" in line.text:
-                reason = "SLURM_LAUNCH_NODE_IPADDR is the node that called srun"
+                reason = "SLURM_LAUNCH_NODE_IPADDR is the address of the node that called srun"
                 yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
             elif re.search(r"hostname\s+(-i|-I|--ip-address|--all-ip-addresses)", line.text):
                 reason = "hostname can print several addresses, including IPv6"
@@ -167,11 +167,11 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
 
 
 def login_shell(batch: Batch) -> Iterator[Finding]:
-    """Debian's /etc/profile resets PATH, without the image's folders."""
+    """Debian's /etc/profile resets PATH to folders other than the image's."""
     for line, environment in batch.environments:
         login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):
-            reason = f"{login[0]!r} is a login shell: /etc/profile resets PATH, without the image's folders"
+            reason = f"{login[0]!r} is a login shell: /etc/profile resets PATH to folders other than the image's"
             yield batch.say("path-lost", line, "srun", reason)
 
 
