@@ -99,7 +99,7 @@ def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
             if isinstance(error, TemplateError)
             else "TRL refuses these arguments with this data and model",
             " ".join(str(error).split()) or type(error).__name__,
-            "change the argument that the message names, or the rows that the template does not accept",
+            "change the argument that is named above, or the rows that the template does not accept",
         ) from error
 
 

@@ -45,7 +45,7 @@ FAULTS: Mapping[str, Fault] = {
     "requeue": Fault(by_slurm.requeue, "scontrol requeue", cause="requeued"),
     "slurmd_killed": Fault(
         by_slurm.slurmd_killed,
-        "its processes survive; slurmd is started again after the next attempt has started",
+        "the job's processes keep running; slurmd is restarted once the next attempt is running",
         steps=400,
         config=GIVEN_UP,
         cause="node_failure",
@@ -55,7 +55,9 @@ FAULTS: Mapping[str, Fault] = {
         by_slurm.node_lost, "all processes on the node are gone", steps=200, config=GIVEN_UP, cause="node_failure"
     ),
     "node_down": Fault(by_slurm.node_down, "an administrator sets the node to DOWN", cause="node_failure"),
-    "slurmctld_running": Fault(by_slurm.slurmctld_while_running, "killed, and started again after 3 s; no effect"),
+    "slurmctld_running": Fault(
+        by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and restarted after 3 s; no effect"
+    ),
     "slurmctld_submitting": Fault(
         by_launch.slurmctld_while_submitting,
         "a failed launch prints an error and leaves nothing behind; it was repeated",

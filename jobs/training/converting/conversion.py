@@ -43,7 +43,7 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
     dtype = arguments.dtype or models.dtype_name(found, arguments.trust_remote_code)
     checked, reference = arguments.check == "logits", None
     model, what = models.load(found, "float32" if checked else dtype, trust_remote_code=arguments.trust_remote_code)
-    say(f"{found}: {what}, {model.num_parameters():,} parameters, to {dtype}")
+    say(f"{found} ({what}, {model.num_parameters():,} parameters), to be saved as {dtype}")
     tokenizer = _tokenizer(found, arguments)
     if checked:
         tokens = comparing.sample(tokenizer, model.config)

@@ -42,7 +42,7 @@ def push(folder: Path, repository: str, *, private: bool, branch: str | None, me
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         why = "it forbids all connections to the hub"
         raise JobError(
-            "HF_HUB_OFFLINE is set", why, "run push without the variable, on a login node: env -u HF_HUB_OFFLINE …"
+            "HF_HUB_OFFLINE is set", why, "run `push` on a login node with the variable unset: env -u HF_HUB_OFFLINE …"
         )
     if not get_token():
         why = "HF_TOKEN is not set, and `hf auth login` has not been run here"

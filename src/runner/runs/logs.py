@@ -88,7 +88,7 @@ def check_ranks(run: Run, ranks: Iterable[int]) -> None:
             why = "its launcher gives the ranks no files of their own, or they have not started: all is in job.log"
         else:
             continue
-        raise RunnerError(f"{run.name} has no log of rank {rank}", why, f"runner logs {run.name}")
+        raise RunnerError(f"{run.name} has no log for rank {rank}", why, f"runner logs {run.name}")
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

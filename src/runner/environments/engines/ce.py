@@ -46,7 +46,7 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
                 f"mounts.{index}",
                 engine,
                 f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped",
-                "rename the folder, link it from another path, or remove ${VAR:-default} from the mount",
+                "rename the folder or mount a symlink whose path has no colon; ${VAR:-default} contains one too",
             )
 
 

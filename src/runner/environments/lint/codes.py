@@ -181,7 +181,7 @@ _HOOKS = {
     "hook-variant": Code(
         _ERROR, "the plugin's variant does not match the image's CUDA", "use the variant for the image's CUDA"
     ),
-    "hook-variant-ignored": Code(_NOTE, "the artifact network stack ignores the variant", "remove it"),
+    "hook-variant-ignored": Code(_NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove it"),
     "hook-conflict": Code(_WARNING, "cxi is off, but aws_ofi_nccl is on and turns cxi on", "remove one of the two"),
     "hook-needs-writable": Code(_ERROR, "ssh and MPS need writable = true", "writable = true"),
     "ssh-key": Code(

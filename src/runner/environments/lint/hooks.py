@@ -69,7 +69,9 @@ def variant(subject: Subject) -> Iterator[Finding]:
         return
     field, image = f"annotations.{_HOOK}aws_ofi_nccl.variant", subject.image
     if subject.annotation("netstack.source") == "artifact":
-        yield subject.say("hook-variant-ignored", field, f"the artifact network stack ignores the variant {value!r}")
+        yield subject.say(
+            "hook-variant-ignored", field, f"the variant {value!r} has no effect when netstack.source is 'artifact'"
+        )
         return
     fits = _fitting(subject)
     if fits and value not in fits:

@@ -275,7 +275,7 @@ class XattrTable(dict[XattrSet, int]):
                 if not holds_xattr(name):
                     raise RunnerError(
                         f"the image has a file with the extended attribute {name.decode(errors='replace')!r}",
-                        "squashfs stores only attributes of user., trusted. and security.",
+                        "squashfs can store only attributes in the namespaces user, trusted and security",
                         "import it without extended attributes: --xattrs drop",
                     )
             dict.__setitem__(self, ordered, len(self._sets))

@@ -272,7 +272,10 @@ def _take_pyxis(option: Option, adopted: Adopted) -> None:
         adopted.annotations["com.pyxis.entrypoint_log"] = "true"
     elif name == "container-mount-home":
         adopted.mount("${HOME}:${HOME}", given)
-        adopted.note(given, "becomes a mount; PYTHONNOUSERSITE keeps ~/.local from shadowing the image")
+        adopted.note(
+            given,
+            "becomes a mount; PYTHONNOUSERSITE is set too, so that packages in ~/.local do not shadow the image's",
+        )
         adopted.env.setdefault("PYTHONNOUSERSITE", "1")
     elif name == "container-env":
         _names(value, given, adopted)
