@@ -37,7 +37,7 @@ The loss shows that it learns. Next, after `. {activate}; export RUNNER_SITE=loc
   runner shell cpu"""
 
 
-def command(title: str, *argv: str, lines: int = 9) -> str:
+def command(title: str, *argv: str, lines: int = 4) -> str:
     """Run `runner …` as printed, with the first `lines` lines of its stderr and its progress; returns its stdout.
 
     A failure prints the last lines in full and ends the demo.
@@ -142,7 +142,7 @@ def prepare() -> tuple[str, ...]:
         path.write_text((ROOT / "edf/cpu.toml").read_text().replace('"${RUNNER_IMAGES}/cpu.sqsh"', f'"{image}"'))
         command("check", "env", "check", str(path), "--engine", engine)
         return ("--env", str(path), "--engine", engine)
-    command("import", "import", "cpu", lines=6)
+    command("import", "import", "cpu")
     command("check", "env", "check", "cpu")
     return ("--env", "cpu")
 
@@ -177,9 +177,9 @@ def main() -> None:
     print("$ export RUNNER_SITE=local", flush=True)
     os.environ["RUNNER_SITE"] = "local"
     options = prepare()
-    run = command("launch", "launch", *options, "--script", "sft", "--wait", lines=9)
+    run = command("launch", "launch", *options, "--script", "sft", "--wait", lines=5)
     words = (f"--prompt={PROMPT}", "--max_new_tokens=40")
-    command("generate", "shell", run, "--", "python", "jobs/generate.py", *words, lines=4)
+    command("generate", "shell", run, "--", "python", "jobs/generate.py", *words, lines=3)
     report(run)
 
 
