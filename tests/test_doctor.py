@@ -172,8 +172,8 @@ def test_edf_path_must_name_folders_that_are_there_and_names_that_can_be_found(t
     ("machines", "mode", "verdict", "fix"),
     [
         (("nvcr.io", "authn.nvidia.com"), 0o600, "ok", ""),
-        (("nvcr.io",), 0o600, "wrong", "authn.nvidia.com"),
-        (("authn.nvidia.com",), 0o600, "wrong", "for nvcr.io"),
+        (("nvcr.io",), 0o600, "wrong", "`machine authn.nvidia.com`"),
+        (("authn.nvidia.com",), 0o600, "wrong", "`machine nvcr.io`"),
         (("ghcr.io",), 0o640, "wrong", "chmod 600"),
         ((), 0o600, "ok", ""),
     ],

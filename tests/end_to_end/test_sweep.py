@@ -69,12 +69,14 @@ def test_a_task_of_an_array_is_cancelled_and_told_to_save_alone(cluster: Runner,
 def test_a_chain_starts_in_turn_and_finds_what_was_left_and_never_starts_after_a_failure(
     cluster: Runner, boxed: None
 ) -> None:
-    first = cluster.launch("--env", "box", "--", "sh", "-c", "sleep 2; echo found >$RUNNER_RUN/out")
+    waits = "until [ -e $RUNNER_RUN/go ]; do sleep 0.2; done; echo found >$RUNNER_RUN/out"
+    first = cluster.launch("--env", "box", "--", "sh", "-c", waits)
     words = ("--env", "box", "--after", first.name, "--")
     second = cluster.launch(*words, "sh", "-c", "cat $RUNNER_AFTER/out {after}/out; touch $RUNNER_AFTER/x; exit 4")
     third = cluster.launch("--env", "box", "--after", second.name, "--", "true")
     fourth = cluster.launch("--env", "box", "--after-any", second.name, "--", "true")
     assert cluster.status(second.name)["state"] == "PENDING"
+    (first / "go").touch()
     states = {name: cluster.wait(name, lambda one: one["state"] not in ("PENDING", "RUNNING", "COMPLETING"))["state"]
               for name in (second.name, third.name, fourth.name)}  # fmt: skip
     assert list(states.values()) == ["FAILED", "CANCELLED", "COMPLETED"]

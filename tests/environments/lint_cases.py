@@ -218,14 +218,14 @@ MOUNTS = [
         'image = "quay.io/x/y:1"\n',
         engine="sarus",
     ),
-    note(
+    warning(
         "annotation-not-text",
         'image = "quay.io/x/y:1"\n[annotations]\ncom.x = true\n',
         'image = "quay.io/x/y:1"\n[annotations]\ncom.x = "true"\n',
         engine="sarus",
         line=3,
     ),
-    note(
+    warning(
         "mount-syntax",
         'image = "quay.io/x/y:1"\nmounts = ["./ccc:./ddd"]\n',
         'image = "quay.io/x/y:1"\nmounts = ["/tmp:/ddd"]\n',

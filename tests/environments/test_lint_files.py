@@ -198,6 +198,7 @@ ENGINES = st.sampled_from(["ce", "sarus", "pyxis", "enroot", "podman", "docker",
 
 @settings(max_examples=120)
 @example(text='[env]\nB = "1"\n', cuts=[(2, 0, "image")], engine="sarus")
+@example(text="[annotations]\ncom.hooks.cxi.enabled = true\n", cuts=[], engine="sarus")
 @given(
     text=st.sampled_from([case.broken for case in CASES] + ["#!/bin/sh\n" + case.broken for case in SCRIPTS]),
     cuts=st.lists(st.tuples(st.integers(2, 300), st.integers(0, 4), PIECES), max_size=4),

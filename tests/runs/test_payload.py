@@ -362,6 +362,26 @@ sys.exit(75)
 """
 
 
+TELLS = """
+. payload/signals.sh
+sleep 600 & wanted=$!
+kill() { :; }
+for turn in $(seq 60); do
+    for other in 1 2 3 4 5 6; do /bin/true & done
+    tell TERM $$
+    case " $runner_found " in *" $wanted "*) ;; *) echo "missed in turn $turn" ;; esac
+done
+unset -f kill; kill "$wanted"
+"""
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_processes_that_end_meanwhile_hide_no_other(run: Path, shell: str) -> None:
+    """bash gives the rest of an ended process's file to the next `read`."""
+    told = subprocess.run((shell, "-c", TELLS), cwd=run, capture_output=True, text=True, check=True)
+    assert told.stdout == ""
+
+
 @pytest.mark.parametrize("name", ["USR2", "TERM"])
 @pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
 def test_the_signal_reaches_the_trainer_alone(tmp_path: Path, name: str, shell: str) -> None:

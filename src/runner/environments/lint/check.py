@@ -66,7 +66,7 @@ def _without(environment: Environment, field: str) -> Environment | None:
 RULES: tuple[Rule, ...] = (*variables.RULES, *image.RULES, *mounts.RULES, engine_refuses)
 # What Sarus Suite accepts and other engines refuse. Source: sarus-suite/raster@20f75bd: its schema has
 # additionalProperties, and annotations become text.
-_SARUS_ACCEPTS = {"unknown-key": "warning", "annotation-not-text": "note"}
+_SARUS_ACCEPTS = {"unknown-key": "warning", "annotation-not-text": "warning"}
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ _FILE = {
         _ERROR, "a name in [env] that is not a variable name", "use letters, digits and _; do not begin with a digit"
     ),
     "annotation-not-text": Code(
-        ("error", "note"),
-        "a value in [annotations] is not text; only a note with Sarus Suite, which turns the value into text",
+        ("error", "warning"),
+        "a value in [annotations] is not text; only a warning with Sarus Suite, which turns the value into text",
         'write it in quotes: "true"',
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove it; binary data belongs in a mounted file"),
@@ -117,8 +117,8 @@ _IMAGE = {
 
 _MOUNTS = {
     "mount-syntax": Code(
-        ("error", "note"),
-        "not SOURCE:TARGET[:FLAGS]; only a note for a relative target with Sarus Suite, which accepts relative targets",
+        ("error", "warning"),
+        "not SOURCE:TARGET[:FLAGS]; only a warning for a relative target with Sarus Suite, which accepts them",
         "'${SCRATCH}/data:/data:ro'",
     ),
     "mount-without-target": Code(

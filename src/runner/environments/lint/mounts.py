@@ -162,7 +162,7 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
             parse_mount(text)
         except RunnerError as error:
             if "cannot read the variable" not in error.what:  # reported by the rule on references
-                severity = "note" if engine == "sarus" and _relative_target_only(fields) else ""
+                severity = "warning" if engine == "sarus" and _relative_target_only(fields) else ""
                 yield finding("mount-syntax", field, place, f"{text!r}: {error.why}", f"write {error.fix}", severity)
             continue
         if len(fields) == 1 and engine != "sarus":
