@@ -234,6 +234,42 @@ def test_hidden_files_of_others_and_of_running_imports_stay(place: Place) -> Non
     assert not running.exists()
 
 
+def test_whichever_sync_an_import_is_killed_at_the_next_one_leaves_no_other_file(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next import works, and beside what a whole import leaves there is nothing."""
+    place.bring("one")
+    wanted = place.names()
+    sync, killed = files.sync, 0
+    while True:
+        child = os.fork()
+        if child == 0:
+            left = killed
+
+            def killed_here(path: Path) -> None:
+                nonlocal left
+                if left == 0:
+                    os._exit(9)
+                left -= 1
+                sync(path)
+
+            code = 1
+            try:
+                monkeypatch.setattr(files, "sync", killed_here)
+                place.bring("one", again=True)
+                code = 0
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code == 0:
+            break
+        assert code == 9
+        killed += 1
+        place.bring("one", again=True)
+        assert place.names() == wanted
+    assert killed > 3
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_file_locks_an_import_works_and_warns(
     place: Place, monkeypatch: pytest.MonkeyPatch, number: int

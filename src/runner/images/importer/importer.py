@@ -13,7 +13,7 @@ from runner import __version__
 from runner.errors import RunnerError
 from runner.images.importer import enroot_files
 from runner.images.importer.layer_index import is_index
-from runner.images.importer.leftovers import LAYERS, SQUASHFS, SUFFIX, clear_leftovers
+from runner.images.importer.leftovers import LAYERS, SIDECAR, SQUASHFS, SUFFIX, clear_leftovers
 from runner.images.importer.pack import Packed, index_of, pack_image
 from runner.images.importer.plan import ImportOptions, ImportPlan, ImportRequest, plan_import, previous_index, stripe
 from runner.images.reference import parse_source, registry_of
@@ -170,7 +170,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         if previous:
             report.detail(f"layers that have not changed are copied from {previous.squashfs.name}")
         hidden = stack.enter_context(folders.beside(plan.target, SUFFIX))
-        unfinished, index = hidden / SQUASHFS, hidden / LAYERS
+        unfinished, index, described = hidden / SQUASHFS, hidden / LAYERS, hidden / SIDECAR
         for line in stripe(unfinished, options.striping):
             report.say(line)
         total = image.size_bytes or None
@@ -183,7 +183,8 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
             files.sync(unfinished)
         squashfs = _described(plan, unfinished, packed)
         # before the file itself: a sidecar alone says nothing, a file alone would be taken for somebody else's
-        files.write(sidecar(plan.target), as_json(squashfs))
+        described.write_text(as_json(squashfs))
+        files.publish(described, sidecar(plan.target), mask=_MASK)
         files.publish(index, index_path(plan.target), mask=_MASK)
         files.publish(unfinished, plan.target, mask=_MASK)
         if previous and packed.layers_damaged:

@@ -9,7 +9,7 @@ from runner.machine import files
 from runner.machine.report import Report
 
 SUFFIX = ".import"
-SQUASHFS, LAYERS = "squashfs", "layers"
+SQUASHFS, LAYERS, SIDECAR = "squashfs", "layers", "sidecar"
 """what an import writes into its hidden folder `.TARGET.RANDOM.import` beside the target"""
 _HIDDEN = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}\.import")  # see folders.beside
 
@@ -28,7 +28,7 @@ def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> N
 def _remove(folder: Path) -> bool:
     """Remove an import's hidden folder; whether that was possible: it may be another user's, or hold other files."""
     try:
-        for name in (SQUASHFS, LAYERS):
+        for name in (SQUASHFS, LAYERS, SIDECAR):
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
         return True
