@@ -1,7 +1,8 @@
 """Failures from public threads: `why` gives the cause of all those that its patterns were written for.
 
 threads/seen.toml holds the lines that people pasted; threads/aside.toml too, of failures collected after the patterns
-had been written: how `why` does on what it has not seen. The table of what `why` gives for each:
+had been written: how `why` does on what it has not seen. consequences.toml holds logs written by hand, in which other
+lines than the cause look like one. The table of what `why` gives for each thread:
 
     python -m tests.runs.test_why_threads [seen|aside]
 """
@@ -48,6 +49,19 @@ def link(failure: dict[str, Any]) -> str:
 @pytest.mark.parametrize("failure", failures("seen"), ids=link)
 def test_a_failure_that_the_patterns_were_written_for_gives_its_cause(failure: dict[str, str], tmp_path: Path) -> None:
     assert given(failure, tmp_path) == (failure["cause"], "right")
+
+
+CONSEQUENCES = tomllib.loads((FOLDER.parent / "consequences.toml").read_text())["failure"]
+
+
+@pytest.mark.parametrize("failure", CONSEQUENCES, ids=lambda failure: failure["what"])
+def test_no_consequence_warning_or_handled_error_is_taken_for_the_cause(
+    failure: dict[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "job.log"
+    log.write_text(failure["log"].lstrip("\n"))
+    cause = explain_logs([log]).cause
+    assert (cause.code if cause else "-") == failure["cause"]
 
 
 def test_failures_that_no_pattern_was_written_for_are_explained_as_often_as_they_were(tmp_path: Path) -> None:

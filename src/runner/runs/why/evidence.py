@@ -21,6 +21,12 @@ _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError"
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # an exception's message may take some lines
 _NEAR_LINES = 80  # how far around a line without a time one is looked for
+_IGNORED = "Exception ignored in"  # a finalizer's traceback: Python goes on, or has ended already
+# the level that a program gives its line; NCCL's WARN and Slurm's `error:` are errors
+_NO_ERROR = re.compile(
+    r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
+    r"|\b\w{1,40}Warning: |\[[WI]\d{4} |^[WI]\d{4} )"
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,8 @@ class Evidence:
     frame: Frame | None = None
     survived: bool = False
     """the program went on for long after it"""
+    doubtful: bool = False
+    """the program calls it a warning: it counts where no error does"""
 
     @property
     def place(self) -> str:
@@ -90,6 +98,8 @@ def read_log(source: Source) -> Reading:
     blocks = _tracebacks(source.path, kept)
     found, explained = [], set()
     for line in kept:
+        if _says_nothing(line, blocks):
+            continue
         cause = cause_of(line.text) or _bare_exception(line, blocks)
         if cause is None:
             continue
@@ -105,7 +115,7 @@ def read_log(source: Source) -> Reading:
     found += [
         _unknown(line, block, source, result)
         for line, block, handled in blocks
-        if line.offset not in explained and not handled
+        if line.offset not in explained and not handled and not block.ignored
     ]
     rank, node = _summary(source.path, kept)
     timed = _with_times(sorted(found, key=lambda each: each.offset), source.path, year)
@@ -126,7 +136,17 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
         node=node_of(line.text),
         frame=block.frame if block else None,
         survived=result.survived(line),
+        doubtful=_NO_ERROR.match(without_prefix(line.text)[1]) is not None,
     )
+
+
+def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> bool:
+    """Whether a line is code that a traceback shows, which only quotes messages, or belongs to an ignored one."""
+    prefix, text = without_prefix(line.text)
+    for header, block, _ in blocks:
+        if prefix == block.prefix and 0 < (after := line.number - header.number) <= block.last:
+            return block.ignored or (after < block.last and text.startswith((" ", "\t")))
+    return False
 
 
 def _bare_exception(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> Cause | None:
@@ -173,6 +193,8 @@ def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback,
         block = tracebacks.read(lines, 0) if lines else None
         if block is None:
             continue
+        before = window(path, line.offset - 400, min(line.offset, 400))[-2:-1]
+        block = replace(block, ignored=any(_IGNORED in text for text in before))
         next_at = tracebacks.handled_by(lines, block)
         found.append((line, _with_users_frame(lines, block, next_at), next_at is not None))
     return found

@@ -241,7 +241,8 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     broken = [each for each in fatal if each.cause.kind in (CAUSE, EXCEPTION)]
     symptoms = [each for each in fatal if each.cause.kind == SYMPTOM]
     summaries = [each for each in fatal if each.cause.kind == SUMMARY]
-    first = _reason(broken[0], broken) if broken else _reason(symptoms[0], symptoms) if symptoms else None
+    errors = [each for each in broken if not each.doubtful] or broken or symptoms
+    first = _reason(errors[0], broken or symptoms) if errors else None
     summary = summaries[0] if summaries else None
     others = [*broken, *symptoms, *summaries]
     return Verdict(first, summary, _followed(first, others), _once(everything, SLOW))
@@ -250,14 +251,15 @@ def judge(readings: Sequence[Reading]) -> Verdict:
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
     """What explains the first: a cause that it yields to, or, for an exception that only its class explains, a cause
     that the same rank printed close to it."""
-    for each in broken:
-        if each.cause.code in first.cause.yields:
-            return each
+    passed = {first.cause.code}
+    while found := next((e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed), None):
+        first = found
+        passed.add(first.cause.code)
     if first.cause.kind != EXCEPTION:
         return first
     for each in broken:
         near = each.path == first.path and abs(each.number - first.number) <= _SAME_STORY_LINES
-        if each.cause.kind == CAUSE and near and each.rank in (first.rank, None):
+        if each.cause.kind == CAUSE and near and not each.doubtful and each.rank in (first.rank, None):
             return each
     return first
 

@@ -45,6 +45,8 @@ class Traceback:
     frames: tuple[Frame, ...]
     prefix: str = ""
     """what the launcher put before its lines"""
+    ignored: bool = False
+    """Python printed it and went on: a finalizer failed"""
 
     @property
     def frame(self) -> Frame | None:
