@@ -1,6 +1,7 @@
 """The batch script is plain, short, the same for the same job, and knows nothing of the run that it will be."""
 
 import marshal
+import os
 import re
 import subprocess
 import sys
@@ -98,6 +99,36 @@ def test_the_compiled_template_is_kept_as_byte_code_is(tmp_path: Path, monkeypat
         assert rendered("local", "srun") == text
     monkeypatch.setattr(sys, "pycache_prefix", "/dev/null")
     assert rendered("local", "srun") == text
+
+
+@pytest.mark.parametrize(
+    "way", ["a file of another user", "writable for the group", "writable for all", "a named pipe"]
+)
+def test_a_compiled_template_that_others_can_write_is_neither_executed_nor_replaced(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a shared installation whose folders the members of a group may write."""
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    text = rendered("local", "srun")
+    (kept,) = tmp_path.rglob("*.pyc")
+    made_of, _ = marshal.loads(kept.read_bytes())
+    hostile = compile("raise SystemExit('executed')", "template", "exec")
+    kept.write_bytes(marshal.dumps((made_of, hostile)))
+    with pytest.raises(SystemExit):  # the file of the user who runs it is trusted
+        rendered("local", "srun")
+    if way == "a named pipe":
+        kept.unlink()
+        os.mkfifo(kept)
+    elif way == "a file of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a file to another user")
+        os.chown(kept, 12345, 12345)
+    else:
+        kept.chmod(0o664 if way.endswith("group") else 0o646)
+    before = kept.lstat()
+    assert rendered("local", "srun") == text
+    assert kept.lstat().st_ino == before.st_ino
 
 
 @pytest.mark.uses("shellcheck")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -62,9 +64,9 @@ _SYNTAX: Mapping[str, Any] = {
 
 
 def _compiled(environment: jinja2.Environment) -> CodeType:
-    """The template's code. Compiling takes a tenth of a dry run, so that the code is kept in __pycache__.
+    """The template's code. Compiling takes a tenth of a dry run, so the code is kept in __pycache__.
 
-    That is as safe as the byte code of modules there: who can write it can write this module too.
+    In a shared installation other users may be able to write there: their file is neither executed nor replaced.
     """
     import marshal
     from importlib.util import cache_from_source
@@ -74,15 +76,27 @@ def _compiled(environment: jinja2.Environment) -> CodeType:
     path = Path(__file__).resolve().with_name("job.sbatch.j2")
     kept = Path(cache_from_source(str(path)))
     made_of = (bc_magic, repr(_SYNTAX), path.read_text(encoding="utf-8"))
-    with suppress(OSError, EOFError, ValueError, TypeError):
-        found, code = marshal.loads(kept.read_bytes())
-        if found == made_of:
-            return cast("CodeType", code)
+    trusted = True
+    with suppress(OSError, EOFError, ValueError, TypeError), open(kept, "rb", opener=_open) as file:
+        trusted = _only_writable_by({0, os.geteuid(), path.stat().st_uid}, os.fstat(file.fileno()))
+        if trusted:
+            found, code = marshal.load(file)
+            if found == made_of:
+                return cast("CodeType", code)
     code = environment.compile(made_of[2], filename=str(path))
-    if not sys.dont_write_bytecode:
+    if trusted and not sys.dont_write_bytecode:
         with suppress(RunnerError):  # another user's folder
             files.write(kept, marshal.dumps((made_of, code)), mode=0o644)
     return code
+
+
+def _open(path: str, flags: int) -> int:
+    """Open a file; unlike `open` itself without waiting for the writer of a named pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _only_writable_by(owners: set[int], status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid in owners and not status.st_mode & 0o022
 
 
 RUN = "{run}"
