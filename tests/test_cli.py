@@ -91,3 +91,28 @@ def test_completion_scripts_are_shell() -> None:
 def test_a_site_may_have_the_name_of_a_verb() -> None:
     done = runner("--site", "status", "status")
     assert "there is no site 'status'" in done.stderr
+
+
+# what takes longer to import than most of a dry run, or has no part in one
+HEAVY = """asyncio concurrent csv ctypes decimal difflib docker email html http huggingface_hub importlib.metadata
+    importlib.resources isal logging lz4 matplotlib multiprocessing numpy platform pydoc requests secrets smtplib socket
+    sqlite3 ssl tarfile tomlkit torch transformers unittest urllib.request urllib3 uuid xml yaml zipfile zstandard
+    runner.cluster runner.doctor runner.environments.emit runner.environments.lint runner.images runner.memory
+    runner.remote runner.runs.adopt runner.runs.rerun runner.runs.submit runner.runs.sweep runner.runs.why"""
+
+
+def imported(*words: str, cwd: Path) -> set[str]:
+    """The modules that a start of Python imports."""
+    listed = subprocess.run(
+        (sys.executable, "-X", "importtime", *words), capture_output=True, text=True, cwd=cwd, check=True
+    ).stderr
+    return {line.rpartition("|")[2].strip() for line in listed.splitlines() if line.startswith("import time:")}
+
+
+def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
+    """It takes at most ten times the start of Python; docs/benchmarks.md has the measurement."""
+    subprocess.run(("git", "init", "-q"), cwd=tmp_path, check=True)
+    words = ("launch", "--dry-run", "--site", "alps-clariden", "--account", "a01", "--env", "ngc-ds-alps")
+    found = imported("-m", "runner", *words, "--script", "sft", cwd=tmp_path) - imported("-c", "pass", cwd=tmp_path)
+    assert {"runner.runs.launch", "jinja2"} <= found
+    assert [name for name in HEAVY.split() if name in found or any(each.startswith(f"{name}.") for each in found)] == []
