@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.machine import process
+from runner.machine import process, sessions
+from tests.waiting import until
 
 LOUD = "head -c 300000 /dev/zero | tr '\\0' 'x' | fold -w 99"
 
@@ -74,3 +75,22 @@ def test_an_exception_ends_both_programs_of_a_pipe() -> None:
     for pid in programs:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_an_exception_ends_a_grandchild_in_a_session_of_its_own_and_no_other_process() -> None:
+    """As podman's build does: the step is in another session, so that no signal to podman's group reaches it."""
+    other = subprocess.Popen(("sleep", "600"), start_new_session=True)
+    step: list[int] = []
+
+    def interrupt(line: str) -> None:
+        step.append(int(line))
+        raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            process.follow(("sh", "-c", "setsid sh -c 'echo $$; exec sleep 600'; true"), interrupt)
+        until(lambda: not sessions.identity(step[0]), "the end of the step")
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()

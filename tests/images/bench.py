@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,6 +133,19 @@ class Bench:
     def said(self, words: str) -> bool:
         """Whether a line of the report holds the words."""
         return any(words in line for line in self.report.lines)
+
+
+def processes_of(words: str) -> list[int]:
+    """The processes in whose command line the words stand."""
+    listed = subprocess.run(("ps", "-ww", "-e", "-o", "pid=,args="), capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listed.splitlines() if words in line]
+
+
+def end_processes_of(words: str) -> None:
+    """Kill the processes in whose command line the words stand: words that no other test has."""
+    for pid in processes_of(words):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def listing(path: Path) -> dict[str, str]:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from runner.images.build.run import run_logged, run_quietly
 from runner.images.engine import Engine, open_store
 from runner.images.recipe import Base
 from runner.machine.plan import Plan, Step, bash
-from tests.images.bench import TINY, Bench, content
+from tests.images.bench import TINY, Bench, content, end_processes_of, processes_of
 from tests.lab.registry import Registry
 from tests.waiting import until
 
@@ -245,15 +244,9 @@ def test_files_that_change_while_they_are_copied_make_no_image(bench: Bench, mon
     assert "localhost/runner/torn" not in bench.engine("images", "--format={{.Repository}}")
 
 
-def processes_of(words: str) -> list[int]:
-    """The processes in whose command line the words stand."""
-    listed = subprocess.run(("ps", "-ww", "-e", "-o", "pid=,args="), capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listed.splitlines() if words in line]
-
-
 @pytest.fixture
 def asleep(bench: Bench) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
-    """asleep(NAME): a build that has come to a step that sleeps for days; podman itself leaves the step behind."""
+    """asleep(NAME): a build that has come to a step that sleeps for days."""
 
     def start(name: str) -> subprocess.Popen[str]:
         bench.write(name, fresh(name).replace("WORKDIR", f"RUN {SLEEP} && echo slept\nWORKDIR"))
@@ -262,12 +255,10 @@ def asleep(bench: Bench) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
         return child
 
     yield start
-    for pid in processes_of(SLEEP):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    end_processes_of(SLEEP)
 
 
-def test_ctrl_c_ends_the_engine_too_and_leaves_no_image(
+def test_ctrl_c_ends_the_engine_and_its_step_and_leaves_no_image(
     bench: Bench, asleep: Callable[[str], subprocess.Popen[str]]
 ) -> None:
     child, context = asleep("stop"), str(bench.folder / "cache/runner/build/stop-context")
@@ -275,6 +266,7 @@ def test_ctrl_c_ends_the_engine_too_and_leaves_no_image(
     child.send_signal(signal.SIGINT)
     assert child.wait(timeout=600) == 130
     until(lambda: not processes_of(context), "the end of podman build")
+    until(lambda: not processes_of(SLEEP), "the end of the RUN step, which podman 4.3 itself leaves running")
     assert "localhost/runner/stop" not in bench.engine("images", "--format={{.Repository}}")
     assert not list((bench.folder / "cache/runner/build").glob("*-context"))
     bench.write("stop", fresh("stop"))

@@ -16,7 +16,7 @@ import urllib3
 import zstandard
 
 import runner
-from tests.images.bench import TINY
+from tests.images.bench import TINY, end_processes_of
 from tests.lab.ordinary_user import User, ordinary_user
 
 pytestmark = pytest.mark.uses("rootless", "podman", "tar2sqfs", "busybox", "skopeo")
@@ -79,3 +79,33 @@ def test_an_archive_is_loaded_inside_the_users_own_namespace(user: User) -> None
     made = call(user, "import", f"oci-archive:{user.home}/tiny.tar")
     assert made.returncode == 0, made.stderr
     assert made.stdout.strip().endswith(".sqsh")
+
+
+INTERRUPTED = """
+import signal, subprocess, sys, time
+words = sys.argv[1]
+def running():
+    listed = subprocess.run(("ps", "-ww", "-e", "-o", "args="), capture_output=True, text=True).stdout
+    return any(line.strip() == words for line in listed.splitlines())
+build = subprocess.Popen((sys.executable, "-m", "runner", "build", "asleep"), stderr=subprocess.PIPE, text=True)
+while not running():
+    assert build.poll() is None, build.stderr.read()
+    time.sleep(0.05)
+build.send_signal(signal.SIGINT)
+print(build.wait(), flush=True)
+while running():
+    time.sleep(0.05)
+print("ended")
+"""
+
+
+def test_ctrl_c_ends_a_step_of_another_subordinate_id(user: User) -> None:
+    step = f"sleep {10_000_000 + os.getpid()}"
+    (user.home / "project/Containerfile.asleep").write_text(TINY.replace("WORKDIR", f"USER 1000\nRUN {step}\nWORKDIR"))
+    recipe = (user.home / "project/containers/tiny.toml").read_text().replace("tiny", "asleep")
+    (user.home / "project/containers/asleep.toml").write_text(recipe)
+    try:
+        ended = user.run("/usr/bin/python3", "-c", INTERRUPTED, step, cwd=user.home / "project", timeout=120)
+    finally:
+        end_processes_of(step)
+    assert ended.stdout == "130\nended\n", ended.stderr

@@ -221,9 +221,15 @@ def _start(
 
 
 def end_group(pid: int, grace_seconds: float = 5.0) -> None:
-    """End a process group that this process started: SIGTERM, then SIGKILL after the grace period."""
+    """End a process group that this process started: SIGTERM, then SIGKILL after the grace period.
+
+    Its leader's descendants in other groups are killed: podman 4.3 leaves the process of a build's RUN step running.
+    """
     import time
 
+    from runner.machine import sessions
+
+    descendants = sessions.descendants(pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)
         deadline = time.monotonic() + grace_seconds
@@ -233,6 +239,7 @@ def end_group(pid: int, grace_seconds: float = 5.0) -> None:
                     break
             time.sleep(0.05)
         os.killpg(pid, signal.SIGKILL)
+    sessions.kill(descendants)
 
 
 def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:

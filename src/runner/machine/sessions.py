@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -29,9 +29,23 @@ def identity(pid: int) -> str:
 
 def members(session: int) -> tuple[int, ...]:
     """The live processes of a session (its leader may have ended)."""
-    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    found = ((pid, _stat(pid)) for pid in pids)
-    return tuple(pid for pid, stat in found if stat and stat[0] not in "ZX" and stat[3] == str(session))
+    return tuple(pid for pid, stat in _processes().items() if stat[0] not in "ZX" and stat[3] == str(session))
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """The children of a process, their children and so on, each with its identity."""
+    children: dict[str, list[int]] = {}
+    for child, stat in _processes().items():
+        children.setdefault(stat[1], []).append(child)
+    found = [pid]
+    for each in found:  # grows
+        found += children.get(str(each), [])
+    return {each: identity(each) for each in found[1:]}
+
+
+def kill(processes: Mapping[int, str]) -> None:
+    """SIGKILL those that still run and have the same identity."""
+    _kill(tuple(pid for pid, known in processes.items() if known and identity(pid) == known), signal.SIGKILL)
 
 
 def end(session: int, grace_seconds: float) -> bool:
@@ -60,6 +74,12 @@ def _kill(pids: tuple[int, ...], number: int) -> None:
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
+
+
+def _processes() -> dict[int, list[str]]:
+    """Every process of this machine, with its fields as `_stat` gives them."""
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return {pid: stat for pid in pids if (stat := _stat(pid))}
 
 
 def _stat(pid: int) -> list[str] | None:
