@@ -37,7 +37,7 @@ The loss shows that it learns. Next, after `. {activate}; export RUNNER_SITE=loc
   runner shell cpu"""
 
 
-def command(title: str, *argv: str, lines: int = 4) -> str:
+def command(title: str, *argv: str, lines: int = 3) -> str:
     """Run `runner …` as printed, with the first `lines` lines of its stderr and its progress; returns its stdout.
 
     A failure prints the last lines in full and ends the demo.
@@ -177,9 +177,9 @@ def main() -> None:
     print("$ export RUNNER_SITE=local", flush=True)
     os.environ["RUNNER_SITE"] = "local"
     options = prepare()
-    run = command("launch", "launch", *options, "--script", "sft", "--wait", lines=5)
+    run = command("launch", "launch", *options, "--script", "sft", "--wait", lines=4)
     words = (f"--prompt={PROMPT}", "--max_new_tokens=40")
-    command("generate", "shell", run, "--", "python", "jobs/generate.py", *words, lines=3)
+    command("generate", "shell", run, "--", "python", "jobs/generate.py", *words, lines=2)
     report(run)
 
 
