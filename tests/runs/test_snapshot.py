@@ -65,19 +65,29 @@ def test_commit_changes_and_untracked_files_are_recorded(project: Path) -> None:
     assert known.dirty
 
 
-def test_thousands_of_untracked_files_are_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tracked", [True, False])
+def test_thousands_of_untracked_files_are_refused(
+    tracked: bool, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The copy would take long at each launch; .gitignore is named, with what to write into it."""
     monkeypatch.setattr(snapshot, "UNTRACKED_LIMIT", 1000)
-    pictures = project / "pictures/small"
+    root = project if tracked else tmp_path / "plain"
+    pictures = root / "pictures/small"
     pictures.mkdir(parents=True)
-    for number in range(1000):
+    (root / "new name.py").touch()
+    for number in range(999):
         (pictures / f"{number}.txt").touch()
-    with pytest.raises(RunnerError, match="1,001 untracked files") as caught:  # "new name.py" is one of them
-        snapshot.plan(project)
-    assert f"{project}, 1,000 of them in pictures/" in caught.value.what
-    assert caught.value.fix.startswith(f"add /pictures/ to {project}/.gitignore")
-    (project / ".gitignore").write_text("/pictures/\n")
-    snapshot.plan(project)
+    snapshot.plan(root)
+    (pictures / "999.txt").touch()
+    with pytest.raises(RunnerError) as caught:
+        snapshot.plan(root)
+    assert f"{root} has more than 1,000 files that git does not track, at least 1,000 in pictures/" == caught.value.what
+    before = "" if tracked else f"run git init {root}, "
+    assert caught.value.fix.startswith(f"{before}add /pictures/ to {root}/.gitignore")
+    if not tracked:
+        git(root, "init", "-q")
+    (root / ".gitignore").write_text("/pictures/\n")
+    snapshot.plan(root)
 
 
 def test_earlier_runs_are_not_worth_a_warning(project: Path) -> None:

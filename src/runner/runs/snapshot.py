@@ -23,7 +23,7 @@ FILE_LIMIT_BYTES = 10 * 2**20
 DIFF = "code.diff"
 TOTAL_LIMIT_BYTES = 200 * 2**20
 UNTRACKED_LIMIT = 10_000
-"""files; more take seconds at each launch, and are data as a rule"""
+"""files; more take seconds at each launch, and are data as a rule. Without git no file is tracked"""
 # never code, wherever they lie
 _NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
              ".pytest_cache", ".ipynb_checkpoints", "wandb"}  # fmt: skip
@@ -157,7 +157,7 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
     tracked, git = answer
     code = tuple(name for name in git.untracked if not _skip(name))
     if len(code) > UNTRACKED_LIMIT:
-        raise _too_many_untracked(root, code)
+        raise _too_many(root, code, git=True)
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
     notes = (
         [f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"]
@@ -167,7 +167,7 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
     return (*tracked, *code), replace(git, untracked=code), notes
 
 
-def _too_many_untracked(root: Path, names: Sequence[str]) -> RunnerError:
+def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
     """The error that names the entry at the top of the folder with the most of them."""
     tops: dict[str, int] = {}
     for name in names:
@@ -175,9 +175,9 @@ def _too_many_untracked(root: Path, names: Sequence[str]) -> RunnerError:
         tops[top] = tops.get(top, 0) + 1
     top = max(tops, key=lambda each: tops[each])
     return RunnerError(
-        f"git lists {len(names):,} untracked files in {root}, {tops[top]:,} of them in {top}",
-        f"a launch copies untracked files with the code, at most {UNTRACKED_LIMIT:,} of them",
-        f"add /{top} to {root}/.gitignore, or move or commit the files",
+        f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, at least {tops[top]:,} in {top}",
+        "a launch copies such files with the code, and so many are data as a rule",
+        f"{'' if git else f'run git init {root}, '}add /{top} to {root}/.gitignore, or move or commit the files",
     )
 
 
@@ -197,12 +197,8 @@ def _walk(root: Path, below: str = "") -> tuple[str, ...]:
         links = [name for name in inner if (Path(folder) / name).is_symlink()]
         inner[:] = [name for name in inner if name not in links]
         found += [prefix + name for name in (*names, *links) if not _skip(prefix + name)]
-        if len(found) > 20_000:
-            raise RunnerError(
-                f"{root} contains too many files for a code snapshot",
-                "it has more than 20000 files and is not a git work tree, so runner cannot tell which files are code",
-                f"run `git init {root}` and add a .gitignore, or move the script to a folder of its own",
-            )
+        if len(found) > UNTRACKED_LIMIT:
+            raise _too_many(root, found, git=False)
     return tuple(sorted(found))
 
 
