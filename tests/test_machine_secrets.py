@@ -161,5 +161,6 @@ def test_a_value_may_come_from_a_command_such_as_a_keyrings(
     )
     assert done.stderr == ""
     assert (
-        done.stdout == f"said: not read: A_TOKEN, since its command in {file} failed\n{VALUE} unset plain-as-before\n"
+        done.stdout
+        == f"said: not reading A_TOKEN, because its command in {file} failed\n{VALUE} unset plain-as-before\n"
     )

@@ -97,9 +97,9 @@ def test_the_name_of_the_plugin_is_not_enough() -> None:
     assert worker.network_in(EFA) == "AWS Libfabric over efa"
     assert worker.network_in("NCCL INFO Using network Socket\n") == "Socket"
     assert worker.network_in("NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>\n") == ""
-    assert preflight.kept("Libfabric", "AWS Libfabric over efa")
-    assert not preflight.kept("Libfabric", "AWS Libfabric over tcp")
-    assert not preflight.kept("IB", "Socket")
+    assert preflight.is_promised("Libfabric", "AWS Libfabric over efa")
+    assert not preflight.is_promised("Libfabric", "AWS Libfabric over tcp")
+    assert not preflight.is_promised("IB", "Socket")
 
 
 def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) ->
 def test_a_node_that_did_not_get_as_far_is_named(tmp_path: Path) -> None:
     for node in (0, 1):
         (tmp_path / f"within-{node}").write_text("")
-    assert judged(tmp_path, 0, {}) == "Unsure: nodes [2] did not get as far"
+    assert judged(tmp_path, 0, {}) == "Unsure: nodes [2] did not finish the all-reduce within the node"
     (tmp_path / "within-2").write_text("")
     assert judged(tmp_path, 0, {"fault": "RuntimeError: x"}).endswith("across 3 nodes failed: RuntimeError: x")
 
@@ -130,7 +130,7 @@ HEALTHY = {"name": "NVIDIA GH200 120GB", "memory.total": "97871", "memory.used":
         ({"memory.used": "71234"}, "GPU 1 has 71234 of 97871 MiB in use"),
         ({"ecc.errors.uncorrected.volatile.total": "4"}, "GPU 1 has uncorrected memory errors (4)"),
         ({"remapped_rows.failure": "Yes"}, "could not be remapped"),
-        ({"clocks_throttle_reasons.hw_thermal_slowdown": "Active"}, "lowered for heat"),
+        ({"clocks_throttle_reasons.hw_thermal_slowdown": "Active"}, "lowered because of heat"),
     ],
 )
 def test_what_nvidia_smi_says_of_four_gpus(sick: dict[str, str], said: str) -> None:
@@ -179,7 +179,7 @@ def test_only_a_broken_node_goes_to_the_list_that_all_runs_share(tmp_path: Path)
         attempt = tmp_path / str(number)
         attempt.mkdir()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(preflight, "checked", lambda *_, fault=fault: (_ for _ in ()).throw(fault("a reason")))
+            patch.setattr(preflight, "check_node", lambda *_, fault=fault: (_ for _ in ()).throw(fault("a reason")))
             assert preflight.main([str(attempt), "0"]) == preflight.UNFIT
         assert [path.name for path in attempt.glob("*-node-*")] == [mark]
 

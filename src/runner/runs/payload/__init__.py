@@ -1,7 +1,7 @@
-"""What a batch script needs at run time: plain files that are copied into the run folder.
+"""The files that a batch script needs at run time. Each launch copies them into the run folder.
 
-bash and coreutils on the host, `/bin/sh` alone inside the container; its Python too where a preflight is wanted, which
-is why two files here are cargo, and no modules of runner. Nothing here imports runner.
+The scripts need bash and coreutils on the host, and only `/bin/sh` inside the container. preflight.py and
+preflight_worker.py run with the container's Python. They are not modules of this package: nothing here imports runner.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Without a scheduler: start this run when others have ended.
-#   after.sh [ok|any PID FOLDER]…    ok: only where that run has ended with 0
+# Without a scheduler: waits until other runs have ended, then starts this run.
+#   after.sh [ok|any PID FOLDER]…    ok: start only if that run ended with exit code 0; any: whatever its exit code
 while [ $# -gt 0 ]; do
     kind=$1 pid=$2 folder=$3
     shift 3

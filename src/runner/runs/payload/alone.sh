@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host: one attempt of a run at a time. Two would write to the same checkpoints and logs.
+# Functions of job.sbatch, on the host. They prevent two attempts of a run from running at the same time, because both
+# would write to the same checkpoints and logs.
 
-# above every attempt's number
+# higher than the number of any attempt
 any_number=1000000000
 
-# only_one_attempt NUMBER: return when no attempt below NUMBER runs. Where another job runs one, this start ends. An attempt of
-# this very job still runs where Slurm has requeued the job because a node no longer answered.
+# only_one_attempt NUMBER: return when no attempt with a lower number is running. If another job runs one, exit. An attempt
+# of this job itself can still be running if a node stopped responding and Slurm requeued the job.
 only_one_attempt() {
     local path number
     for path in attempts/*/; do
@@ -17,26 +18,30 @@ only_one_attempt() {
 
 wait_for_attempt() {
     local attempt=attempts/$1 mine=${SLURM_JOB_ID:-local-$$} job waited
-    exec 9<> <(:) # to wait on without starting a process
+    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 60; waited++)); do
         [ ! -e "$attempt/exit_code" ] || break
         job=$(sed -n 's/^job //p' "$attempt/started" 2>/dev/null)
-        if [ -s "$attempt/cause" ]; then # on its way out: an earlier life of this job is over, another job may still save
+        # With a cause, the attempt is ending. If it belongs to this job, it is over; if to another job, it may still be saving.
+        if [ -s "$attempt/cause" ]; then
             [ "$job" != "$mine" ] || break
         elif [ "${job:-$mine}" != "$mine" ] && job_runs "$job"; then
             refuse_second_start "$job" "$1" "$2"
         fi
         is_alive "$attempt" || break
-        if [ "$job" = "$mine" ] && [ ! -e "$attempt/replaced" ]; then # it has no cause
-            say "attempt $1 still runs on a node that Slurm has given up: asking it to save and exit"
+        if [ "$job" = "$mine" ] && [ ! -e "$attempt/replaced" ]; then
+            say "attempt $1 is still running on a node that Slurm has marked as down: asking it to save and exit"
             : >"$attempt/replaced"
             : >"$attempt/save-and-exit"
         fi
         read -r -t 2 -u 9 _
     done
     exec 9>&-
-    ((waited < 60)) || [ "$job" = "$mine" ] || refuse_second_start "$job" "$1" "$2" # its job is unknown, but it still runs
+    # nothing shows that the other job has ended, and its attempt is still alive
+    ((waited < 60)) || [ "$job" = "$mine" ] || refuse_second_start "$job" "$1" "$2"
 }
+
+# refuse_second_start JOB ATTEMPT NUMBER: exit, because JOB already runs ATTEMPT. Remove attempts/NUMBER if it was created.
 
 refuse_second_start() {
     say "job $1 already runs attempt $2 of this run: not starting it twice"
@@ -44,7 +49,7 @@ refuse_second_start() {
     exit 1
 }
 
-# Whether the job of an attempt runs: the scheduler knows, or its process.
+# job_runs JOB: succeed if the job is running, according to Slurm or, for local-PID, to /proc.
 job_runs() {
     case $1 in
     local-*) [ "/proc/${1#local-}/cwd" -ef . ] ;;
@@ -52,11 +57,12 @@ job_runs() {
     esac
 }
 
-# Whether an attempt has recently given a sign of life (payload/watch.sh), by the clock of the run folder's file system.
+# is_alive FOLDER: succeed if the attempt has touched its files recently (payload/watch.sh touches `alive`). Ages are
+# measured with the clock of the run folder's file system.
 is_alive() {
     local name time newest=0 now probe=attempts/.now-$$
     now=$({ : >"$probe" && stat -c %Y "$probe" && rm -f "$probe"; } 2>/dev/null) || return 1
-    for name in alive started .; do # the folder alone: its batch script has just begun
+    for name in alive started .; do # the folder's own time counts only if neither file exists yet
         time=$(stat -c %Y "$1/$name" 2>/dev/null) || continue
         [ "$name" != . ] || ((newest == 0)) || continue
         ((time <= newest)) || newest=$time

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host: the attempt's folder, the rendezvous, the variables of the tasks, the end.
+# Functions of job.sbatch, on the host. They create the attempt's folder, choose the rendezvous address, write the tasks'
+# variables, run the step, and record how the attempt ended.
 
 # shellcheck source=/dev/null
 . payload/signals.sh
@@ -19,31 +20,34 @@
 . payload/watch.sh
 say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 
-# sbatch hands the variables of the submitting shell on to the job, and Slurm sets only those that apply to the job. Where
-# the submitting shell belongs to another job, the rest are that job's: unset them.
+# sbatch passes the variables of the submitting shell to the job, and Slurm overrides only those that apply to this job. If
+# you submit from within another job, the remaining SLURM_* variables describe that other job. Unset them.
 forget_outer_job() {
     unset RUNNER_TASK RUNNER_TASKS RUNNER_ATTEMPT RUNNER_SAVE_AND_EXIT
-    # a task of a sweep runs `bash job.sbatch`; a script that Slurm itself starts has another name, and no array
+    # A task of a sweep runs `bash job.sbatch`, and belongs to an array. If Slurm itself started this script, $0 is a
+    # file in its spool folder, and the job is not part of an array.
     [ "${0##*/}" = job.sbatch ] || unset "${!SLURM_ARRAY_@}"
-    if [ -n "${SLURM_STEPID:-}" ]; then # a batch script is not a step; srun would take the binding of that step
+    if [ -n "${SLURM_STEPID:-}" ]; then # a batch script is not a step: srun would apply the CPU binding of the other job
         unset "${!SLURM_STEP@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}" "${!SLURM_SRUN@}" SLURM_DISTRIBUTION
     fi
-    # from Slurm 23.11 on srun refuses two variables that differ
+    # since Slurm 23.11, srun fails if these two variables differ
     [[ ! ${SLURM_TRES_PER_TASK:-} =~ cpu[:=]([0-9]+) || ${BASH_REMATCH[1]} = "${SLURM_CPUS_PER_TASK:-}" ]] ||
         unset SLURM_TRES_PER_TASK
 }
 forget_outer_job
 
-# The id for Slurm's commands: the last task of an array has the number of the whole array.
+# The job id to pass to Slurm's commands: ARRAYJOB_TASK in an array. There, SLURM_JOB_ID is ambiguous, because the last task
+# has the same id as the whole array.
 RUNNER_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 
-# The folder of the run that had to end before this one: mounts name it.
+# The folder of the run that this run waited for (`launch --after`). The step's mounts refer to it.
 export RUNNER_AFTER=
 [ ! -s after ] || read -r RUNNER_AFTER <after
 
-# Make attempts/N, above all that exist: a requeue and a second submission of the same file are both new attempts.
-#   next_attempt GPUS [again]: GPUs of all nodes; `again` where this job was submitted to continue an earlier one
+# Create attempts/N, where N is one more than the highest existing number. A requeue is a new attempt, and so is submitting
+# the script again.
+#   next_attempt GPUS [again]    GPUS: total over all nodes; again: this job was submitted to continue an earlier one
 next_attempt() {
     local number waited=0
     # shellcheck disable=SC2154 # alone.sh
@@ -55,7 +59,7 @@ next_attempt() {
             number=$((number + 1))
             continue
         fi
-        # without [restart] the person who started it sees the error and can act
+        # without [restart], do not wait: the user who submitted the job sees the error
         # shellcheck disable=SC2154 # restart.sh
         if [ "${#limit[@]}" = 0 ] || ((waited >= ${RUNNER_ROOM_SECONDS:-300})); then
             say "cannot make $RUNNER_RUN/attempts/$number: is the disk full, or the quota used up?"
@@ -63,24 +67,25 @@ next_attempt() {
         fi
         ((waited)) || say "cannot make $RUNNER_RUN/attempts/$number: waiting for room on the disk, ${RUNNER_ROOM_SECONDS:-300} s at most"
         waited=$((waited + 5))
-        read -r -t 5 _ <> <(:) # a pause without a process
+        read -r -t 5 _ <> <(:) # pause without starting a process
     done
-    only_one_attempt "$number" # of two that start at the same moment, the first
+    only_one_attempt "$number" # if two jobs start at the same moment, the lower number continues
     record_job
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     trap 'code=$?; ended "$code"' EXIT
-    # shellcheck disable=SC2034 # restart.sh reads from there on
+    # shellcheck disable=SC2034 # restart.sh reads the log from this offset
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
     compare_image
     read_secrets
-    # shellcheck disable=SC2034 # notify.sh reads from there on
+    # shellcheck disable=SC2034 # notify.sh reads the metrics from this offset
     metrics_bytes=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0)
-    notify start "started on ${SLURM_JOB_NODELIST:-$(uname -n)}" & # the job does not wait for it
+    notify start "started on ${SLURM_JOB_NODELIST:-$(uname -n)}" & # in the background, so that the job does not wait
 }
 
-# make_attempt NUMBER GPUS: attempts/NUMBER with its record, or nothing where that exists or the disk is full.
+# make_attempt NUMBER GPUS: create attempts/NUMBER and its file `started`. Fail without leaving anything behind if the folder
+# exists or the disk is full.
 make_attempt() {
     local folder=attempts/$1
     mkdir -p attempts 2>/dev/null
@@ -95,12 +100,13 @@ make_attempt() {
     return 1
 }
 
-# Add this job to job_ids: `sbatch job.sbatch` by hand makes a job that no launch has recorded.
+# Add this job to job_ids. A launch has already done so, but a manual `sbatch job.sbatch` has not.
 record_job() {
     [ -z "$RUNNER_JOB" ] || grep -q -x "$RUNNER_JOB" job_ids 2>/dev/null || printf '%s\n' "$RUNNER_JOB" >>job_ids
 }
 
-# Note an image file that was replaced since the launch: lock.toml has its size, time and inode where runner did not make it.
+# Print a note if the image file was replaced after the launch. For images that runner did not build, lock.toml contains
+# the size, modification time and inode.
 compare_image() {
     local key value path='' size='' modified='' inode='' now
     while read -r key _ value; do
@@ -116,20 +122,20 @@ compare_image() {
         say "the image $path was replaced after the launch (size, time, inode: $size $modified $inode, now $now)"
 }
 
-# Where runs keep what the next ones can use again: beside the runs, unless the user has said where. A path with `:` or
-# `,` cannot be mounted; without a place for all, the run keeps its own.
+# Set RUNNER_CACHE, the folder for data that later runs can reuse: .cache beside the run folders, unless the user has set
+# another folder. A path that contains `:` or `,` cannot be mounted. If the shared folder cannot be used, use RUN/cache.
 shared_cache() {
     export RUNNER_CACHE=${RUNNER_CACHE:-${RUNNER_RUN%/*}/.cache}
     case $RUNNER_CACHE in
     *[:,]* | [!/]*) false ;;
     *) mkdir -p "$RUNNER_CACHE" && [ -w "$RUNNER_CACHE" ] ;;
     esac && return
-    say "cannot use RUNNER_CACHE=$RUNNER_CACHE (an absolute path without : and , that can be written): $RUNNER_RUN/cache"
+    say "using $RUNNER_RUN/cache: RUNNER_CACHE=$RUNNER_CACHE is not a writable folder with an absolute path without : and ,"
     RUNNER_CACHE=$RUNNER_RUN/cache
     mkdir -p "$RUNNER_CACHE"
 }
 
-# write_line FILE TEXT: whole or not at all, where the disk is full.
+# write_line FILE TEXT: if the disk is full, FILE keeps its old content, and the function fails.
 write_line() {
     local partial=${1%/*}/.${1##*/}.partial
     { printf '%s\n' "$2" >"$partial" && mv "$partial" "$1"; } 2>/dev/null && return
@@ -138,16 +144,16 @@ write_line() {
     return 1
 }
 
-# Leave the exit code behind, so that it is known when no scheduler remembers the job.
+# ended CODE: record the exit code, because the scheduler does not remember old jobs. Runs when job.sbatch exits.
 ended() {
     say "attempt ${RUNNER_ATTEMPT##*/} ended with exit code $1$(gpu_account)"
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     write_line "$RUNNER_ATTEMPT/exit_code" "$1"
     rm -f "$RUNNER_ATTEMPT"/stacks/*.pipe
-    notify_end "$1" # when all is written down: a message may take seconds
+    notify_end "$1" # last, because posting the message can take seconds
 }
 
-# The first IPv4 address of a name. Given a second word, loopback addresses are passed over.
+# ipv4 NAME [not-loopback]: print the first IPv4 address of a name. With not-loopback, skip loopback addresses.
 ipv4() {
     local address _
     while read -r address _; do
@@ -158,8 +164,8 @@ ipv4() {
     done < <(getent ahostsv4 "$1" 2>/dev/null)
 }
 
-# Where the processes meet: the first node of the job, by an IPv4 address that the other nodes can reach.
-# A node may know its own name as 127.0.1.1; NodeAddr is the address that Slurm itself uses.
+# Set MASTER_ADDR to an IPv4 address of the job's first node that the other nodes can reach, and MASTER_PORT.
+# On some nodes, the node's own name resolves to 127.0.1.1. NodeAddr is the address that Slurm itself uses.
 rendezvous() {
     if [ -z "${SLURM_JOB_NODELIST:-}" ]; then
         MASTER_ADDR=127.0.0.1
@@ -177,8 +183,8 @@ rendezvous() {
     export MASTER_ADDR MASTER_PORT
 }
 
-# A port that follows from the job id, so that two jobs on a node differ; outside the range from which the kernel takes
-# ports for outgoing connections, and not in use now.
+# free_port ID: print a port that is not in use, derived from the job id, so that two jobs on a node get different ports. If
+# possible, the port is outside the range from which the kernel takes ports for outgoing connections.
 free_port() {
     local low=32768 high=60999 port tried
     { read -r low high </proc/sys/net/ipv4/ip_local_port_range; } 2>/dev/null
@@ -190,35 +196,38 @@ free_port() {
     printf '%s' "$port"
 }
 
-# One line of environment.sh, which each task reads inside the container: any text, for any POSIX shell.
+# inside NAME VALUE: print one line for environment.sh, which every task reads inside the container. The value can be any
+# text. The quotes work in every POSIX shell.
 inside() {
     local quote="'\\''"
     printf "export %s='%s'\n" "$1" "${2//\'/$quote}"
 }
 
-# Save and exit: the flag first, since launchers and NCCL eat signals; then the signal, to every process that waits
-# for it (see payload/signals.sh).
+# leave SIGNAL REASON: ask the program to save and exit. Create the file save-and-exit first, because launchers and NCCL may
+# swallow signals. Then send the signal to every process that handles it (payload/signals.sh).
 leave() {
     signalled=yes
-    say "$1 ($2): asking the job to save and exit"
+    say "$1 ($2): asking the program to save and exit"
     : >"$RUNNER_SAVE_AND_EXIT"
-    # Slurm kills what does not end soon: decide now what follows
+    # Slurm kills the job soon after TERM: decide now whether another attempt follows
     if [ "$1" = TERM ]; then
-        # shellcheck disable=SC2034 # restart.sh asks
+        # shellcheck disable=SC2034 # restart.sh reads it
         ending=yes
         finish_attempt 0
     fi
     if [ -n "$RUNNER_JOB" ]; then
-        # URG is harmless to all but payload/task.sh, which passes it on as USR2. Refused when Slurm itself ends the job.
+        # Processes ignore URG by default. payload/task.sh handles it, and sends USR2 to its program. scancel fails if Slurm
+        # is already ending the job.
         scancel --signal=URG "$RUNNER_JOB" 2>/dev/null
     else
         tell "$1" $$
     fi
 }
 
-# run_step SECONDS COMMAND WORD…: run the step, and return its code. pyxis names a step's container pyxis_JOB.STEP:
-# one that a killed step has left on a node makes the same step of the requeued job fail. pyxis removes it then, and the
-# next step has another name. Source: pyxis 0.24.0 with enroot 4.1.2 ("File already exists").
+# run_step SECONDS COMMAND…: run the step, and return its exit code (see wait_for). Retry once if pyxis finds an old
+# container: it names the container of a step pyxis_JOB.STEP. If a killed step leaves its container on a node, the step with
+# the same number of the requeued job fails. pyxis then removes the container, and the retry has a new step number.
+# Source: pyxis 0.24.0 with enroot 4.1.2 ("File already exists").
 run_step() {
     local code seconds=$1
     shift
@@ -227,7 +236,7 @@ run_step() {
     code=$?
     if [ "$code" != 0 ] && [ -z "$ending" ] && [ -n "${SLURM_JOB_ID:-}" ] && [ ! -e "$RUNNER_SAVE_AND_EXIT" ] &&
         grep -a -q "File already exists: .*/pyxis_$SLURM_JOB_ID\." < <(log_of_attempt); then
-        say "a container of an earlier step was left on a node: starting the step once more"
+        say "an earlier step left its container on a node: starting the step once more"
         rm -f "$RUNNER_ATTEMPT/first_failure" "$RUNNER_ATTEMPT"/preflight-node-* "$RUNNER_ATTEMPT"/setup-node-*
         "$@" &
         wait_for $! "$seconds"
@@ -236,12 +245,12 @@ run_step() {
     return "$code"
 }
 
-# wait_for STEP SECONDS: wait for the step; a trapped signal ends only the `wait`. Without progress for SECONDS it is ended
-# (payload/watch.sh). Returns the code of the task that failed first; or 75, "continue me", where a task has said so (or
-# the job itself, by attempts/N/continue: torchrun turns every exit code of its workers into 1); or the step's own.
+# wait_for PID SECONDS: wait for the step, which runs as process PID. payload/watch.sh ends it after SECONDS without progress.
+# Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
+# attempt (attempts/N/continue), and otherwise the exit code of the step.
 wait_for() {
     local code clock watcher _
-    signalled=
+    signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
     watch_over "$1" "${2:-0}" &
@@ -254,7 +263,7 @@ wait_for() {
         code=$?
     done
     kill -KILL "$clock" "$watcher" 2>/dev/null
-    wait "$clock" "$watcher" 2>/dev/null # nothing is written any more; and bash does not tell of their end
+    wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then

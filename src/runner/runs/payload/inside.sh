@@ -1,6 +1,6 @@
 #!/bin/sh
-# What a job finds inside its container: kernel, driver, GPUs, Python and its packages, as TOML. For the record alone: no
-# program waits for it.
+# Records the kernel, driver, GPUs, Python and packages inside the container in ATTEMPT/inside.toml. It runs beside the
+# program, which does not wait for it.
 #   inside.sh ATTEMPT PYTHON
 exec >"$1/.inside.partial" 2>/dev/null </dev/null
 line() { [ -z "$2" ] || printf '%s = "%s"\n' "$1" "$(printf '%s' "$2" | tr -d '"\\\n')"; }
@@ -14,7 +14,7 @@ line cuda "${CUDA_VERSION:-}"
 import os, platform, re, sys
 print("python = \"%s\"\n\n[packages]" % platform.python_version())
 found = {}
-for place in sys.path:  # by the names of folders alone: to read each one takes longer
+for place in sys.path:  # only the names of the folders: reading the metadata files takes longer
     try:
         names = os.listdir(place or ".")
     except OSError:

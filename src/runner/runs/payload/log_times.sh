@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# log_times: write down how long each log was when, so that `runner logs` can merge the ranks' files by time. No line of a
-# program is touched: attempts/N/log-times gets a line `SECOND BYTES FILE` whenever a file has grown.
+# log_times: record how each log grows over time, so that `runner logs` can merge the logs of all ranks in time order. The
+# logs themselves are not changed. Whenever a log has grown, attempts/N/log-times gets a line: UNIX_TIME BYTES FILE.
 log_times() {
     local attempt=attempts/${RUNNER_ATTEMPT##*/} files now bytes name pipe
     local -A known=()
-    exec {pipe}<> <(:) # a pause without a process: `sleep` would outlive us
+    exec {pipe}<> <(:) # `read -t` on an empty pipe pauses like `sleep`, but leaves no process behind if we are killed
     shopt -s nullglob
     while kill -0 $$ 2>/dev/null; do
         first_step
@@ -17,7 +17,7 @@ log_times() {
                 printf '%s %s %s\n' "$now" "$bytes" "$name"
             done < <(stat -c '%s %n' job.log "${files[@]}" 2>/dev/null) >>"$attempt/log-times"
         fi
-        # at most 64 questions to the file system in a second
+        # with many logs, pause longer, to call stat on at most 64 files per second
         read -r -t $((1 + ${#files[@]} / 64)) -u "$pipe"
     done
 }

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host: nodes that are not to be used again.
+# Functions of job.sbatch, on the host. They list the nodes to avoid.
 
-# The list of a cluster's nodes that are broken or were lost: NODE SECONDS REASON, a line each, for all runs here.
+# Nodes of this cluster that are broken, or that Slurm lost. Each line is NODE UNIX_TIME REASON. All runs share the file.
 bad_nodes=${RUNNER_CACHE:-${RUNNER_RUN%/*}/.cache}/bad-nodes/${SLURM_CLUSTER_NAME:-cluster}
 
-# note_bad_nodes CAUSE: add those of this attempt, which the preflight has found broken or Slurm reports as lost.
+# note_bad_nodes CAUSE: add the nodes of this attempt that failed the preflight, or that Slurm lost.
 note_bad_nodes() {
     local mark name
     [ -n "${SLURM_JOB_ID:-}" ] || return 0
@@ -19,7 +19,7 @@ note_bad_nodes() {
     done
 }
 
-# The node of this job that a mark `…-node-K` of the preflight is about.
+# marked_node FILE: print the name of the node for which the preflight wrote FILE (bad-node-K or busy-node-K).
 marked_node() {
     local nodes
     [ -e "$1" ] || return 0
@@ -27,7 +27,7 @@ marked_node() {
     printf '%s' "${nodes[${1##*-}]:-}"
 }
 
-# The nodes of this job that Slurm reports as lost.
+# Print the nodes of this job that Slurm reports as lost.
 lost_nodes() {
     local names node
     names=" $(hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ') "
@@ -40,8 +40,8 @@ lost_nodes() {
         done
 }
 
-# Those of the last day, and those that had no room for this attempt, as sbatch --exclude takes them. A name that the
-# cluster no longer has would be refused.
+# Print a value for sbatch --exclude: the bad nodes of the last 24 hours, and the nodes that were too busy for this attempt.
+# Leave out names that the cluster no longer has, because sbatch rejects them.
 excluded_nodes() {
     local name seconds mark known found=
     known=" $(sinfo --noheader --Node --format=%N 2>/dev/null | tr '\n' ' ')"
@@ -58,6 +58,7 @@ excluded_nodes() {
     printf '%s' "$found"
 }
 
+# exclude_from_chain NODES: make the pending jobs of the chain avoid these nodes.
 exclude_from_chain() {
     local id
     while read -r id; do

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Messages of job.sbatch to the webhook RUNNER_WEBHOOK, which is a secret (payload/secrets.sh): no command line has it.
-# The file `notify` of the run folder says at which events: start, first_step, requeue, failure, end.
+# Functions of job.sbatch, on the host. They post messages to the webhook RUNNER_WEBHOOK. Its URL is a secret
+# (payload/secrets.sh), so it must not appear on a command line. The file `notify` in the run folder lists the events to
+# report: start, first_step, requeue, failure, end.
 
-# notify EVENT WORDS: at most 10 seconds, and whatever comes of it, the job goes on.
+# notify EVENT TEXT: post a message if `notify` lists the event. Takes at most 10 seconds. If posting fails, the job continues.
 notify() {
     local event=$1 text
     [ -n "${RUNNER_WEBHOOK:-}" ] && [[ " $(cat "$RUNNER_RUN/notify" 2>/dev/null) " == *" $event "* ]] || return 0
@@ -13,18 +14,18 @@ notify() {
     return 0
 }
 
-# What somebody who reads the message wants to know: the end of the log, and the cause where runner is here.
+# Print details of a failure: the last lines of the log, and if runner is installed on this node, its explanation.
 last_words() {
     local words
     words=$(tail -c 40000 "$RUNNER_RUN/job.log" 2>/dev/null | tr -d '\0')
-    # masked before anything is cut: half a secret would not be found
+    # mask secrets before cutting the text: half a secret would not be recognized
     masked "$words" | tail -c 20000 | tail -n 12 | cut -c 1-300
     if command -v runner >/dev/null; then timeout 20 runner why "$RUNNER_RUN" 2>/dev/null | head -n 20; fi
     printf 'runner why %s\n' "${RUNNER_RUN##*/}"
 }
 
-# Slack's form, which Mattermost, Discord (…/slack) and Matrix bridges take too; or Matrix' own, where the URL is that of
-# …/_matrix/client/v3/rooms/ROOM/send/m.room.message?access_token=…
+# post TEXT: post in Slack's format, which Mattermost, Discord (…/slack) and Matrix bridges accept too. If the URL is
+# …/_matrix/client/v3/rooms/ROOM/send/m.room.message?access_token=…, use Matrix's own format.
 post() {
     local url=$RUNNER_WEBHOOK method=POST body
     body=$(json_text "$1")
@@ -36,7 +37,7 @@ post() {
         ;;
     *) body="{\"text\": $body}" ;;
     esac
-    # the address by a pipe: a command line is read by everybody on the node
+    # pass the URL through a pipe, because every user of the node can read command lines
     if command -v curl >/dev/null; then
         printf 'url = "%s"\n' "$url" | curl --silent --fail --max-time 10 --request "$method" \
             --header 'Content-Type: application/json' --data-binary @<(printf %s "$body") --config -
@@ -50,11 +51,11 @@ urllib.request.urlopen(urllib.request.Request(url.decode(), body, kind, method=m
         printf '%s\n' "$url" | timeout 10 wget --quiet --tries=1 --output-document=/dev/null --method="$method" \
             --header='Content-Type: application/json' --body-data="$body" --input-file=-
     else
-        say "neither curl, python3 nor wget is on this node: no message is sent"
+        say "cannot post to the webhook: this node has neither curl, python3 nor wget"
     fi
 }
 
-# Any bytes as one JSON string.
+# json_text BYTES: print a JSON string. Control characters and invalid UTF-8 are removed.
 json_text() {
     local text
     text=$(printf %s "$1" | tr -d '\000-\010\013\014\016-\037\177' | { iconv -c -f UTF-8 -t UTF-8 2>/dev/null || tr -cd '\11\12\15\40-\176'; })
@@ -65,7 +66,7 @@ json_text() {
     printf '"%s"' "${text//$'\t'/\\t}"
 }
 
-# Tell of the first step of this attempt, once: the first new line of metrics.jsonl that has one.
+# Report the first training step of this attempt once: when a new line of metrics.jsonl contains "step".
 first_step() {
     [ -n "${RUNNER_WEBHOOK:-}" ] && [ -z "${first_step_told:-}" ] || return 0
     tail -c "+$((${metrics_bytes:-0} + 1))" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | grep -q -m 1 '"step"' || return 0
@@ -73,7 +74,7 @@ first_step() {
     notify first_step "the first step is done"
 }
 
-# What an attempt that has ended tells; one that another follows has told of that.
+# notify_end CODE: report how the attempt ended. If another attempt follows, finish_attempt has already reported that.
 notify_end() {
     local cause
     cause=$(cat "$RUNNER_ATTEMPT/cause" 2>/dev/null)

@@ -1,13 +1,16 @@
-"""Before a job's program starts: is this node fit for it? Runs inside the container, once per node (payload/task.sh).
+"""Test a node before the job's program starts. payload/task.sh runs this once per node, inside the container.
 
-    preflight.py ATTEMPT NODE        NODE counts from 0, as payload/task.sh counts
+    preflight.py ATTEMPT NODE        NODE is the number of the node in the job, from 0
 
-Python 3.10 and nothing else is needed; with torch the GPUs are computed with, and NCCL (without GPUs: gloo) is measured
-within the node and across all nodes. What a node must reach comes from the site, by RUNNER_EXPECT_* variables.
-Results are in ATTEMPT/preflight/. A node with a fault of its own (hardware, clock) leaves ATTEMPT/bad-node-NODE with
-the reason: later launches avoid it too. One that cannot take this job leaves ATTEMPT/busy-node-NODE: only the next
-attempt avoids it. The exit code is 76 where nodes or the network are to blame (the batch script may try other nodes),
-1 where no other nodes would help.
+Needs only Python 3.10. If torch is installed, it also measures a matrix product on each GPU, and all-reduces with NCCL
+(without GPUs: gloo) within the node and across all nodes. RUNNER_EXPECT_* variables contain the site's minimum values.
+
+Results are in ATTEMPT/preflight/. For a broken node (hardware, clock), it writes the reason to ATTEMPT/bad-node-NODE:
+all later attempts and launches avoid the node. For a node that cannot run this job now, it writes
+ATTEMPT/busy-node-NODE: only the next attempt avoids the node.
+
+Exit codes: 0 if the node passed, 76 if nodes or the network are at fault (the batch script may try other nodes), 1 if
+the job would fail on any node.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 UNFIT = 76
-_SECONDS = 60  # for all that is measured; eight nodes take half of it
-_CLOCK_SECONDS = 30  # between this node's clock and that of the run folder's file system
-_FREE = 0.9  # of a GPU's memory, before the program starts
-_SLOW = 0.7  # of the median of a node's GPUs
+_SECONDS = 60  # the limit for all measurements with torch; on eight nodes they take about 30 s
+_CLOCK_SECONDS = 30  # the largest allowed difference between the node's clock and that of the file system
+_FREE = 0.9  # the fraction of a GPU's memory that must be free
+_SLOW = 0.7  # the lowest allowed speed of a GPU, relative to the median of the node's GPUs
 
 
 class Unfit(Exception):
@@ -34,15 +37,15 @@ class Unfit(Exception):
 
 
 class Busy(Exception):
-    """This node cannot do the job now, and nothing shows that its hardware is the reason."""
+    """This node cannot run the job now, but its hardware may be intact."""
 
 
 class Unsure(Exception):
-    """Nodes or their network are to blame, and the test cannot tell which."""
+    """A node or the network is at fault, but the test cannot tell which node."""
 
 
 class Wrong(Exception):
-    """The job cannot run so on any nodes."""
+    """The job would fail on any node."""
 
 
 def main(argv: list[str]) -> int:
@@ -51,7 +54,7 @@ def main(argv: list[str]) -> int:
     folder.mkdir(exist_ok=True)
     started = time.monotonic()
     try:
-        say(node, "; ".join(checked(folder, node)) + f"; {time.monotonic() - started:.0f} s")
+        say(node, "; ".join(check_node(folder, node)) + f"; {time.monotonic() - started:.0f} s")
     except Unfit as fault:
         (attempt / f"bad-node-{node}").write_text(f"{fault}\n")
         say(node, f"this node failed the check: {fault}")
@@ -74,41 +77,47 @@ def say(node: int, text: str) -> None:
     sys.stderr.flush()
 
 
-def checked(folder: Path, node: int) -> list[str]:
-    """What was found, a phrase each. Raises Unfit, Busy, Unsure or Wrong."""
+def check_node(folder: Path, node: int) -> list[str]:
+    """Return the results, one phrase per test. Raises Unfit, Busy, Unsure or Wrong."""
     gpus = int(os.environ.get("RUNNER_GPUS_PER_NODE") or 0)
     check_clock(folder / f"clock-{node}", time.time())
     found = [check_memory(Path("/proc/meminfo").read_text(), memory_limit(os.environ))]
     if gpus:
         found += check_gpus(nvidia_smi, gpus)
     if has_torch():
-        found += measured(folder, node, gpus or int(os.environ.get("RUNNER_PROCESSES") or 1), "cuda" if gpus else "cpu")
+        found += measure(folder, node, gpus or int(os.environ.get("RUNNER_PROCESSES") or 1), "cuda" if gpus else "cpu")
     return found
 
 
 def check_clock(mark: Path, now: float) -> None:
-    """Raise Unfit where the clock is not that of the file system: tokens, certificates and time limits go wrong."""
+    """Raise Unfit if the node's clock differs from the clock of the file system.
+
+    A wrong clock breaks tokens, certificates and time limits.
+    """
     mark.write_text("")
-    away = now - mark.stat().st_mtime
-    if abs(away) > _CLOCK_SECONDS:
-        raise Unfit(f"its clock is {away:+.0f} s from that of the run folder's file system")
+    difference = now - mark.stat().st_mtime
+    if abs(difference) > _CLOCK_SECONDS:
+        raise Unfit(f"its clock differs by {difference:+.0f} s from the clock of the run folder's file system")
 
 
 def check_memory(meminfo: str, limit: int | None = None) -> str:
-    """Return how much memory is free. `limit`: bytes that are this job's, on a node that it may share.
+    """Return how much memory is free. `limit`: bytes that this job may use if it shares the node.
 
-    Raises Busy where less than a tenth of what the job may use is free.
+    Raises Busy if less than a tenth of the memory that the job may use is free.
     """
     kibibytes = {line.split(":")[0]: int(line.split()[1]) for line in meminfo.splitlines() if line.endswith(" kB")}
     total, free = kibibytes["MemTotal"], kibibytes["MemAvailable"]
     ours = min(total, total if limit is None else limit >> 10)
     if free < 0.1 * ours:
-        raise Busy(f"only {free >> 20} of {total >> 20} GiB of memory are free: another job's processes?")
+        raise Busy(f"only {free >> 20} of {total >> 20} GiB of memory is free: another job's processes?")
     return f"{free >> 20} of {total >> 20} GiB of memory free"
 
 
 def memory_limit(environ: Mapping[str, str], root: Path = Path("/")) -> int | None:
-    """Bytes of the node's memory that are this job's: by its cgroup, else by its request; None where neither tells."""
+    """Return how many bytes of memory this job may use: the smallest limit of its cgroups and its request to Slurm.
+
+    None if there is no limit.
+    """
     limits = []
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
@@ -131,13 +140,16 @@ def memory_limit(environ: Mapping[str, str], root: Path = Path("/")) -> int | No
             if text.isdigit():
                 limits.append(int(text))
     requested = environ.get("SLURM_MEM_PER_NODE", "")
-    if requested.isdigit() and int(requested):  # MiB; 0: all of the node
+    if requested.isdigit() and int(requested):  # MiB; 0 means all memory of the node
         limits.append(int(requested) << 20)
     return min(limits, default=None)
 
 
 def nvidia_smi(*fields: str) -> list[list[str]] | None:
-    """Rows of nvidia-smi, one per GPU; None where it is not there or does not know a field (older drivers)."""
+    """Return the values of these fields from nvidia-smi, one row per GPU.
+
+    None if nvidia-smi is not installed, or does not know a field (older drivers).
+    """
     if shutil.which("nvidia-smi") is None:
         return None
     argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
@@ -153,9 +165,9 @@ def nvidia_smi(*fields: str) -> list[list[str]] | None:
 
 
 def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return what the driver reports about this job's GPUs.
+    """Return a phrase about this job's GPUs, as the driver reports them.
 
-    Raises Busy where one is missing or in use, Unfit where one is known to be broken.
+    Raises Busy if a GPU is missing or in use, and Unfit if the driver reports that one is broken.
     """
     shown = query("name", "memory.total", "memory.used", "index", "uuid")
     if shown is None:
@@ -172,9 +184,9 @@ def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ)
     for field, what in (
         ("ecc.errors.uncorrected.volatile.total", "uncorrected memory errors"),
         ("remapped_rows.failure", "a row of memory that could not be remapped"),
-        ("retired_pages.pending", "memory pages that are to be retired"),
-        ("clocks_throttle_reasons.hw_thermal_slowdown", "a clock that is lowered for heat"),
-        ("clocks_throttle_reasons.hw_power_brake_slowdown", "a clock that is lowered by the power brake"),
+        ("retired_pages.pending", "memory pages waiting to be retired"),
+        ("clocks_throttle_reasons.hw_thermal_slowdown", "a clock lowered because of heat"),
+        ("clocks_throttle_reasons.hw_power_brake_slowdown", "a clock lowered by the power brake"),
     ):
         for index, row in enumerate(query(field) or []):
             if index in ours and row[0] not in ("0", "No", "Not Active", "[N/A]", "N/A", "[Not Supported]", ""):
@@ -183,10 +195,10 @@ def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ)
 
 
 def own_gpus(shown: list[tuple[str, str]], wanted: int, environ: Mapping[str, str]) -> list[int] | None:
-    """The places of this job's GPUs among those shown (index, uuid); None where nothing tells them from other jobs'.
+    """Return the positions of this job's GPUs in `shown` (index, uuid), or None if they cannot be identified.
 
-    Slurm gives each job its own, but hides the others only with ConstrainDevices. CUDA_VISIBLE_DEVICES counts what is
-    visible, SLURM_JOB_GPUS the node's GPUs; where a container shows this job's alone, neither number need match.
+    Slurm hides the GPUs of other jobs only with ConstrainDevices. The numbers in CUDA_VISIBLE_DEVICES count the visible
+    GPUs, and those in SLURM_JOB_GPUS all GPUs of the node. Inside a container, they may match none of the visible GPUs.
     """
     if len(shown) == wanted:
         return list(range(wanted))
@@ -208,10 +220,13 @@ def has_torch() -> bool:
     return find_spec("torch") is not None
 
 
-def measured(folder: Path, node: int, processes: int, device: str) -> list[str]:
-    """What torch measures in a process per GPU. Raises Unfit, Busy, Unsure or Wrong."""
+def measure(folder: Path, node: int, processes: int, device: str) -> list[str]:
+    """Measure with torch, in one process per GPU, and return one phrase per result.
+
+    Raises Unfit, Busy, Unsure or Wrong.
+    """
     deadline = time.monotonic() + float(os.environ.get("RUNNER_PREFLIGHT_SECONDS") or _SECONDS)
-    results = spawned(folder, node, processes, device, "all", deadline)
+    results = run_workers(folder, node, processes, device, "all", deadline)
     missing = [rank for rank, result in results.items() if "within" not in result]
     if "skipped" in results[0]:
         return [results[0]["skipped"]]
@@ -236,7 +251,7 @@ def measured(folder: Path, node: int, processes: int, device: str) -> list[str]:
 
 
 def judge_speed(speeds: list[float], device: str) -> None:
-    """Raise Unfit for a GPU that is much slower than those beside it."""
+    """Raise Unfit if a GPU is much slower than the other GPUs of the node. `speeds`: TFLOP/s of each GPU."""
     median = sorted(speeds)[len(speeds) // 2]
     for index, speed in enumerate(speeds):
         if device == "cuda" and speed < _SLOW * median:
@@ -244,42 +259,45 @@ def judge_speed(speeds: list[float], device: str) -> None:
 
 
 def expect(value: float, name: str, what: str) -> None:
-    """Raise Busy where the site has promised more GB/s."""
+    """Raise Busy if `value`, in GB/s, is below the site's value RUNNER_EXPECT_NAME."""
     wanted = float(os.environ.get(f"RUNNER_EXPECT_{name}") or 0)
     if value < wanted:
         raise Busy(f"{what}: {value:.1f} GB/s, the site promises {wanted:.0f}")
 
 
 def judge_across(folder: Path, node: int, nodes: int, results: dict[int, dict[str, Any]]) -> str:
-    """What the nodes measured together. Raises Unfit or Busy where this one is to blame, Unsure, or Wrong where all."""
+    """Return a phrase about the all-reduce across all nodes.
+
+    Raises Unfit or Busy if this node is at fault, Wrong if all nodes have the same fault, and Unsure otherwise.
+    """
     first = results[0]
     network, promised = first.get("network", ""), os.environ.get("RUNNER_EXPECT_NETWORK") or ""
-    if promised and network and not kept(promised, network):
-        # on all nodes: an image without the plugin; on some: these nodes
+    if promised and network and not is_promised(promised, network):
+        # if all nodes use another network, the image lacks the plugin; if only some do, these nodes are at fault
         others = networks(folder, nodes)
         fault = f"NCCL uses {network!r}, and the site promises {promised!r}"
-        raise (Unfit if any(kept(promised, each) for each in others) else Wrong)(fault)
+        raise (Unfit if any(is_promised(promised, each) for each in others) else Wrong)(fault)
     if "across" not in first:
         behind = [other for other in range(nodes) if not (folder / f"within-{other}").exists()]
         if behind:
-            raise Unsure(f"nodes {behind} did not get as far")
+            raise Unsure(f"nodes {behind} did not finish the all-reduce within the node")
         raise Unsure(f"the all-reduce across {nodes} nodes failed: {first.get('fault', 'no end in time')}")
     wanted = float(os.environ.get("RUNNER_EXPECT_ACROSS") or 0)
     if first["across"] < wanted:
         pairs = first.get("pairs") or {}
         mine = max(pairs.values(), default=first["across"])
         fault = f"all-reduce across {nodes} nodes: {first['across']:.1f} GB/s, the site promises {wanted:.0f}"
-        raise Busy(f"{fault}; with its neighbours {mine:.1f}") if pairs and mine < wanted else Unsure(fault)
+        raise Busy(f"{fault}; with its neighbours: {mine:.1f} GB/s") if pairs and mine < wanted else Unsure(fault)
     return f"{first['across']:.1f} GB/s across {nodes} nodes" + (f" by {network}" if network else "")
 
 
-def kept(promised: str, network: str) -> bool:
-    """Whether NCCL uses the promised network, and no TCP behind its name."""
+def is_promised(promised: str, network: str) -> bool:
+    """Whether NCCL uses the promised network, and not TCP through the promised plugin."""
     return promised.lower() in network.lower() and network.rpartition(" over ")[2] not in ("tcp", "sockets", "udp")
 
 
 def networks(folder: Path, nodes: int) -> list[str]:
-    """What NCCL uses on each node, where that is known within a few seconds."""
+    """Return the network that NCCL uses on each node. Waits 5 s for the files; nodes without one are left out."""
     deadline = time.monotonic() + 5
     names = [folder / f"network-{node}" for node in range(nodes)]
     while not all(name.exists() for name in names) and time.monotonic() < deadline:
@@ -287,10 +305,10 @@ def networks(folder: Path, nodes: int) -> list[str]:
     return [name.read_text().strip() for name in names if name.exists()]
 
 
-def spawned(
+def run_workers(
     folder: Path, node: int, processes: int, device: str, what: str, deadline: float
 ) -> dict[int, dict[str, Any]]:
-    """The results of one process per GPU, by local rank; what is not there at the deadline is killed."""
+    """Run one worker per GPU, kill those that are still running at the deadline, and return local rank -> results."""
     worker = Path(__file__).with_name("preflight_worker.py")
     children = []
     for rank in range(processes):

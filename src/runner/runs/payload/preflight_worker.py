@@ -1,8 +1,9 @@
-"""One process of the preflight: a product of matrices, an all-reduce within the node, one across all nodes.
+"""One process of the preflight: measures a matrix product, an all-reduce within the node, and one across all nodes.
 
     preflight_worker.py FOLDER NODE LOCAL_RANK PROCESSES cuda|cpu all
 
-Writes what it has found so far to FOLDER/NODE-LOCAL_RANK.json after each part: who waits for it may have to kill it.
+After each test it writes all results so far to FOLDER/NODE-LOCAL_RANK.json, because preflight.py kills a worker that
+does not finish in time.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TIMES = 5
 
 
 class Worker:
-    """The parts, in the order in which `main` calls them; each tells what it has found."""
+    """The tests, in the order in which `main` calls them. Each reports its results with `tell`."""
 
     def __init__(self, folder: Path, node: int, rank: int, processes: int, device: str) -> None:
         import torch
@@ -42,7 +43,7 @@ class Worker:
         self.device = torch.device(device, rank) if device == "cuda" else torch.device("cpu")
 
     def tell(self, **found: Any) -> None:
-        """Write all that is known so far."""
+        """Add these results, and write all results so far to the file."""
         self.found.update(found)
         path = self.folder / f"{self.node}-{self.rank}.json"
         unfinished = path.with_suffix(".partial")
@@ -50,16 +51,16 @@ class Worker:
         unfinished.replace(path)
 
     def memory(self) -> None:
-        """Report `busy` where another process holds memory of this GPU."""
+        """Report `busy` if another process uses much of this GPU's memory."""
         import torch
 
         if self.kind == "cuda":
             free, total = torch.cuda.mem_get_info(self.rank)
             if free < 0.9 * total:
-                self.tell(busy=f"only {free >> 30} of {total >> 30} GiB of GPU memory are free")
+                self.tell(busy=f"only {free >> 30} of {total >> 30} GiB of GPU memory is free")
 
     def product(self) -> None:
-        """A product whose result is known, and its speed."""
+        """Report the speed of a matrix product in TFLOP/s as `gemm`, and `unfit` if its result is wrong."""
         import torch
 
         size = _SIZE[self.kind]
@@ -74,7 +75,7 @@ class Worker:
         speed = _TIMES * 2 * size**3 / (time.perf_counter() - begun) / 1e12
         self.tell(gemm=speed)
         if not bool((result == size).all()):
-            self.tell(unfit="a product of matrices came out wrong")
+            self.tell(unfit="a matrix product is wrong")
 
     def wait(self) -> None:
         import torch
@@ -83,7 +84,7 @@ class Worker:
             torch.cuda.synchronize()
 
     def bandwidth(self, group: Any, size: int) -> float:
-        """GB/s on the bus in an all-reduce of `size` processes, as nccl-tests count it."""
+        """Return the bus bandwidth of an all-reduce of `size` processes in GB/s, as nccl-tests define it."""
         import torch
         import torch.distributed as distributed
 
@@ -112,7 +113,7 @@ class Worker:
         distributed.destroy_process_group()
 
     def within(self, port: int) -> None:
-        """Within the node; nothing to measure for one process."""
+        """Report the bandwidth within the node as `within`: GB/s, or None if there is only one process."""
         speed = None
         if self.processes > 1:
             self.join("127.0.0.1", port, self.rank, self.processes)
@@ -123,7 +124,11 @@ class Worker:
             (self.folder / f"within-{self.node}").write_text("")
 
     def across(self, port: int) -> None:
-        """All nodes, then each with its neighbours, which tells a slow node from a slow network."""
+        """Report the bandwidth across all nodes as `across`.
+
+        If it is below the site's value, also measure each node with its neighbours (`pairs`), to tell a slow node from
+        a slow network.
+        """
         import torch.distributed as distributed
 
         world = self.nodes * self.processes
@@ -143,7 +148,7 @@ class Worker:
         self.leave()
 
     def slowest(self, speed: float) -> float:
-        """The same number for all, so that all decide alike."""
+        """Return the lowest speed of all processes, so that all make the same decision."""
         import torch
         import torch.distributed as distributed
 
@@ -152,7 +157,10 @@ class Worker:
         return float(number.item())
 
     def with_neighbour(self, first: int, distributed: Any) -> dict[str, float]:
-        """The speed with the next node of a row of pairs; every process makes every group."""
+        """Pair up the nodes, starting with node `first`, and return `A-B` -> GB/s for the pair of this node.
+
+        Every process must create the group of every pair, because torch requires it.
+        """
         speed: dict[str, float] = {}
         nodes = [(first + number) % self.nodes for number in range(self.nodes)]
         for one, other in zip(nodes[::2], nodes[1::2], strict=False):
@@ -163,16 +171,16 @@ class Worker:
         return speed
 
     def network(self) -> str:
-        """What NCCL says that it uses between nodes: `IB`, `Socket`, `AWS Libfabric over cxi`; empty without NCCL.
+        """Return the network that NCCL's log names: `IB`, `Socket`, `AWS Libfabric over cxi`; empty without NCCL.
 
-        The plugin's name alone is not enough: it is the same when libfabric has found TCP only.
+        The name of the plugin alone is not enough, because libfabric may use TCP behind it.
         """
         texts = [path.read_text(errors="replace") for path in self.folder.glob(f"nccl-{self.node}-{self.rank}.*")]
         return network_in("\n".join(texts))
 
 
 def network_in(log: str) -> str:
-    """The network, and libfabric's provider, in NCCL's words."""
+    """Return the network that NCCL's log names, with libfabric's provider if there is one."""
     networks = re.findall(r"Using network (.+)", log)
     providers = re.findall(r"Selected [Pp]rovider is ([^\s,(]+)", log)
     return (networks[-1].strip() if networks else "") + (f" over {providers[-1]}" if networks and providers else "")
@@ -202,6 +210,4 @@ def main(argv: list[str]) -> int:
 if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
-    os._exit(
-        code
-    )  # everything is reported: torch's own end, which hung once with torch 2.4 and gloo, is not waited for
+    os._exit(code)  # skip torch's cleanup, which can hang (seen with torch 2.4 and gloo)

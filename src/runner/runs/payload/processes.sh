@@ -1,15 +1,16 @@
 #!/bin/bash
-# Without a scheduler this does srun's part: start COUNT tasks of a command, and end all when one fails.
-#   processes.sh COUNT WORD…
-# Each task finds its place in RUNNER_TASK and RUNNER_TASKS. Returns the first exit code that is not 0.
+# Replaces srun on a site without a scheduler: starts COUNT tasks that run the same command, and ends all if one fails.
+#   processes.sh COUNT COMMAND…
+# Each task gets its number (from 0) in RUNNER_TASK, and COUNT in RUNNER_TASKS. The exit code is that of the first task that
+# failed, or 0.
 count=$1
 shift
 # shellcheck source=/dev/null
 . payload/signals.sh
 export RUNNER_TASKS=$count
-trap : TERM USR2 # job.sbatch tells the tasks; their exit codes are still wanted
+trap : TERM USR2 # job.sbatch signals the tasks directly; this script must survive to collect their exit codes
 
-# tasks report through a pipe: `wait -n` cannot say which task ended before bash 5.1
+# Tasks report their exit codes through a pipe, because before bash 5.1 `wait -n` does not tell which task ended.
 folder=$(mktemp -d) && mkfifo "$folder/ended" && exec 3<>"$folder/ended" || exit 1
 rm -r "$folder"
 
@@ -25,7 +26,7 @@ code=0
 deadline=
 for ((left = count - 1; left >= 0; left--)); do
     until read -r -t 1 ended <&3; do
-        # ended tasks get 10 seconds, as long as Slurm's KillWait is at least
+        # tasks have 10 seconds between TERM and KILL
         if [ -n "$deadline" ] && ((SECONDS >= deadline)); then
             tell KILL $$
             exit "$code"

@@ -1,24 +1,29 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host: why an attempt has ended, and whether another one follows. All that they know
-# is in plain files of the run folder:
-#   attempts/N/cause  done, cancelled, requeued (by a person), time_limit, preemption, node_failure, hang, script_failure
-#   attempts/N/started  its time is the start; `checkpoint S` and `step S` are the newest at that time; `gpus G` in all
-#   attempts/N/finished/RANK  this task has ended with 0; removed when the cause is known
-#   attempts/N/replaced  another attempt has begun: Slurm has requeued the job, and this one has not noticed
-#   stop              made by a person: no further attempt
-#   stopped           why no attempt follows
-#   job_ids           the jobs of this run, a line each
-declare -A limit=() # cause -> restarts that [restart] allows; and by=, without_checkpoint=, gpu_hours=
-ending=             # set once Slurm has told this attempt to end
+# Functions of job.sbatch, on the host. They find out why an attempt ended, and decide whether another attempt follows. All
+# state is in plain files of the run folder:
+#   attempts/N/cause          done, cancelled, requeued (by a user), time_limit, preemption, node_failure, hang or
+#                             script_failure
+#   attempts/N/started        its modification time is the start of the attempt; it contains `gpus G` (total), and the newest
+#                             `checkpoint S` and `step S` at the start
+#   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed once the cause is known
+#   attempts/N/replaced       exists if Slurm requeued the job and a newer attempt has begun while this one still ran
+#   stop                      a user creates it to prevent further attempts
+#   stopped                   why no further attempt follows
+#   job_ids                   the job ids of this run, one per line
+declare -A limit=() # cause -> number of restarts that [restart] allows; also by, without_checkpoint and gpu_hours
+ending=             # set once Slurm has sent TERM to this script
 decided=            # the cause of this attempt's end, once known
-declare -A causes=() # attempt -> cause, of those that are known here: the disk may have been too full to write them down
-log_bytes=0         # of job.log when this attempt began
+declare -A causes=() # attempt -> cause, in case the disk was too full to write the file
+log_bytes=0         # size of job.log when this attempt began
 
+# restarts NAME=VALUE…: set the limits. by=requeue: requeue the job; by=submit: submit a new job; by=chain: the next job of the
+# chain is already submitted; by=local: start job.sbatch again, without a scheduler.
 restarts() {
     local word
     for word; do limit[${word%%=*}]=${word#*=}; done
 }
 
+# Print the highest attempt number, or 0.
 newest_attempt() {
     local path newest=0
     for path in attempts/*/; do
@@ -28,12 +33,12 @@ newest_attempt() {
     printf '%s' "$newest"
 }
 
-# Whether this run's trainer marks whole checkpoints, as those of jobs/ do.
+# Succeed if the training program marks complete checkpoints with complete.json, as the programs in jobs/ do.
 marks_checkpoints() { compgen -G 'checkpoints/*/complete.json' >/dev/null; }
 
-# The highest step that can be resumed from: the number at the end of a name in checkpoints/, or the step that a job that
-# saves elsewhere has written to attempts/N/continue; 0 without one. A folder checkpoint-N counts when it is complete: by
-# its mark where the trainer writes one, else when weights or transformers' trainer_state.json are in it.
+# Print the highest step from which the job can resume, or 0: the number at the end of a name in checkpoints/, or the step in
+# attempts/N/continue, which a program that saves elsewhere writes. A folder checkpoint-N counts only if it is complete: it
+# contains complete.json if the program writes that file, and otherwise weights or transformers' trainer_state.json.
 newest_checkpoint() {
     local path number newest=0 marked=
     ! marks_checkpoints || marked=yes
@@ -55,10 +60,11 @@ newest_checkpoint() {
     printf '%s' "$newest"
 }
 
-# A file of weights in a checkpoint's folder, if there is one.
+# weights_in FOLDER: print the weight files in a checkpoint folder; print nothing if there are none.
 weights_in() { compgen -G "$1/*.safetensors" || compgen -G "$1/*.bin" || compgen -G "$1/*.pt" || compgen -G "$1/*/*.distcp"; }
 
-# The highest step in metrics.jsonl, its last 10 MB at most, where no marked checkpoint tells more; 0 without one.
+# Print the highest step in the last 10 MB of metrics.jsonl, or 0. Also print 0 if the program marks complete checkpoints: then
+# only checkpoints count as progress.
 newest_step() {
     local step newest=0
     marks_checkpoints || while read -r step; do
@@ -67,12 +73,12 @@ newest_step() {
     printf '%s' "$newest"
 }
 
-# The time by the clock of the run folder's file system: a node's own may be another, or jump.
+# Print the time of the run folder's file system. The clock of the node may differ from it, or jump.
 file_time() { { : >"$RUNNER_ATTEMPT/.now" && stat -c %Y "$RUNNER_ATTEMPT/.now"; } 2>/dev/null || date +%s; }
 
-# GPU seconds of all attempts so far. A killed attempt has left no end: its last sign of life counts.
+# Print the GPU seconds of all attempts so far. A killed attempt has not recorded its end: count up to its last file change.
 gpu_seconds() {
-    local folder gpus started last sum=0 name number=${RUNNER_ATTEMPT:-} # none yet, when it is asked whether one may begin
+    local folder gpus started last sum=0 name number=${RUNNER_ATTEMPT:-} # empty while may_start decides
     number=${number##*/}
     for folder in attempts/*/; do
         gpus=$(sed -n 's/^gpus //p' "$folder/started" 2>/dev/null)
@@ -89,7 +95,7 @@ gpu_seconds() {
 
 hours() { printf '%d.%02d' $(($1 / 3600)) $(($1 % 3600 / 36)); }
 
-# `1.50 GPU hours, 4.20 in all attempts, 5.80 left of 10`; nothing without GPUs.
+# Print `; 1.50 GPU hours, 4.20 in all attempts, 5.80 left of 10`, or nothing if the job has no GPUs.
 gpu_account() {
     local all mine
     mine=$(sed -n 's/^gpus //p' "$RUNNER_ATTEMPT/started")
@@ -101,8 +107,8 @@ gpu_account() {
         printf ', %s left of %s' "$(hours $((limit[gpu_hours] * 3600 - all)))" "${limit[gpu_hours]}"
 }
 
-# How many of the newest attempts have ended in a row without progress: no new checkpoint, no higher step, and not
-# "continue me" (exit code 75). Those that were ended from outside do not count.
+# Print how many of the newest attempts in a row ended without progress: no new checkpoint, no higher step, and no request for
+# another attempt (exit code 75). Attempts that ended by preemption, a requeue or scancel are skipped.
 attempts_without_progress() {
     local number checkpoint step before count=0
     checkpoint=$(newest_checkpoint) step=$(newest_step)
@@ -131,7 +137,7 @@ ordinal() {
     esac
 }
 
-# refusal CAUSE NUMBER: why no attempt follows attempt NUMBER, which has ended by this cause; nothing where one may.
+# refusal CAUSE NUMBER: attempt NUMBER ended by CAUSE. Print why no attempt may follow, or nothing if one may.
 refusal() {
     local path cause count=1 allowed idle policy='[restart]'
     case $1 in
@@ -146,7 +152,7 @@ refusal() {
     done
     allowed=${limit[$1]:-0}
     idle=$(attempts_without_progress)
-    [ "${limit[by]:-}" != chain ] || policy='the chain' # which needs no [restart]
+    [ "${limit[by]:-}" != chain ] || policy='the chain' # --chain works without [restart]
     if ((count > allowed)); then
         printf '%s %s; %s allows %s' "$(ordinal "$count")" "$1" "$policy" "${allowed/#0/none}"
     elif ((idle >= ${limit[without_checkpoint]:-3})); then
@@ -156,12 +162,12 @@ refusal() {
     fi
 }
 
-# How often Slurm has started this job again. The variable alone may be an outer job's: Slurm sets none for a first start.
+# Correct SLURM_RESTART_COUNT. Slurm does not set it when a job starts for the first time, so it may come from an outer job.
 count_restarts() {
     local known
     [ "${SLURM_RESTART_COUNT:-0}" != 0 ] || return 0
     known=$(restarts_by_slurm)
-    if [ -z "$known" ]; then # no answer: a restart has an attempt before it
+    if [ -z "$known" ]; then # squeue gave no answer; if this job has no earlier attempt, it was not restarted
         grep -q -x "job ${SLURM_JOB_ID:-}" attempts/*/started 2>/dev/null || SLURM_RESTART_COUNT=0
     elif ((known < SLURM_RESTART_COUNT)); then
         SLURM_RESTART_COUNT=$known
@@ -172,7 +178,8 @@ restarts_by_slurm() {
     timeout 20 squeue --noheader --states=all --jobs="$RUNNER_JOB" --Format=RestartCnt 2>/dev/null | tr -cd 0-9
 }
 
-# Whether this start may continue. One by hand always may; a requeue and a job of a chain as [restart] says.
+# may_start [again]: exit if [restart] does not allow another attempt. A job that a user submitted may always start; a requeued
+# job, a resubmitted job (again) or a job of a chain must be within the limits.
 may_start() {
     local last why cause
     last=$(newest_attempt)
@@ -187,7 +194,7 @@ may_start() {
         causes[$last]=$cause
         write_line "attempts/$last/cause" "$cause"
     fi
-    # a person may requeue what is over
+    # the user may requeue a job whose last attempt is done or cancelled
     case ${1:-}$cause in done | cancelled) rm -f stopped && return ;; esac
     [ "$cause" != "done" ] || exit 0
     why=$(refusal "$cause" "$last")
@@ -196,15 +203,15 @@ may_start() {
     exit 1
 }
 
-# The cause of an attempt that was killed before it could write it: from Slurm's messages in the log, else from the scheduler's
-# records, where it keeps any.
+# cause_of_killed NUMBER: print the cause of an attempt that was killed before it could write the file `cause`. Take it from
+# Slurm's messages in the log, or else from Slurm's accounting if there is one.
 cause_of_killed() {
     local job nodes text cause
     job=$(sed -n 's/^job //p' "attempts/$1/started" 2>/dev/null)
     nodes=$(sed -n 's/^nodes //p' "attempts/$1/started" 2>/dev/null)
     text=$(tail -c 100000 job.log 2>/dev/null | tr -d '\0')
     cause=$(cause_in "$(messages_of_slurm "${text##*"attempt $1 on "}" "$job" "$nodes")")
-    # its batch script has requeued the job after a failure, and the disk was too full to write that down
+    # the batch script requeued the job after a failure, but the disk was too full to record the cause
     if [ "$cause" = requeued ] && [ -e "attempts/$1/first_failure" ]; then cause=script_failure; fi
     if [ -n "$cause" ]; then
         echo "$cause"
@@ -216,12 +223,12 @@ cause_of_killed() {
     TIMEOUT*) echo time_limit ;;
     CANCELLED*) echo cancelled ;;
     OUT_OF_ME* | FAILED*) echo script_failure ;;
-    # a task of it has failed, and the disk was too full to say so
+    # if a task failed, the disk was too full to record the cause; otherwise the node was lost
     *) if [ -e "attempts/$1/first_failure" ]; then echo script_failure; else echo node_failure; fi ;;
     esac
 }
 
-# What was written to job.log since this attempt began, the last 100 kB at most.
+# Print what was appended to job.log since this attempt began, at most the last 100 kB.
 log_of_attempt() {
     local size from
     size=$(stat -c %s job.log 2>/dev/null || echo 0)
@@ -229,9 +236,9 @@ log_of_attempt() {
     tail -c "+$((from + 1))" job.log 2>/dev/null | tr -d '\0'
 }
 
-# messages_of_slurm TEXT JOB NODES: the lines of a log in which Slurm reports the end of this job or the loss of one of its
-# nodes. The log holds the program's output too: another job's number or node is a quotation. A line may begin with what a
-# progress bar has left.
+# messages_of_slurm TEXT JOB NODES: print the lines in which Slurm reports the end of this job or the loss of one of its nodes.
+# Ignore messages about other jobs and nodes, which the program may have printed. Such a line may start with the remains of a
+# progress bar.
 messages_of_slurm() {
     local line node names
     case $2 in '' | local-*) return ;; esac
@@ -250,7 +257,7 @@ hostnames() { scontrol show hostnames "$1" 2>/dev/null || printf '%s\n' "$1"; }
 
 messages_of_this_attempt() { messages_of_slurm "$(log_of_attempt)" "${SLURM_JOB_ID:-}" "${SLURM_JOB_NODELIST:-}"; }
 
-# The cause that the last of Slurm's messages give; nothing without one.
+# cause_in MESSAGES: print the cause that Slurm's last messages report, or nothing.
 cause_in() {
     case $(tail -n 3 <<<"$1") in
     '') ;;
@@ -262,6 +269,7 @@ cause_in() {
     esac
 }
 
+# cause_of CODE: print why this attempt ended. CODE is the exit code of the step.
 cause_of() {
     local reported
     reported=$(cause_in "$(messages_of_this_attempt)")
@@ -271,11 +279,11 @@ cause_of() {
     elif [ -e "$RUNNER_ATTEMPT/hang" ]; then
         echo hang
     elif [ "$1" = 76 ] || compgen -G "$RUNNER_ATTEMPT/bad-node-*" >/dev/null; then
-        echo node_failure # the preflight says so
+        echo node_failure # the preflight failed
     elif [ "$1" = 0 ] && all_tasks_finished; then
         echo "done"
     else
-        case $1,$reported in # srun returns 0 too where it has lost a step that Slurm has ended
+        case $1,$reported in # srun may return 0 even if Slurm ended the step
         *,time_limit | *,preemption | *,node_failure) echo "$reported" ;;
         0,*) echo "done" ;;
         75,*) echo time_limit ;;
@@ -284,7 +292,7 @@ cause_of() {
     fi
 }
 
-# Whether every task of the step has written that it ended with 0.
+# Succeed if every task of the step recorded that it ended with exit code 0.
 all_tasks_finished() {
     local nodes tasks
     nodes=$(sed -n "s/^export RUNNER_NODES='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh")
@@ -292,10 +300,11 @@ all_tasks_finished() {
     [ "$(compgen -G "$RUNNER_ATTEMPT/finished/*" | wc -l)" = $((${nodes:-1} * ${tasks:-1})) ]
 }
 
-# TERM has ended a task, and nothing says why: Slurm may signal the tasks before this script, and write to the log later.
+# A task ended by TERM, but the log does not tell why. Slurm may signal the tasks before this script and write its message
+# afterwards, so wait up to 3 s for the message.
 await_report() {
     local reported='' waited
-    exec 9<> <(:) # to wait on without starting a process
+    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 3; waited++)); do
         read -r -t 1 -u 9 _
         reported=$(cause_in "$(messages_of_this_attempt)")
@@ -304,8 +313,9 @@ await_report() {
     printf '%s' "$reported"
 }
 
+# give_up REASON: no further attempt follows. Record why, and cancel the pending jobs of the chain.
 give_up() {
-    follows= # notify.sh asks
+    follows= # notify.sh reads it
     say "no further attempt: $1"
     write_line ./stopped "$1"
     cancel_chain
@@ -314,25 +324,25 @@ give_up() {
 cancel_chain() {
     local id
     [ -e job_ids ] || return 0
-    while read -r id; do # links of a chain that wait for nothing now
+    while read -r id; do
         [ "$id" = "$RUNNER_JOB" ] || scancel --state=PENDING "$id" 2>/dev/null
     done <job_ids
 }
 
-# finish_attempt CODE: write down why this attempt has ended, and start the next one where [restart] allows it.
+# finish_attempt CODE: record why this attempt ended, and start the next one if [restart] allows it.
 finish_attempt() {
     local cause='' why
     [ -z "$decided" ] && [ ! -e "$RUNNER_ATTEMPT/replaced" ] || return 0
     cd "$RUNNER_RUN" || return
-    for _ in 1 2 3; do # Slurm's TERM goes to every process, and may end the subshell before it ignores the signal
+    for _ in 1 2 3; do # try again if TERM, which Slurm sends to every process, ends the subshell before it ignores TERM
         [ -n "$cause" ] || cause=$(trap '' TERM && cause_of "$1")
     done
-    [ -z "$decided" ] || return 0 # TERM came meanwhile, and its trap has written the cause
+    [ -z "$decided" ] || return 0 # TERM arrived meanwhile, and its trap has recorded the cause
     decided=${cause:-script_failure} cause=$decided
     write_line "$RUNNER_ATTEMPT/cause" "$cause"
     rm -rf "$RUNNER_ATTEMPT/finished"
-    # from here on TERM would only end the commands below, and a requeue ends this script too; without Slurm the next
-    # attempt would inherit that it is ignored
+    # Ignore TERM from here on: a requeue sends TERM to this script, and would interrupt the commands below. Not without Slurm,
+    # because there the next attempt is the same process, and would still ignore TERM.
     [ -z "$RUNNER_JOB" ] || trap '' TERM
     note_bad_nodes "$cause"
     [ "${#limit[@]}" -gt 0 ] || return 0
@@ -344,13 +354,14 @@ finish_attempt() {
     if [ -n "$why" ]; then
         give_up "$why"
     else
-        # shellcheck disable=SC2034 # notify.sh asks
+        # shellcheck disable=SC2034 # notify.sh reads it
         follows=yes
-        notify requeue "$cause: another attempt follows" & # Slurm may leave us few seconds
+        notify requeue "$cause: another attempt follows" & # in the background, because Slurm may kill us in a few seconds
         restart "$cause" "$1"
     fi
 }
 
+# restart CAUSE CODE: start the next attempt. After a node failure or a hang, avoid the bad nodes.
 restart() {
     local job restarts excluded=
     case $1 in node_failure | hang) excluded=$(excluded_nodes) ;; esac
@@ -371,7 +382,7 @@ restart() {
     if ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
         say "$1: Slurm has requeued this job" && return
     fi
-    # a requeue cannot leave nodes out: the retry is a new job then
+    # a requeued job cannot exclude nodes: if there are nodes to avoid, submit a new job
     if [ "${limit[by]}" = requeue ] && [ -z "$excluded" ]; then
         say "$1: requeueing this job"
         scontrol requeue "$RUNNER_JOB" && return
@@ -384,10 +395,10 @@ restart() {
     fi
 }
 
-# The same file as a new job, with nothing of this one in its environment.
+# resubmit [NODES]: submit job.sbatch as a new job that excludes NODES. First unset the variables of this job.
 resubmit() (
     # shellcheck disable=SC2154 # secrets.sh
-    [ "${#read_names[@]}" = 0 ] || unset "${read_names[@]}" # Slurm would keep them with the job
+    [ "${#read_names[@]}" = 0 ] || unset "${read_names[@]}" # otherwise Slurm would store the secrets with the job
     for name in ${!SLURM_*} ${!RUNNER_*}; do
         case $name in SLURM_CONF | RUNNER_CACHE | RUNNER_SECRETS) ;; *) unset "$name" ;; esac
     done

@@ -1,16 +1,17 @@
 # shellcheck shell=bash
-# read_secrets: the user's tokens, from a file that only the user can read, become variables of the step. Their values stand
-# in no script, command line or record of a run. A variable that is already exported wins. `NAME=!COMMAND` asks a keyring.
-secret_names=() # all variables whose values no message may hold
-read_names=()   # those that the next job reads from the file again
+# read_secrets: export the user's secrets for the step. They come from a file that only the user can read, so that their values
+# appear in no script, command line or run folder. A variable that is already exported keeps its value. For a line
+# NAME=!COMMAND, the value is the output of the command, such as a query to a keyring.
+secret_names=() # variables whose values must not appear in messages
+read_names=()   # variables from the file; the next job reads them again
 read_secrets() {
     local name
     mapfile -t secret_names < <(compgen -e | while read -r name; do ! looks_secret "$name" || printf '%s\n' "$name"; done)
     read_secrets_file
 }
 
-# Whether a variable looks like a secret: the same names as runner's own detector (machine/secrets.py). A short value, a
-# number or a path is none.
+# looks_secret NAME: succeed if the variable looks like a secret, by the same rules as runner/machine/secrets.py. A value that
+# is short, a number or a path is not a secret.
 looks_secret() {
     local name=${1,,} value=${!1:-}
     [[ $name =~ (^|_)(token|secret|passwd|password|passphrase|credentials?|api_?key|access_?key|private_?key|auth|key|webhook)s?$ ]] || return 1
@@ -18,7 +19,8 @@ looks_secret() {
     [[ ${#value} -ge 8 && $value != [/~]* && $value != ./* && $value == *[!0-9]* ]]
 }
 
-# The text with (secret) in the place of every secret's value, the longest first: one may begin with another.
+# masked TEXT: print the text with every secret replaced by (secret). Longer values are replaced first, because one secret may
+# be the beginning of another.
 masked() {
     local text=$1 name value
     while read -r _ name; do
@@ -38,7 +40,7 @@ read_secrets_file() {
     case $(stat -L -c %a "$file") in
     *00) ;;
     *)
-        say "not read: $file, since others can read it; try: chmod 600 $file"
+        say "not reading $file, because other users can read it; try: chmod 600 $file"
         return
         ;;
     esac
@@ -47,16 +49,16 @@ read_secrets_file() {
         [[ $line == *=* && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || continue
         secret_names+=("$name")
         value=${line#*=}
-        if [ -n "${!name:-}" ]; then # the next job reads the same value
+        if [ -n "${!name:-}" ]; then # exported already; if the value is the same, the next job can read it from the file
             [ "${!name}" != "$value" ] || read_names+=("$name")
             continue
         fi
         if [[ $value == '!'* ]] && ! value=$(timeout 10 bash -c "${value:1}" </dev/null 2>/dev/null); then
-            say "not read: $name, since its command in $file failed"
+            say "not reading $name, because its command in $file failed"
             continue
         fi
         case $name in
-        RUNNER_*) printf -v "$name" %s "$value" ;; # ours: the step needs none of them
+        RUNNER_*) printf -v "$name" %s "$value" ;; # used by this script only, so not exported to the step
         *)
             export "$name=$value"
             read_names+=("$name")

@@ -1,17 +1,17 @@
 # shellcheck shell=sh
-# tell SIGNAL PID: send SIGNAL to every descendant of PID that waits for it.
+# tell SIGNAL PID: send SIGNAL to every descendant of PID that handles it.
 #
-# A signal to a whole step would end each process that has no handler for it, the launcher first. So the kernel is
-# asked: SigCgt in /proc/PID/status has a bit for every signal that the process catches. TERM is meant to end: it goes to
-# all but those that hold the container up, whose end would take the processes inside along.
-# Needs /bin/sh alone, and starts no process: one would be a descendant too.
+# Sending the signal to the whole step would kill every process without a handler, starting with the launcher. The field
+# SigCgt in /proc/PID/status has one bit for each signal that the process handles. TERM is meant to end processes, so it
+# goes to all descendants except those that keep the container running: without them, the processes inside would be killed.
+# This file needs only /bin/sh. It starts no process, because that process would be a descendant too.
 
 tell() {
-    # a /proc of another process namespace would name other processes
+    # if /proc belongs to another process namespace, its numbers stand for other processes
     { read -r runner_pid _ </proc/self/stat; } 2>/dev/null
     [ "$runner_pid" = "$$" ] || return 0
     runner_signal=$1
-    # find all before signalling the first: podman answers by starting a process that passes the signal on
+    # find all descendants before signalling any: on a signal, podman starts a process that forwards the signal
     runner_found=
     find_descendants "$2"
     find_descendants "$2"
@@ -21,8 +21,8 @@ tell() {
     return 0
 }
 
-# find_descendants PID: add those that are not in runner_found yet. The kernel's list of children leaves out a living one
-# while another of them ends, so that the search is made twice. Source: proc(5), /proc/pid/task/tid/children.
+# find_descendants PID: add the descendants of PID that are not in runner_found yet. `tell` calls it twice, because the
+# kernel's list of children may omit a living child while another one ends. Source: proc(5), /proc/pid/task/tid/children.
 find_descendants() {
     while [ $# -gt 0 ]; do
         for runner_file in /proc/"$1"/task/*/children; do
@@ -40,10 +40,10 @@ find_descendants() {
     done
 }
 
-# is_for SIGNAL PID: whether that process is to get it.
+# is_for SIGNAL PID: succeed if the process should get the signal.
 #
-# The file is read to its end: bash cannot seek back in the file of a process that has ended meanwhile, and gives the rest
-# of what it has read to the next `read` of any file.
+# The loop reads the file to its end. If it stopped early and the process ended meanwhile, bash could not seek back in the
+# file, and would return the rest of its buffer to the next `read` of any file.
 is_for() {
     [ -r "/proc/$2/status" ] || return 1
     runner_bit=
@@ -52,11 +52,11 @@ is_for() {
     USR1) runner_bit=9 ;;
     USR2) runner_bit=11 ;;
     esac
-    while read -r runner_key runner_value; do # a key has its colon
+    while read -r runner_key runner_value; do # the key includes its colon
         case $runner_key:$runner_value in
         Name::bwrap | Name::unshare | Name::squashfuse* | Name::fuse-overlayfs) [ "$1" != TERM ] || runner_answer=never ;;
         SigCgt::*)
-            # the last eight hexadecimal digits are enough, and no shell's arithmetic overflows
+            # only the last eight of 16 hexadecimal digits, so that no shell's arithmetic overflows
             if [ "$runner_answer" = no ] &&
                 { [ -z "$runner_bit" ] || [ $((0x${runner_value#????????} >> runner_bit & 1)) = 1 ]; }; then
                 runner_answer=yes
@@ -64,7 +64,7 @@ is_for() {
             ;;
         esac
     done 2>/dev/null <"/proc/$2/status"
-    # said in full: in a trap, `return` alone gives the status from before the trap
+    # not a plain `return`: in a trap, it would return the status from before the trap
     [ "$runner_answer" = yes ] || return 1
     return 0
 }

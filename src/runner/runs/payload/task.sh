@@ -1,22 +1,25 @@
 #!/bin/sh
-# One task of a step, inside the container. Needs /bin/sh alone; busybox is enough.
+# Runs one task of a step, inside the container. Needs only /bin/sh; busybox is enough.
 #   task.sh ATTEMPT LAUNCHER KIND WORD…
-#   ATTEMPT   the folder attempts/N, seen under the same path inside and outside
-#   LAUNCHER  torchrun, srun, accelerate, none
-#   KIND      python: WORD… is a .py file and its arguments; shell: a .sh file; command: the words as they are
+#   ATTEMPT   the folder attempts/N; it has the same path inside and outside the container
+#   LAUNCHER  torchrun, srun, accelerate or none
+#   KIND      what WORD… is: python: a .py file and its arguments; shell: a .sh file and its arguments; command: a command
 runner_attempt=$1 runner_launcher=$2 runner_kind=$3
 shift 3
 
+# stop WHAT WHY FIX [CODE]: print an error message and exit.
 stop() {
     printf 'task %s: %s\n  because: %s\n  try:     %s\n' "${runner_rank:-?}" "$1" "$2" "$3" >&2
     failed "${4:-1}"
     exit "${4:-1}"
 }
 
-# The first task that fails says so; the others are ended because of it, and their codes would hide its own.
+# failed CODE: record the exit code, but only of the first task that fails. The other tasks are then ended, and their exit codes
+# would hide this one.
 failed() { (set -C && echo "$1 task $runner_rank node $runner_node" >"$runner_attempt/first_failure") 2>/dev/null; }
 
-# A word `:` comes as `\:`, since srun would take it for its own (the same for `\:`, and so on): one backslash off again.
+# The batch script passes the word `:` as `\:`, because srun interprets `:` itself. (Likewise `\:` as `\\:`, and so on.)
+# Remove one backslash.
 runner_colons=
 for runner_word; do
     case $runner_word in \\*:) runner_colons=yes ;; esac
@@ -31,7 +34,7 @@ if [ -n "$runner_colons" ]; then
     done
 fi
 
-# --- the place of this task: from srun, or from payload/processes.sh where no scheduler is
+# --- the rank of this task: from srun or, without a scheduler, from payload/processes.sh
 # shellcheck disable=SC2153  # RUNNER_TASKS is not a misspelling of RUNNER_TASK
 if [ -n "${RUNNER_TASK:-}" ]; then
     runner_rank=$RUNNER_TASK runner_local_rank=$RUNNER_TASK runner_tasks=$RUNNER_TASKS runner_node=0
@@ -39,10 +42,10 @@ else
     runner_rank=${SLURM_PROCID:?} runner_local_rank=$SLURM_LOCALID runner_tasks=$SLURM_NTASKS runner_node=
 fi
 [ -r "$runner_attempt/environment.sh" ] || stop "cannot read $runner_attempt/environment.sh" \
-    "the run folder is not mounted in this container, at the path that it has outside" "mount it as RUN:RUN"
+    "the run folder is not mounted in this container at the same path as on the host" "mount it as RUN:RUN"
 # shellcheck source=/dev/null
 . "$runner_attempt/environment.sh"
-if [ -s "$RUNNER_RUN/after" ]; then # the folder of the run that had to end before this one; the script names no run
+if [ -s "$RUNNER_RUN/after" ]; then # the folder of the run that this run waited for (`launch --after`)
     read -r RUNNER_AFTER <"$RUNNER_RUN/after"
     export RUNNER_AFTER
 fi
@@ -51,16 +54,19 @@ fi
 [ "$runner_tasks" = $((RUNNER_NODES * RUNNER_TASKS_PER_NODE)) ] || stop \
     "the step has $runner_tasks tasks" "$RUNNER_NODES nodes with $RUNNER_TASKS_PER_NODE tasks each were asked for" \
     "leave out flags that change --nodes or --ntasks"
-# Not SLURM_NODEID: a container's variables are the batch shell's, whose node is 0; pyxis gives each task its own rank and
-# local rank only. Source: pyxis 0.24.0, pyxis_slurmstepd.c. srun places tasks node by node.
+# Do not use SLURM_NODEID: in a container of pyxis it is that of the batch shell, which is always 0. Of these variables, pyxis
+# sets only the rank and the local rank for each task. Source: pyxis 0.24.0, pyxis_slurmstepd.c. The division is correct,
+# because srun numbers the tasks node by node.
 runner_node=${runner_node:-$((runner_rank / RUNNER_TASKS_PER_NODE))}
 
-# --- where: in the code snapshot, unless the environment names a working folder
+# --- the working folder: the code snapshot, unless the EDF sets workdir
 if [ -z "$RUNNER_WORKDIR" ]; then
-    cd "$RUNNER_RUN/code" 2>/dev/null || cd "$RUNNER_RUN" || stop "cannot enter $RUNNER_RUN" "it is not mounted" "RUN:RUN"
+    cd "$RUNNER_RUN/code" 2>/dev/null || cd "$RUNNER_RUN" || stop "cannot enter $RUNNER_RUN" "it is not mounted" \
+        "mount it as RUN:RUN"
 fi
 
-# once NAME WORD…: a command that the first task of each node runs; the others wait for its exit code, in runner_code.
+# once NAME COMMAND…: the first task of each node runs the command, and the other tasks wait for it. Sets runner_code to the
+# exit code.
 once() {
     runner_done=$runner_attempt/$1-node-$runner_node
     shift
@@ -79,7 +85,7 @@ once() {
 runner_python=python
 command -v python >/dev/null || runner_python=python3
 
-# --- preflight: is this node fit for the job? Without Python in the image only the job itself will tell
+# --- preflight: test this node. Needs Python in the image
 if [ -n "${RUNNER_PREFLIGHT:-}" ] && command -v "$runner_python" >/dev/null; then
     once preflight "$runner_python" "$RUNNER_RUN/payload/preflight.py" "$runner_attempt" "$runner_node"
     [ "$runner_code" = 0 ] || stop "the preflight ended with exit code $runner_code on node $runner_node" \
@@ -87,14 +93,14 @@ if [ -n "${RUNNER_PREFLIGHT:-}" ] && command -v "$runner_python" >/dev/null; the
         "read its messages in job.log or $runner_done.log; to start without the check: --no-preflight" "$runner_code"
 fi
 
-# --- setup: no task goes on before it
+# --- setup: runs once per node, before the tasks start
 if [ -f "$runner_attempt/setup.sh" ]; then
     once setup "$(command -v bash || command -v sh)" "$runner_attempt/setup.sh"
     [ "$runner_code" = 0 ] || stop "setup ended with exit code $runner_code on node $runner_node" \
         "no task starts if the setup fails" "read its output in job.log or $runner_done.log"
 fi
 
-# --- ranks: the launchers count by themselves, and words of an image's hook would mislead them
+# --- ranks: torchrun and accelerate set these variables themselves. Unset values from an image's hook or an outer job
 unset RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK
 if [ "$runner_launcher" = srun ]; then
     export RANK="$runner_rank" LOCAL_RANK="$runner_local_rank" WORLD_SIZE="$runner_tasks"
@@ -118,11 +124,11 @@ if [ "$runner_kind" = python ] && [ "$runner_launcher" != torchrun ] && [ "$runn
     set -- "$runner_python" "$@"
 fi
 if [ "$runner_launcher" = torchrun ] || [ "$runner_launcher" = accelerate ]; then
-    # torchrun would take 1, whatever the processes were given
+    # otherwise torchrun sets 1, however many CPUs each process has
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$RUNNER_CPUS_PER_PROCESS}"
 fi
 if [ "$runner_launcher" = torchrun ]; then
-    # each process writes to its own files; the first one of the job is seen in job.log too
+    # each process writes to its own log files; rank 0 also writes to job.log
     [ "$runner_kind" = python ] || set -- --no-python "$@"
     [ "$runner_node" != 0 ] || set -- --tee=0:3 "$@"
     set -- "$runner_python" -m torch.distributed.run --nnodes="$RUNNER_NODES" --nproc-per-node="$RUNNER_PROCESSES" \
@@ -130,7 +136,7 @@ if [ "$runner_launcher" = torchrun ]; then
         --log-dir="$runner_attempt/node-$runner_node" --redirects=3 "$@"
 elif [ "$runner_launcher" = accelerate ]; then
     [ "$runner_kind" = python ] || set -- --no_python "$@"
-    [ "$RUNNER_WORLD_SIZE" = 1 ] || set -- --multi_gpu "$@" # its word for "several processes", without GPUs too
+    [ "$RUNNER_WORLD_SIZE" = 1 ] || set -- --multi_gpu "$@" # needed for several processes, even without GPUs
     set -- "$runner_python" -m accelerate.commands.launch --num_machines="$RUNNER_NODES" \
         --num_processes="$RUNNER_WORLD_SIZE" --machine_rank="$runner_node" --main_process_ip="$MASTER_ADDR" \
         --main_process_port="$MASTER_PORT" --mixed_precision=no --dynamo_backend=no "$@"
@@ -140,12 +146,12 @@ if [ -f "$runner_attempt/task_prolog.sh" ]; then
     . "$runner_attempt/task_prolog.sh" || stop "task_prolog ended with exit code $?" "its last command failed" "fix task_prolog in the job file"
 fi
 
-# --- what a hang leaves behind: asked for by payload/watch.sh with WINCH, which is harmless to everybody else
-# shellcheck disable=SC2317,SC2154  # a trap calls it; runner_found is what tell has found
+# --- hangs: payload/watch.sh sends WINCH, which processes ignore by default. Collect the stacks in attempts/N/stacks
+# shellcheck disable=SC2317,SC2154  # a trap calls this function; `tell` sets runner_found
 stacks() {
-    tell USR1 $$ # programs that write their stacks then, as Python's faulthandler does
+    tell USR1 $$ # for programs that then write their stacks, for example with Python's faulthandler
     for runner_pipe in "${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-/none}"*.pipe; do
-        # opened both ways: it never waits for a reader
+        # opened for reading and writing, so that this does not block if no process reads the pipe
         [ ! -p "$runner_pipe" ] || echo 1 1<>"$runner_pipe"
     done
     command -v py-spy >/dev/null || return 0
@@ -154,8 +160,8 @@ stacks() {
         py-spy dump --pid "$runner_pid" >"$runner_file" 2>/dev/null || rm -f "$runner_file"
     done
 }
-# torch's version, by the name of its folder in the site-packages of this Python or of the system's: to start Python takes
-# much longer, and is left to programs that do so anyway
+# Print the version of torch. Take it from the name of the .dist-info folder, because starting Python takes much longer. Ask
+# Python only if there is no such folder and the program needs Python anyway.
 torch_version() {
     runner_found=$(command -v "$runner_python")
     for runner_found in "${runner_found%/bin/*}"/lib/python3*/*-packages/torch-*.dist-info \
@@ -170,8 +176,8 @@ torch_version() {
     esac
 }
 if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
-    # NCCL's flight recorder: its last collectives, written when it times out or when a hang is looked into. torch warns
-    # of the variable's old name since 2.9; older ones know that name alone
+    # NCCL's flight recorder keeps the latest collectives, and writes them on a timeout or when it is asked through its pipe.
+    # torch 2.9 renamed the variable that sets its size, and warns about the old name.
     if [ -z "${TORCH_FR_BUFFER_SIZE:-}${TORCH_NCCL_TRACE_BUFFER_SIZE:-}" ]; then
         case $(torch_version 2>/dev/null) in
         '') ;;
@@ -182,7 +188,8 @@ if [ "${RUNNER_HANG_SECONDS:-0}" != 0 ]; then
     export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
     mkdir -p "$runner_attempt/stacks"
     export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$runner_attempt/stacks/nccl-rank-}"
-    # in the run's own folder, not in /tmp, where another user may have taken the name; not every file system has pipes
+    # The pipes are in the run folder, not in /tmp, where another user may have used the same name. Some file systems do not
+    # support named pipes: test that first.
     if mkfifo "$runner_attempt/stacks/task-$runner_rank.pipe" 2>/dev/null; then
         rm -f "$runner_attempt/stacks/task-$runner_rank.pipe"
         export TORCH_NCCL_DEBUG_INFO_PIPE_FILE="${TORCH_NCCL_DEBUG_INFO_PIPE_FILE:-$runner_attempt/stacks/nccl-rank-}"
@@ -195,8 +202,9 @@ if [ "$runner_rank" = 0 ]; then
     runner_note=$!
 fi
 
-# --- run it; a signal ends only the `wait`. TERM and USR2 reach every process by themselves, except in a container with
-# process numbers of its own, where this is number 1; URG is job.sbatch's word for "pass USR2 on" (see signals.sh).
+# --- run the program. A trapped signal interrupts `wait`, but not the program: wait again. All processes get TERM and USR2
+# directly, except in a container with its own process namespace. There, this shell is process 1, and forwards the signals.
+# With URG, job.sbatch asks this script to send USR2 to the program (signals.sh).
 runner_signalled=
 runner_ended=
 trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
@@ -213,11 +221,11 @@ while :; do
     runner_signalled=
     runner_before=$RUNNER_EXIT_CODE
 done
-# the program ended at the very moment of a signal: its code was in the `wait` before
+# 127: the program had already ended when the signal arrived, and the previous `wait` returned its exit code
 [ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
 runner_code=$RUNNER_EXIT_CODE
 if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
-    # "continue me" is not a failure: it must not end the tasks that are still saving
+    # a request for another attempt is not a failure: exit with 0, so that srun does not end the tasks that are still saving
     [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"
     runner_code=0
 elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
@@ -225,7 +233,8 @@ elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
 elif [ "$runner_code" = 0 ]; then
     : >"$runner_attempt/finished/$runner_rank"
 fi
-# a program may be quicker than the note of what it found here; but when the task is over, nothing is written any more
+# The program may end before inside.sh does. Wait a few seconds for it, then kill it, so that nothing is written after the task
+# has ended.
 runner_left=10
 while [ -n "$runner_note" ] && [ "$runner_left" != 0 ] && kill -0 "$runner_note" 2>/dev/null; do
     runner_left=$((runner_left - 1))

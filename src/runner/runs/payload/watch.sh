@@ -1,18 +1,18 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host: a step that hangs, or that outlives one of its tasks, is looked at and ended.
+# Functions of job.sbatch, on the host. They end a step that hangs, or that still runs long after one of its tasks has failed.
 
-# watch_over STEP SECONDS: look after the process STEP until it ends. Runs beside it. SECONDS without a sign of progress
-# are a hang; 0: never. They are counted here, look by look: clocks may jump, and a file system that does not answer for
-# an hour, or a node that stands still, says nothing about the program.
+# watch_over PID SECONDS: watch the step, which runs as process PID, until it ends. Runs in the background. SECONDS without
+# progress are a hang (0: never). Each check adds at most twice the pause to this time, so that a file system that does not
+# respond for an hour, or a suspended node, is not mistaken for a hang.
 watch_over() {
     local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 before now passed sign seen=
     trap - EXIT
-    trap '' USR2 TERM # the batch script hears them
-    exec 8<> <(:)     # to wait on without starting a process
+    trap '' USR2 TERM # the batch script handles them
+    exec 8<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
     before=$(moment)
     while kill -0 "$1" 2>/dev/null; do
         read -r -t "$pause" -u 8 _
-        : >"$RUNNER_ATTEMPT/alive" || continue # the disk is full, or away
+        : >"$RUNNER_ATTEMPT/alive" || continue # the disk is full or not reachable
         sign=$(progress) || continue
         now=$(moment)
         passed=$((now - before < 2 * pause + 1 ? now - before : 2 * pause + 1))
@@ -22,7 +22,7 @@ watch_over() {
             ((gone < 40)) || end_step "$1" "a task has failed 40 s ago, and others hold on"
         elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
             gone=$((gone + passed))
-            ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, and this one holds on"
+            ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, and this one is still running"
         fi
         idle=$((idle + passed))
         [ "$sign" = "$seen" ] || idle=0
@@ -34,15 +34,15 @@ watch_over() {
     done
 }
 
-# Seconds since the node's start: that clock is never set.
+# Print the seconds since the node booted. Unlike the time of day, this clock never jumps.
 moment() {
     local seconds
     read -r seconds _ </proc/uptime
     printf '%s' "${seconds%.*}"
 }
 
-# What this attempt has told of its progress: the time of its heartbeat, and the size of metrics.jsonl where it has
-# written to it; nothing before the first sign. It is progress when it changes.
+# Print a text that changes whenever the program makes progress: the modification time of the file heartbeat, and the size
+# of metrics.jsonl once this attempt has written to it. Prints nothing before the first sign of progress.
 progress() {
     local heartbeat size
     heartbeat=$(stat -c %Y "$RUNNER_ATTEMPT/heartbeat" 2>/dev/null)
@@ -51,8 +51,8 @@ progress() {
     printf '%s' "$heartbeat${size:+ $size}"
 }
 
-# The stacks of every rank, then the end. The flag is for ranks that look for it, the signal for payload/task.sh, which
-# passes it on.
+# hung PID REASON: collect the stacks of all ranks, then end the step. A program that finds the file stacks/wanted can write
+# its own stack there. The signal WINCH makes payload/task.sh collect stacks.
 hung() {
     local waited
     say "$2: gathering the stacks of all ranks in $RUNNER_ATTEMPT/stacks"
@@ -71,10 +71,12 @@ hung() {
     end_step "$1" "$2"
 }
 
-# A signal to all that STEP has started, from a shell of its own: `tell` looks from itself downwards.
+# signal_descendants SIGNAL PID: signal all descendants of the step. In a new shell, because `tell` does nothing in a
+# subshell, whose own process number differs from $$.
 signal_descendants() { bash -c '. payload/signals.sh; tell "$@"' tell "$1" "$2"; }
 
-# TERM, and KILL for what does not go; at last without the step, whose end ends the job.
+# end_step PID REASON: end the step with TERM, then with KILL if it is still running after 10 s. When PID has ended, the batch
+# script continues, even if the step itself has not.
 end_step() {
     local step
     say "$2: ending the step"
