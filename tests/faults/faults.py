@@ -16,7 +16,8 @@ class Fault:
     """A row of the table."""
 
     act: Callable[[Case], Outcome]
-    remark: str = ""
+    description: str
+    """what happens in a run"""
     steps: int = STEPS
     config: Sequence[str] = ()
     """lines for slurm.conf"""
@@ -35,56 +36,79 @@ class Fault:
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 
 FAULTS: Mapping[str, Fault] = {
-    "time_limit": Fault(by_slurm.time_limit, steps=450, cause="time_limit"),
-    "time_limit_deaf": Fault(
-        by_slurm.time_limit_deaf, "the training program ignores the warning", steps=450, cause="time_limit"
+    "time_limit": Fault(
+        by_slurm.time_limit,
+        "Slurm warns the job shortly before its time limit; the program saves a checkpoint and exits",
+        steps=450,
+        cause="time_limit",
     ),
-    "preemption": Fault(by_slurm.preemption, "PreemptMode=REQUEUE", cause="preemption"),
-    "preemption_cancel": Fault(by_slurm.preemption_cancel, "PreemptMode=CANCEL", cause="preemption"),
-    "scancel": Fault(by_slurm.scancel, "stays cancelled until it is submitted again", cause="cancelled", by_hand=True),
-    "requeue": Fault(by_slurm.requeue, "scontrol requeue", cause="requeued"),
+    "time_limit_deaf": Fault(
+        by_slurm.time_limit_deaf,
+        "the program ignores the warning, and Slurm kills it at the time limit",
+        steps=450,
+        cause="time_limit",
+    ),
+    "preemption": Fault(by_slurm.preemption, "another job preempts this job (PreemptMode=REQUEUE)", cause="preemption"),
+    "preemption_cancel": Fault(
+        by_slurm.preemption_cancel, "another job preempts this job (PreemptMode=CANCEL)", cause="preemption"
+    ),
+    "scancel": Fault(
+        by_slurm.scancel, "the user cancels the job, and submits it again later", cause="cancelled", by_hand=True
+    ),
+    "requeue": Fault(by_slurm.requeue, "an administrator requeues the job with scontrol", cause="requeued"),
     "slurmd_killed": Fault(
         by_slurm.slurmd_killed,
-        "the job's processes keep running; slurmd is restarted once the next attempt is running",
+        "slurmd is killed on a node, but the job's processes keep running; "
+        "slurmd is started again when the next attempt is running",
         steps=400,
         config=GIVEN_UP,
         cause="node_failure",
     ),
-    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "killed, and started again after 2 s; no effect"),
+    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "slurmd is killed on a node, and started again after 2 s"),
     "node_lost": Fault(
-        by_slurm.node_lost, "all processes on the node are gone", steps=200, config=GIVEN_UP, cause="node_failure"
+        by_slurm.node_lost,
+        "a node is lost, with slurmd and all of its processes",
+        steps=200,
+        config=GIVEN_UP,
+        cause="node_failure",
     ),
-    "node_down": Fault(by_slurm.node_down, "an administrator sets the node to DOWN", cause="node_failure"),
+    "node_down": Fault(by_slurm.node_down, "an administrator sets a node to DOWN", cause="node_failure"),
     "slurmctld_running": Fault(
-        by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and restarted after 3 s; no effect"
+        by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and started again after 3 s"
     ),
     "slurmctld_submitting": Fault(
         by_launch.slurmctld_while_submitting,
-        "a failed launch prints an error and leaves nothing behind; it was repeated",
+        "slurmctld is killed during a launch; a launch that fails leaves nothing behind, and is repeated",
         by_hand=True,
     ),
-    "rank_killed": Fault(by_hand.rank_killed, cause="script_failure"),
-    "rank_hung": Fault(by_hand.rank_hung, "the step is ended; the stacks of all ranks are saved", cause="hang"),
-    "oom": Fault(by_hand.oom, "simulated with SIGKILL and a recorded message from slurmd", cause="script_failure"),
-    "disk_full": Fault(
-        by_hand.disk_full, "the disk is full for 10 s; a restart waits for free space", cause="*", by_hand=True
+    "rank_killed": Fault(by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure"),
+    "rank_hung": Fault(
+        by_hand.rank_hung,
+        "one rank stops making progress; the batch script saves the stacks of all ranks and ends the step",
+        cause="hang",
     ),
+    "oom": Fault(
+        by_hand.oom,
+        "one rank runs out of memory (simulated with SIGKILL and a recorded message from slurmd)",
+        cause="script_failure",
+    ),
+    "disk_full": Fault(by_hand.disk_full, "the disk of the run folder is full for 10 s", cause="*", by_hand=True),
     "unreadable": Fault(
         by_hand.unreadable,
-        "the run folder cannot be read for 30 s (a stopped FUSE mount); no effect",
+        "the run folder cannot be read for 30 s (a stopped FUSE mount)",
         steps=120,
         uses=("/dev/fuse",),
     ),
     "clock_jump": Fault(
         by_hand.clock_jump,
-        "the clock jumps by a day (libfaketime), then a rank is killed",
+        "the nodes' clock jumps by a day (libfaketime), then a rank is killed",
         steps=120,  # half of them may be over before the clock has jumped
         cause="script_failure",
         uses=("faketime",),
     ),
-    "launched_twice": Fault(by_launch.launched_twice, "two runs are launched at the same moment"),
+    "launched_twice": Fault(by_launch.launched_twice, "two runs of a job are launched at the same moment"),
     "submitted_twice": Fault(
-        by_hand.submitted_twice, "one run is submitted twice at the same moment; only one of the jobs runs it"
+        by_hand.submitted_twice, "one run is submitted twice at the same moment; only one of the two jobs runs it"
     ),
 }
 

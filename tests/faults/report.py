@@ -8,8 +8,9 @@ from typing import Any
 from tests.faults.case import SAVE_EVERY
 from tests.faults.faults import FAULTS
 
-HEAD = ("fault", "completed / runs", "checkpoints lost", f"most steps repeated (saved every {SAVE_EVERY})",
-        "nodes still held", "median seconds", "remarks")  # fmt: skip
+HEAD = ("fault", "what happens", "completed / runs", "checkpoints lost",
+        f"most steps repeated (a checkpoint every {SAVE_EVERY} steps)", "nodes still held", "median seconds",
+        "remarks")  # fmt: skip
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -26,13 +27,13 @@ def row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     hand = sum(bool(each["by_hand"]) for each in runs)
     otherwise = sorted({" ".join(each["causes"]) for each in runs if not each["as_expected"]})
     remarks = (
-        FAULTS[name].remark,
         f"{hand} of {len(runs)} resumed by hand" if hand else "",
         f"unexpected causes: {', '.join(cause or 'none' for cause in otherwise)}" if otherwise else "",
     )
     seconds = sorted(float(each["seconds"]) for each in runs)
     return (
         name.replace("_", " "),
+        FAULTS[name].description,
         f"{completed} / {len(runs)}",
         str(sum(each["checkpoints_lost"] for each in runs) or "none"),
         str(max(each["steps_repeated"] for each in runs)),
