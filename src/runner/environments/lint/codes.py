@@ -22,41 +22,41 @@ _ERROR, _WARNING, _NOTE = ("error",), ("warning",), ("note",)
 _FILE = {
     "file-unreadable": Code(_ERROR, "the file cannot be opened, or is not UTF-8", "check its path, mode and encoding"),
     "toml-syntax": Code(_ERROR, "the file is not valid TOML", "fix that line"),
-    "table-twice": Code(_ERROR, "a table is opened twice", "put all its keys under a single [table] heading"),
+    "table-twice": Code(_ERROR, "a [table] heading occurs twice", "put all its keys under a single [table] heading"),
     "key-twice": Code(_ERROR, "a key is set twice", "keep one of the two"),
     "key-after-table": Code(
         ("error", "warning"),
-        "a top-level key below a [table] heading, so TOML gives the key to that table",
+        "a top-level key is below a [table] heading, so TOML makes it part of that table",
         "move it up, above the first [table]",
     ),
     "unknown-key": Code(
         ("error", "warning"),
-        "a key that EDFs do not have, or a misspelt key; only a warning with Sarus Suite, which ignores the key",
+        "the key is misspelt, or EDFs do not have it; a warning with Sarus Suite, which ignores the key",
         "correct its name, or remove it",
     ),
-    "wrong-type": Code(_ERROR, "a value of the wrong type", "see the keys in docs/environment.md"),
+    "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/environment.md"),
     "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write it in quotes: NAME = "1"'),
     "env-name": Code(
-        _ERROR, "a name in [env] that is not a variable name", "use letters, digits and _; do not begin with a digit"
+        _ERROR, "a name in [env] is not a valid variable name", "use letters, digits and _; do not begin with a digit"
     ),
     "annotation-not-text": Code(
         ("error", "warning"),
-        "a value in [annotations] is not text; only a warning with Sarus Suite, which turns the value into text",
+        "a value in [annotations] is not text; a warning with Sarus Suite, which converts the value to text",
         'write it in quotes: "true"',
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove it; binary data belongs in a mounted file"),
     "base-missing": Code(_ERROR, "a base_environment does not exist", "correct its name, or give a ./path"),
-    "base-circle": Code(_ERROR, "the base_environment is circular", "remove it from one of the files"),
-    "base-too-deep": Code(_ERROR, "base_environment is nested deeper than ten levels", "merge some of the files"),
+    "base-circle": Code(_ERROR, "base_environment leads back to the same file", "remove it from one of the files"),
+    "base-too-deep": Code(_ERROR, "base_environment is nested more than ten levels deep", "merge some of the files"),
     "cannot-load": Code(_ERROR, "the environment cannot be read for another reason", "see the reason"),
 }
 
 _VARIABLES = {
-    "broken-reference": Code(_ERROR, "a `${` without `}`, or without a name", "write ${NAME} or ${NAME:-default}"),
+    "broken-reference": Code(_ERROR, "a `${` has no `}`, or no name after it", "write ${NAME} or ${NAME:-default}"),
     "undefined-variable": Code(
         ("error", "warning", "note"),
-        "`${NAME}` is not defined; only a warning in [env], because the image may define it; "
-        "only a note if this machine is not part of the site",
+        "`${NAME}` is not defined; a warning in [env], because the image may define it; "
+        "a note if this machine does not belong to the site",
         "export it, or give it a default: ${NAME:-…}",
     ),
     "variable-without-braces": Code(
@@ -67,10 +67,10 @@ _VARIABLES = {
     "variable-in-image": Code(_ERROR, "Sarus Suite does not expand variables in `image`", "write the full name"),
     "env-refers-to-env": Code(
         _WARNING,
-        "a value in [env] refers to another entry of [env]; an entry cannot use the value of another entry",
+        "a value in [env] refers to another entry of [env], but it cannot use the value of that entry",
         "write the value itself",
     ),
-    "placeholder": Code(_ERROR, "a placeholder of a template: `{{name}}`, `{name}` or `<name>`", "write the value"),
+    "placeholder": Code(_ERROR, "a value contains a placeholder: `{{name}}`, `{name}`, `<name>`", "write the value"),
 }
 
 _IMAGE = {
@@ -85,19 +85,19 @@ _IMAGE = {
         "the name contains characters that registries do not accept",
         "use lowercase letters, digits and . _ - /",
     ),
-    "image-scheme": Code(_ERROR, "`docker://` is written before the image", "remove `docker://`"),
+    "image-scheme": Code(_ERROR, "the image begins with `docker://`", "remove `docker://`"),
     "image-no-tag": Code(
         _NOTE, "the tag is missing or is `latest`, so the image can change", "use a tag with a version"
     ),
     "image-digest": Code(
-        _ERROR, "enroot before 4.0 cannot pull by digest", "use a tag, or import the image with runner"
+        _ERROR, "enroot before 4.0 cannot pull an image by digest", "use a tag, or import the image with runner"
     ),
     "relative-squashfs": Code(
         _ERROR, "`x.sqsh` without a slash means an image in a registry", "write an absolute path, or ./x.sqsh"
     ),
     "slash-after-registry": Code(
         ("error", "warning"),
-        "enroot before 4.0 looks for `nvcr.io/…` on Docker Hub; a warning if its version is unknown",
+        "enroot before 4.0 looks for `nvcr.io/…` on Docker Hub; a warning if enroot's version is unknown",
         "write REGISTRY#IMAGE",
     ),
     "hash-after-registry": Code(
@@ -118,20 +118,22 @@ _IMAGE = {
 _MOUNTS = {
     "mount-syntax": Code(
         ("error", "warning"),
-        "not SOURCE:TARGET[:FLAGS]; only a warning for a relative target with Sarus Suite, which accepts them",
+        "the mount is not SOURCE:TARGET[:FLAGS]; with Sarus Suite, a relative target is only a warning",
         "'${SCRATCH}/data:/data:ro'",
     ),
     "mount-without-target": Code(
-        ("note", "error"), "no target: the source's path is used; an error with Sarus Suite", "write SOURCE:TARGET"
+        ("note", "error"),
+        "the mount has no target, so the source's path is the target; an error with Sarus Suite",
+        "write SOURCE:TARGET",
     ),
     "mount-flag-separator": Code(
         _ERROR,
-        "wrong character between flags: `+` for ce and pyxis, `,` for Sarus Suite",
+        "the wrong character joins the flags: ce and pyxis need `+`, Sarus Suite needs `,`",
         "join them with the engine's character",
     ),
-    "mount-flag-unknown": Code(_ERROR, "a mount flag that the engine does not have", "correct it, or remove it"),
+    "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct it, or remove it"),
     "mount-separator": Code(
-        _ERROR, "a comma, colon or blank in a path: the engine cannot mount it", "rename or link the folder"
+        _ERROR, "a path contains a comma, colon or blank, so the engine cannot mount it", "rename or link the folder"
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
@@ -140,7 +142,7 @@ _MOUNTS = {
     ),
     "mount-relative": Code(
         _NOTE,
-        "a relative source starts in the folder where srun is called, not in the folder of the file",
+        "a relative source starts at the folder where you run srun, not at the folder of the EDF",
         "write an absolute path",
     ),
     "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of them"),
@@ -149,7 +151,7 @@ _MOUNTS = {
     ),
     "mount-all-homes": Code(_WARNING, "the home folders of all users are mounted", "mount ${HOME}, or a folder in it"),
     "home-shadows-image": Code(
-        _WARNING, "the home folder is mounted: ~/.local shadows the image's packages", 'PYTHONNOUSERSITE = "1" in [env]'
+        _WARNING, "packages in the mounted ~/.local hide the image's packages", 'PYTHONNOUSERSITE = "1" in [env]'
     ),
     "read-only-folder": Code(
         _WARNING, "the working directory or a cache is read-only", "mount it without `ro`, or move it"
@@ -157,7 +159,7 @@ _MOUNTS = {
 }
 
 _ENV = {
-    "secret-value": Code(_ERROR, "a token or password in plain text", "export it where you launch"),
+    "secret-value": Code(_ERROR, "a value contains a token or password in plain text", "export it where you launch"),
     "path-replaced": Code(
         _WARNING, "PATH or LD_LIBRARY_PATH is set without the image's value", 'PATH = "/mine:${PATH}"'
     ),
@@ -176,31 +178,31 @@ _ENV = {
 }
 
 _HOOKS = {
-    "annotation-unknown": Code(_WARNING, "an annotation that no hook reads", "correct its name"),
-    "annotation-value": Code(_ERROR, "a value that the hook does not accept", "see the reason"),
+    "annotation-unknown": Code(_WARNING, "no hook reads this annotation", "correct its name"),
+    "annotation-value": Code(_ERROR, "the hook does not accept this value", "see the reason"),
     "hook-variant": Code(
         _ERROR, "the plugin's variant does not match the image's CUDA", "use the variant for the image's CUDA"
     ),
     "hook-variant-ignored": Code(_NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove it"),
-    "hook-conflict": Code(_WARNING, "cxi is off, but aws_ofi_nccl is on and turns cxi on", "remove one of the two"),
-    "hook-needs-writable": Code(_ERROR, "ssh and MPS need writable = true", "writable = true"),
+    "hook-conflict": Code(_WARNING, "the hook cxi is off, but aws_ofi_nccl turns it on", "remove one of the two"),
+    "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "writable = true"),
     "ssh-key": Code(
         _ERROR, "authorize_ssh_key is not the absolute path of a public key file", "write the path of the .pub file"
     ),
-    "rank-remap": Code(_WARNING, "pyxis sets RANK and LOCAL_RANK, which torchrun should set", "remove the annotation"),
+    "rank-remap": Code(_WARNING, "pyxis sets RANK and LOCAL_RANK; torchrun should set them", "remove the annotation"),
     "extended-image-hook": Code(
-        _ERROR, "an Alps extended image has its own network stack; the hook adds a second one", "turn off the hook"
+        _ERROR, "an Alps extended image has its own network stack, and the hook adds a second one", "turn off the hook"
     ),
     "extended-image-entrypoint": Code(
         _ERROR, "an Alps extended image sets its variables in its entrypoint", "entrypoint = true"
     ),
     "extended-image-cxi": Code(
-        _ERROR, "an Alps extended image needs the cxi hook off", 'com.hooks.cxi.enabled = "false"'
+        _ERROR, "with an Alps extended image, the hook cxi must be off", 'com.hooks.cxi.enabled = "false"'
     ),
     "extended-image-pmix": Code(
         _WARNING, "an Alps extended image needs PMIX_MCA_psec", 'PMIX_MCA_psec = "native" in [env]'
     ),
-    "engine-refuses": Code(_ERROR, "the engine cannot express a field", "see the reason"),
+    "engine-refuses": Code(_ERROR, "the engine does not support a setting", "see the reason"),
 }
 
 _SCRIPT = {
@@ -217,7 +219,7 @@ _SCRIPT = {
     "sbatch-late": Code(
         _ERROR, "sbatch ignores an `#SBATCH` line after the first command", "move it above the first command"
     ),
-    "sbatch-refused": Code(_ERROR, "a flag that the site's Slurm rejects", "see the reason"),
+    "sbatch-refused": Code(_ERROR, "the site's Slurm rejects this flag", "see the reason"),
     "account-missing": Code(
         _WARNING, "the site requires an account, and the script does not set one", "#SBATCH --account=…"
     ),
@@ -234,7 +236,7 @@ _SCRIPT = {
     ),
     "cpus-not-inherited": Code(
         _WARNING,
-        "srun does not inherit `--cpus-per-task` from the job in every version of Slurm",
+        "in some versions of Slurm, srun does not inherit `--cpus-per-task` from the job",
         "srun --cpus-per-task=…",
     ),
     "master-address": Code(
