@@ -129,4 +129,4 @@ def evaluate(trainer: Any, name: Path, job: Job) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    contract.end_process(main(sys.argv[1:]))

@@ -191,4 +191,4 @@ def keep_base(model: Any, tokenizer: Any, job: Job) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    contract.end_process(main(sys.argv[1:]))

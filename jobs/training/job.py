@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from training import deepspeed, errors, files, pictures, probe, processes, records, resume
 from training import run as run_module
@@ -207,9 +209,11 @@ def finish(trainer: Any, settings: Settings, final: Path, job: Job, results: dic
         files.write_json(run.summary, table)
         data = settings.get("dataset_name") or settings.get("train_file")
         title = f"{run.path.name}: {settings.get('model_name_or_path') or settings.get('model_type')} on {data}"
-        drawn = pictures.draw_loss(entries, run.picture, title)
         print(f"final model {final}")
-        print(f"picture {run.picture}" if drawn else "no picture was made: this image has no matplotlib")
+        if pictures.draw_loss(entries, run.picture, title):
+            print(f"picture {run.picture}")
+        elif not pictures.available():
+            print("no picture was made: this image has no matplotlib")
         if entries:
             losses = f"loss {table['first_loss']:.3f} -> {table['last_loss']:.3f}"
             print(f"done: {table['steps']} steps, {losses}, {table['tokens_per_second']} tok/s", flush=True)
@@ -217,6 +221,20 @@ def finish(trainer: Any, settings: Settings, final: Path, job: Job, results: dic
             files.write_json(run.summary, {**table, "pushed": _push(trainer.args, final)})
     barrier(job.processes)
     return 0
+
+
+def end_process(code: int) -> NoReturn:
+    """Run the exit handlers, then end this process with `code` without tearing down the interpreter.
+
+    DeepSpeed keeps its process groups, so gloo's threads outlive `leave_group`. A thread that releases a tensor while
+    Python is torn down aborts the process, and the launcher takes a finished job for a failed one.
+    Source: https://github.com/pytorch/pytorch/issues/190489, torch 2.13.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()  # those of W&B, TensorBoard and multiprocessing
+    errors.leave(code)
 
 
 def _push(config: Any, final: Path) -> str | None:

@@ -148,3 +148,35 @@ def test_a_module_of_the_users_own_imports_whatever_is_installed(tmp_path: Path)
     )  # fmt: skip
     assert "all there" in done.stdout, done.stderr
     assert not (tmp_path / "run" / "training.lock").exists()
+
+
+ENDS = """
+import atexit, os, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from training import job as contract
+
+class Aborts:  # as a thread of gloo does that releases a tensor while Python is torn down
+    def __del__(self, abort=os.abort):
+        abort()
+
+def late():
+    time.sleep(0.1)
+    print("thread")
+
+kept = Aborts()
+kept.itself = kept
+atexit.register(print, "exit handler")
+threading.Thread(target=late).start()
+contract.end_process(75)
+"""
+
+
+def test_a_library_that_aborts_while_python_is_torn_down_does_not_change_the_exit_code() -> None:
+    command = (sys.executable, "-c", ENDS, str(JOBS))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (ended.returncode, ended.stdout.split("\n")) == (75, ["thread", "exit handler", ""]), ended.stderr
+
+
+@pytest.mark.parametrize("script", ["sft.py", "clm.py"])
+def test_the_training_scripts_end_that_way(script: str) -> None:
+    assert (JOBS / script).read_text().endswith("    contract.end_process(main(sys.argv[1:]))\n")
