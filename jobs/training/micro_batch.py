@@ -26,7 +26,7 @@ from training.settings import Settings
 
 SEARCH_SECONDS = 1800.0
 GRACE_SECONDS = 5.0  # a child fails where another rank's has just run out of memory: wait for that rank's answer
-OUTCOME = "outcome"  # key in the store: what the first rank has found that ran out of memory
+OUTCOME = "outcome"  # key in the store: what fits, of the first rank that ran out of memory
 
 
 def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | None) -> None:
@@ -39,39 +39,29 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
     wanted = settings.get("micro_batch")
     if wanted is None:
         return
-    if settings.given("per_device_train_batch_size"):
-        raise JobError(
-            "--micro_batch and --per_device_train_batch_size are both given",
-            "both set the micro batch size",
-            "remove one of the two",
-        )
-    if str(wanted).lower() != "auto":
-        if not str(wanted).isdigit() or int(wanted) < 1:
-            raise JobError(
-                f"--micro_batch cannot be {wanted!r}", "it must be `auto` or a positive integer", "--micro_batch auto"
-            )
+    auto, number = str(wanted).lower() == "auto", str(wanted).isdigit() and int(wanted) > 0
+    for fault, what, why, fix in (
+        (settings.given("per_device_train_batch_size"),
+         "--micro_batch and --per_device_train_batch_size are both given", "both set the micro batch size",
+         "remove one of the two"),
+        (not auto and not number, f"--micro_batch cannot be {wanted!r}", "it must be `auto` or a positive integer",
+         "--micro_batch auto"),
+        (auto and length is None, "--micro_batch auto needs a maximum sequence length",
+         "without a maximum, a single long row can need any amount of memory",
+         "--max_length TOKENS, or --micro_batch NUMBER"),
+    ):  # fmt: skip
+        if fault:
+            raise JobError(what, why, fix)
+    if not auto:
         return settings.derive("per_device_train_batch_size", int(wanted), "from micro_batch")
-    if length is None:
-        raise JobError(
-            "--micro_batch auto needs a maximum sequence length",
-            "without a maximum, a single long row can need any amount of memory",
-            "--max_length TOKENS, or --micro_batch NUMBER",
-        )
-    each = _sequences_per_process(settings, peers)
-    micro = _find(settings, run, peers, each, length)
+    step = settings.get("global_batch_size") or (
+        settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * peers.world_size
+    )
+    each = batch.plan(1, 1, peers.world_size, None, step).accumulation  # sequences of one process in a step
+    micro = _find(settings, run, peers, each, length or 0)
     settings.derive("per_device_train_batch_size", micro, "micro_batch auto")
     settings.derive("gradient_accumulation_steps", each // micro, "from global_batch_size")
-
-
-def _sequences_per_process(settings: Settings, peers: Processes) -> int:
-    """Return the sequences of one process in one optimizer step; a step stays as large as it was set."""
-    wanted = settings.get("global_batch_size")
-    micro = 1 if wanted else settings["per_device_train_batch_size"]
-    accumulation = 1 if wanted else settings["gradient_accumulation_steps"]
-    step = batch.plan(micro, accumulation, peers.world_size, None, wanted)
-    settings.derive("global_batch_size", step.sequences, settings.sources["global_batch_size"] if wanted else "default")
-    settings.derive("gradient_accumulation_steps", 1, "from global_batch_size")
-    return step.sequences // peers.world_size
+    settings.derive("global_batch_size", step, settings.sources.get("global_batch_size", "default"))
 
 
 def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, length: int) -> int:
@@ -80,7 +70,8 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     question = {"words": list(settings.words), "processes": peers.world_size, "sequences": each, "length": length}
     with shared_store(peers) as store:
         if peers.first:
-            store.set("known", str(remembered(kept, question)))
+            answer = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+            store.set("known", str(answer["micro_batch"] if answer.get("for") == question else 0))
             store.set("port", str(free_port("")))
         known = int(store.get("known"))
         if known:
@@ -91,26 +82,17 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
         if peers.first:
             print(f"micro batch: trying {', '.join(map(str, sizes))}", flush=True)
         found = search(sizes, settings, run, peers, store)
-    if found.fits == 0:
+    if found == 0:
         raise JobError(
-            f"one sequence of {length} tokens does not fit into memory (rank {found.rank})",
+            f"one sequence of {length} tokens does not fit into memory",
             f"model, optimizer and activations need more memory than the GPU has; logs: {run.attempt / 'probe'}",
             "use --activation_checkpointing true, a shorter length, --deepspeed zero3 or zero3-offload, or more GPUs",
         )
     if peers.first:
-        files.write_json(kept, {"micro_batch": found.fits, "for": question})
-        largest = "the whole step in one pass" if found.fits == each else "the next size needs too much memory"
-        why = f"{found.fails} runs out of memory on rank {found.rank}" if found.fails else largest
-        print(f"micro batch: {found.fits}; {why} ({time.monotonic() - started:.0f} s)", flush=True)
-    return found.fits
-
-
-def remembered(path: Path, question: dict[str, Any]) -> int:
-    """Return the answer to exactly this question, or 0."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return int(kept["micro_batch"]) if kept["for"] == question else 0
-    return 0
+        files.write_json(kept, {"micro_batch": found, "for": question})
+        why = "the whole step in one pass" if found == each else "the next size needs too much memory"
+        print(f"micro batch: {found}; {why} ({time.monotonic() - started:.0f} s)", flush=True)
+    return found
 
 
 @contextlib.contextmanager
@@ -137,54 +119,38 @@ def shared_store(peers: Processes) -> Iterator[Any]:
         time.sleep(0.05)
 
 
-def search(sizes: list[int], settings: Settings, run: RunFolder, peers: Processes, store: Any) -> probe.Outcome:
-    """Start this rank's child with the sizes to try and return what all ranks found. Raises JobError if it fails."""
-    folder = run.attempt / "probe"
-    own = folder / f"rank-{peers.rank}"
+def search(sizes: list[int], settings: Settings, run: RunFolder, peers: Processes, store: Any) -> int:
+    """Start this rank's child with the sizes to try and return what fits on all ranks. Raises JobError if it fails."""
+    own = run.attempt / "probe" / f"rank-{peers.rank}"
     own.mkdir(parents=True, exist_ok=True)
     order = {"sizes": sizes, "accumulation": min(2, sizes[-1]), "processes_per_node": peers.local_world_size}
-    files.write_json(own / "order.json", order)
-    (own / "outcome.json").unlink(missing_ok=True)
     variables = {
-        probe.VARIABLE: own, "MASTER_PORT": int(store.get("port")), "RUNNER_CACHE": run.cache, "RUNNER_RUN": folder,
-        "RUNNER_ATTEMPT": own, "RUNNER_SAVE_AND_EXIT": folder / "never", "WANDB_MODE": "disabled",
+        probe.VARIABLE: json.dumps(order), "MASTER_PORT": int(store.get("port")), "RUNNER_CACHE": run.cache,
+        "RUNNER_RUN": own.parent, "RUNNER_ATTEMPT": own, "RUNNER_SAVE_AND_EXIT": own / "never",
+        "WANDB_MODE": "disabled",
     }  # fmt: skip
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     environment = {**kept, **{name: str(value) for name, value in variables.items()}}
     command = (sys.executable, str(Path(sys.argv[0]).resolve()), *settings.words)
     with (own / "log").open("wb") as log:
         child = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    code = _wait(child, store)
-    result = own / "outcome.json"
-    if code == probe.OUT_OF_MEMORY:
-        store.set(OUTCOME, result.read_text(encoding="utf-8"))
-    elif code != 0:
-        with contextlib.suppress(Exception):  # no rank ran out of memory: the library's error for a key without value
-            store.wait([OUTCOME], timedelta(seconds=GRACE_SECONDS))
-    if store.check([OUTCOME]):
-        return probe.Outcome(**json.loads(store.get(OUTCOME)))
-    if code == 0:
-        return probe.Outcome(**json.loads(result.read_text(encoding="utf-8")))
-    raise _error(peers.rank, code, own)
-
-
-def _wait(child: subprocess.Popen[bytes], store: Any) -> int:
-    """Return the child's exit code; end it if another rank has run out of memory, or after SEARCH_SECONDS."""
     end = time.monotonic() + SEARCH_SECONDS
     while child.poll() is None:
         if store.check([OUTCOME]) or time.monotonic() > end:
             child.kill()
         time.sleep(0.25)
-    return child.wait()
-
-
-def _error(rank: int, code: int, folder: Path) -> JobError:
-    """Return what the child reported, else the last line of its log."""
-    note, log = folder / "error.txt", folder / "log"
-    text = (note if note.is_file() else log).read_text(encoding="utf-8", errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it printed nothing"]
-    return JobError(
-        f"the search for --micro_batch auto failed on rank {rank} with exit code {code}",
-        " ".join(lines) if note.is_file() else lines[-1],
-        f"read {log}, or set --micro_batch NUMBER",
-    )
+    if child.returncode == probe.OUT_OF_MEMORY:
+        store.set(OUTCOME, (own / probe.ANSWER).read_text(encoding="utf-8"))
+    elif child.returncode != 0:
+        with contextlib.suppress(Exception):  # no rank ran out of memory: the library's error for a key without value
+            store.wait([OUTCOME], timedelta(seconds=GRACE_SECONDS))
+    if store.check([OUTCOME]):
+        return int(store.get(OUTCOME))
+    if child.returncode != 0:
+        lines = (own / "log").read_text(encoding="utf-8", errors="replace").split("\n")
+        raise JobError(
+            f"the search for --micro_batch auto failed on rank {peers.rank} with exit code {child.returncode}",
+            " ".join([line.strip() for line in lines if line.strip()][-3:]) or "it printed nothing",
+            f"read {own / 'log'}, or set --micro_batch NUMBER",
+        )
+    return int((own / probe.ANSWER).read_text(encoding="utf-8"))

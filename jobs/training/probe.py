@@ -10,7 +10,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +17,17 @@ from training import errors, files
 from training.errors import JobError
 from training.settings import Settings
 
-VARIABLE = "RUNNER_PROBE"  # in a child: the folder with order.json, which says what to try; outcome.json is the answer
+VARIABLE = "RUNNER_PROBE"  # in a child: what to try, as JSON
+ANSWER = "fits"  # the file with the largest size that fits, in the child's folder of the attempt
 STEPS = 2  # of each size: the first makes the optimizer's state, the second has it beside gradients and activations
 SHARE = 0.92  # of the memory: the rest is for fragmentation and for rows that need a little more
 OUT_OF_MEMORY = 86  # exit code of a child
 SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "status_alloc_failed")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the tries have found, the same on all ranks."""
-
-    fits: int = 0
-    fails: int | None = None  # ran out of memory
-    rank: int = -1  # that ran out
-
-
 def probing() -> bool:
     """Return whether this process was started to try micro batches only."""
     return VARIABLE in os.environ
-
-
-def _order() -> dict[str, Any]:
-    order: dict[str, Any] = json.loads((Path(os.environ[VARIABLE]) / "order.json").read_text(encoding="utf-8"))
-    return order
 
 
 def settle(settings: Settings) -> None:
@@ -51,13 +37,13 @@ def settle(settings: Settings) -> None:
 
     die_with_parent = 1  # PR_SET_PDEATHSIG of prctl(2): this process would keep the GPU's memory otherwise
     ctypes.CDLL(None).prctl(die_with_parent, int(signal.SIGKILL))
-    order = _order()
+    order = json.loads(os.environ[VARIABLE])
     quiet = {
         "micro_batch": None, "per_device_train_batch_size": order["sizes"][0], "global_batch_size": None,
         "gradient_accumulation_steps": order["accumulation"], "max_steps": STEPS * len(order["sizes"]),
         "output_dir": str(Path(os.environ["RUNNER_ATTEMPT"]) / "output"), "resume_from_checkpoint": "false",
         "save_strategy": "no", "eval_strategy": "no", "load_best_model_at_end": False, "report_to": ["none"],
-        "push_to_hub": False, "save_on_each_node": False, "do_eval": False,
+        "push_to_hub": False, "do_eval": False,
     }  # fmt: skip
     for name, value in quiet.items():
         if name in settings.values:
@@ -69,7 +55,8 @@ def probe(trainer: Any, length: int) -> int:
     import torch
     from transformers import TrainerCallback
 
-    order, search = _order(), Search(_order()["sizes"])
+    order = json.loads(os.environ[VARIABLE])
+    search = Search(order["sizes"])
     collate, training_step = trainer.data_collator, trainer.training_step
     row = full_length(next(iter(trainer.train_dataset)), length)
 
@@ -91,44 +78,39 @@ def probe(trainer: Any, length: int) -> int:
         if not is_out_of_memory(error):
             raise
         out_of_memory(search, error)
-    _write(Outcome(search.size))
+    _write(search.size)
     return 0
 
 
 def out_of_memory(search: Search, error: BaseException) -> None:
     """Write what fits and end this process; its parent tells the other ranks'."""
-    rank = int(os.environ.get("RANK", "0"))
-    print(f"rank {rank}, micro batch {search.size}: {str(error) or 'MemoryError'}", flush=True)
-    _write(Outcome(max(search.used, default=0), search.size, rank))
+    print(f"micro batch {search.size}: {str(error) or 'MemoryError'}", flush=True)
+    _write(max(search.used, default=0))
     errors.leave(OUT_OF_MEMORY)
 
 
-def _write(outcome: Outcome) -> None:
-    files.write_json(Path(os.environ[VARIABLE]) / "outcome.json", asdict(outcome))
+def _write(fits: int) -> None:
+    files.write_text(Path(os.environ["RUNNER_ATTEMPT"]) / ANSWER, str(fits))
 
 
 class Search:
-    """The sizes that are tried, one after another, and what is known of them."""
+    """The sizes that are tried, one after another, and the memory that each took."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes, self.size = list(sizes), sizes[0]
         self.used: dict[int, int] = {}  # bytes by size, the most of any rank
 
     def done(self, used_bytes: int, limit_bytes: int) -> bool:
-        """Note the memory of the fullest rank; continue with the next size, or return True after the last one."""
+        """Note what a size took. Go on with at most its double that should fit, or return True after the last one."""
         self.used[self.size] = used_bytes
-        following = self.following(limit_bytes)
-        self.size = following or self.size
-        return following is None
-
-    def following(self, limit_bytes: int) -> int | None:
-        """Return the next size that should fit: at most the double, or the next one where that is more."""
         left = [size for size in self.sizes if size > self.size]
         if len(self.used) > 1:
             (before, less), (last, more) = sorted(self.used.items())[-2:]
             each = max(0, more - less) / (last - before)
             left = [size for size in left if more + each * (size - last) <= limit_bytes]
-        return max((size for size in left if size <= 2 * self.size), default=left[0] if left else None)
+        if left:
+            self.size = max((size for size in left if size <= 2 * self.size), default=left[0])
+        return not left
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -137,24 +119,15 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def full_length(row: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the row with everything that is as long as its tokens repeated or cut to `length`; text left out."""
-    tokens = row.get("input_ids")
-    if tokens is None or len(tokens) == 0:
+    """Return a row of `length` tokens, all of them to be learned: memory does not depend on which they are."""
+    tokens = list(row.get("input_ids", ()))
+    if not tokens:
+        columns = f"its columns are {', '.join(map(str, row))}"
         raise JobError(
-            "--micro_batch auto found no tokens in the first row of the data",
-            f"its columns are {', '.join(map(str, row))}",
-            "--micro_batch NUMBER",
+            "--micro_batch auto found no tokens in the first row of the data", columns, "--micro_batch NUMBER"
         )
-    full: dict[str, Any] = {}
-    for name, value in row.items():
-        if name == "seq_lengths":
-            full[name] = [length]
-        elif name == "position_ids":
-            full[name] = list(range(length))
-        elif hasattr(value, "__len__") and not isinstance(value, str) and len(value) == len(tokens):
-            times = -(-length // len(value))
-            full[name] = (value.repeat(times) if hasattr(value, "repeat") else list(value) * times)[:length]
-    return full
+    full = (tokens * -(-length // len(tokens)))[:length]
+    return {"input_ids": full, "labels": full}
 
 
 def _memory(processes_per_node: int) -> tuple[int, int]:
