@@ -131,6 +131,25 @@ def test_a_traceback_that_ray_prints_for_its_worker_names_the_users_frame(tmp_pa
     assert (answer.first.frame.file, answer.line.endswith("ValueError: bad")) == ("/home/u/reward.py", True)
 
 
+def test_a_traceback_in_a_box_or_with_stamped_lines_names_the_users_frame(tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    for lines in (
+        ["╭── Traceback (most recent call last) ──╮", "│ /home/u/a.py:7 in main   │", "│ ❱ 7 │ x()  │", "╰──╯",
+         "ValueError: bad"],
+        ["2026-11-21T10:00:00.1Z Traceback (most recent call last):",
+         '2026-11-21T10:00:00.2Z   File "/home/u/a.py", line 7, in main', "2026-11-21T10:00:00.3Z     x()",
+         "2026-11-21T10:00:00.4Z ValueError: bad"],
+        ["[1,3]<stderr>:Traceback (most recent call last):", '[1,3]<stderr>:  File "/home/u/a.py", line 7, in main',
+         "[1,3]<stderr>:    x()", "[1,3]<stderr>:ValueError: bad"],
+    ):  # fmt: skip
+        log.write_text("\n".join(lines) + "\n")
+        answer = explain_logs([log])
+        assert answer.first is not None and answer.first.frame is not None
+        frame = answer.first.frame
+        assert (frame.file, frame.line, frame.function) == ("/home/u/a.py", 7, "main")
+        assert answer.line.endswith("ValueError: bad")
+
+
 def test_an_error_that_the_program_survived_is_not_the_cause(tmp_path: Path) -> None:
     """A traceback that was handled, an hour of training, then the real end."""
     log = tmp_path / "job.log"

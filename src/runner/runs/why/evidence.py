@@ -16,7 +16,7 @@ from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
 OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which give their reason and a fix
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
-_BARE = re.compile(r"^(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")  # without its traceback
+_BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")  # without its traceback
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # an exception's message may take some lines

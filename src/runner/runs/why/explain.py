@@ -218,7 +218,7 @@ def _begin(run: Run) -> int:
     return marks[-1][1] if marks else 0
 
 
-_SAME_STORY_LINES = 60  # a library often says the reason some lines before or after the exception
+_BEFORE_LINES, _AFTER_LINES = 60, 12  # a library often says the reason some lines before or after the exception
 
 
 @dataclass(frozen=True)
@@ -258,7 +258,7 @@ def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
     if first.cause.kind != EXCEPTION:
         return first
     for each in broken:
-        near = each.path == first.path and abs(each.number - first.number) <= _SAME_STORY_LINES
+        near = each.path == first.path and -_BEFORE_LINES <= each.number - first.number <= _AFTER_LINES
         if each.cause.kind == CAUSE and near and not each.doubtful and each.rank in (first.rank, None):
             return each
     return first

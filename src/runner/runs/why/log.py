@@ -240,7 +240,15 @@ _NODE = re.compile(
 _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")  # torch writes no leading zero
 _RAY = r"\([\w.:<>]{1,80} pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"  # `(WorkerDict pid=4711, ip=10.0.0.1) `
-_PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |\[(?:rank ?\d{{1,6}}|default\d{{1,4}})\]:? ?|{_RAY})+")
+# of each line of a traceback too: the host (pdsh, DeepSpeed), mpirun's `[1,3]<stderr>:`, a bare `[3]:`
+_HOST = r"[a-z][a-z-]{0,30}\d[\w.-]{0,40}: (?=\s{2}|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
+_TAGS = r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[\d{1,4}\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
+_PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |{_TAGS}|{_RAY}|{_HOST})+")
+# what a collector of logs, or vLLM's logger, puts before each line
+_STAMP = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: \| |[ \t])"
+    r"|(?:ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./]{1,60}:\d{1,6}\] )"
+)
 
 
 def rank_of(text: str, path: Path | None = None) -> int | None:
@@ -275,6 +283,7 @@ def time_of(text: str, year: int) -> datetime | None:
 
 
 def without_prefix(text: str) -> tuple[str, str]:
-    """(what a launcher put before a line to tell the rank, the line itself)."""
+    """(what a launcher put before a line to tell the rank, the line itself without that and without a time)."""
+    text = _STAMP.sub("", text, count=1)
     found = _PREFIX.match(text)
-    return (found[0], text[found.end() :]) if found else ("", text)
+    return (found[0], _STAMP.sub("", text[found.end() :], count=1)) if found else ("", text)

@@ -10,6 +10,8 @@ from runner.runs.why.log import without_prefix
 
 HEADER = "Traceback (most recent call last)"
 _FRAME = re.compile(r'^\s*File "([^"]{1,1024})", line (\d{1,9})(?:, in (.{1,200}))?')
+_BOXED = re.compile(r"^│ (/[^:]{1,1024}):(\d{1,9}) in (\S{1,200})")  # rich draws a box around its frames
+_BOX = ("│", "╭", "╰")
 _EXCEPTION = re.compile(
     r"^([A-Za-z_][\w.]{0,120}?(?:Error|Exception|Exit|Interrupt|Warning|Timeout|Failure|[A-Z]\w*))(?::\s?(.*))?$"
 )
@@ -64,10 +66,10 @@ def read(lines: Sequence[str], start: int) -> Traceback | None:
         if mark != prefix:
             continue
         text = text[indent:] if text[:indent].isspace() else text
-        if found := _FRAME.match(text):
+        if found := _FRAME.match(text) or _BOXED.match(text):
             frames.append(Frame(found[1], int(found[2]), found[3] or ""))
-        elif text.startswith((" ", "\t")) or not text:
-            if frames and not frames[-1].code and text.strip(" ^~"):
+        elif text.startswith((" ", "\t", *_BOX)) or not text:
+            if frames and not frames[-1].code and text.strip(" ^~") and not text.startswith(_BOX):
                 frames[-1] = Frame(frames[-1].file, frames[-1].line, frames[-1].function, text.strip()[:200])
         elif ending := _EXCEPTION.match(text):
             return Traceback(start, index, ending[1], (ending[2] or "").strip(), tuple(frames), prefix)
