@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.doctor import machine, storage
+from runner.doctor import examination, machine, storage
 from runner.doctor import storage as quota
 from runner.doctor.examination import examine
 from runner.errors import RunnerError
@@ -291,3 +291,58 @@ def test_what_a_site_does_without_is_not_called_missing(tmp_path, monkeypatch):
     )
     clariden = examine(load_site("alps-clariden", environ), "asked for", {**environ, "SCRATCH": str(tmp_path)})
     assert {each.verdict for each in clariden.diagnoses if each.name == "slurm"} == {"wrong"}
+
+
+MOUNTING = ("squashfuse", "/dev/fuse")
+CLUSTER = ("slurm", "srun plugins", "clock", "quota")
+ABSENT = {*machine.PROGRAMS, *MOUNTING, *CLUSTER, "namespaces", "subuid", "credentials", "logins", "image folder"}
+
+
+@pytest.mark.parametrize(
+    ("site", "engine", "present", "missing"),
+    [
+        ("local", "sandbox", (), (*MOUNTING, "bwrap", "unsquashfs", "namespaces", "podman", "docker")),
+        ("local", "sandbox", MOUNTING, ("bwrap", "namespaces", "podman", "docker")),
+        ("local", "podman", ("podman",), (*MOUNTING, "unsquashfs", "namespaces", "subuid")),
+        ("local", "docker", ("podman",), ("docker", "namespaces", "subuid")),
+        ("local", "apptainer", ("docker",), ("apptainer",)),
+        ("generic-slurm", "enroot", ("docker",), ("enroot", "credentials", *CLUSTER)),
+        ("alps-clariden", "ce", ("podman",), ("credentials", "namespaces", "subuid", *CLUSTER)),
+    ],
+)
+def test_only_what_the_site_and_the_engine_use_is_missing(site, engine, present, missing):
+    """Of everything that this machine could have, and lacks but for `present`."""
+    found = [machine.Diagnosis(name, "ok" if name in present else "missing", "") for name in sorted(ABSENT)]
+    needless = examination._not_needed(found, load_site(site, {"HOME": "/h"}), engine)
+    assert ABSENT - needless - {*present} == {"git", "image folder", *missing}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "not_ready"),
+    [
+        ((), ()),
+        (
+            ("image folder", "slurm"),
+            ("import (image folder)", "launch and shell on site local (engine enroot) (image folder, slurm)"),
+        ),
+        (("quota",), ("import (quota)",)),
+        (
+            ("run folder", "srun plugins"),
+            ("launch and shell on site local (engine enroot) (run folder, srun plugins)",),
+        ),
+        (("enroot", "git"), ("launch and shell on site local (engine enroot) (enroot)",)),
+        (("podman",), ("build (neither podman nor docker works)",)),
+    ],
+)
+def test_a_verb_is_ready_where_nothing_that_it_uses_is_wrong(wrong, not_ready):
+    names = ("image folder", "run folder", "slurm", "srun plugins", "quota", "enroot", "git", "podman")
+    found = [machine.Diagnosis(name, "wrong" if name in wrong else "ok", "") for name in names]
+    assert examination._readiness(found, LOCAL, "enroot")[1] == not_ready
+
+
+def test_what_is_wrong_counts_even_where_it_is_not_needed(tmp_path, monkeypatch):
+    """Only what is missing can be not needed."""
+    program(tmp_path / "bin", "enroot", "echo broken >&2; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    found = examine(LOCAL, "given", {"HOME": str(tmp_path)})
+    assert {each.name: each.verdict for each in found.diagnoses}["enroot"] == "wrong"

@@ -37,6 +37,7 @@ def test_a_chain_of_jobs_is_one_run(bare: Runner) -> None:
     assert "estimated start: 20" in launched.stderr
     run = launched.stdout.strip()
     folder = bare.runs / run
+    assert "\nchain = 3\n" in (folder / "lock.toml").read_text()
     until(lambda: (folder / "attempts/2/exit_code").exists(), "the second link", 60)
     status = bare.wait(run, lambda found: found["state"] == "COMPLETED")
     assert status["causes"] == ["time_limit", "done"]

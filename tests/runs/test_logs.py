@@ -1,5 +1,7 @@
 """What a run has printed is shown whole, in whole lines, in the order of time as far as it was written down."""
 
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from runner.errors import RunnerError
 from runner.runs.follow import Following
 from runner.runs.logs import all_streams, check_ranks, last_lines, merged, parse_ranks, read_times, without_times
-from runner.runs.run import SUBMITTED, Run
+from runner.runs.run import SUBMITTED, Run, save
 
 
 @pytest.fixture
@@ -142,5 +144,30 @@ def test_the_last_lines_and_a_single_attempt(run: Run) -> None:
     whole = b"".join(merged(run)).splitlines(keepends=True)
     for count in (1, 2, 2999, 3001, 4000, 9000):
         assert last_lines(merged(run, tail=count), count) == b"".join(whole[-count:])
+        assert b"".join(merged(run, tail=count)).count(b"\n") == 2 * min(count, 3001)  # no more of each is read
     assert b"".join(merged(run, attempt=1)).decode() == lines[0]
     assert last_lines(merged(run, attempt=1, tail=1), 1).startswith(b"1:2999 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out", "error"),
+    [
+        (("--tail", "2"), 0, b"2b\n2c\n", ""),
+        (("-n", "2", "--attempt", "1"), 0, b"1b\n1c\n", ""),
+        (("--attempt", "2"), 0, b"job.sbatch: attempt 2 on a\n2a\n2b\n2c\n", ""),
+        (("--attempt", "3"), 1, b"", "attempts: 1, 2"),
+        (("--tail", "0"), 2, b"", "--tail 0 must be 1 or more"),
+        (("-f", "--attempt", "1"), 2, b"", "--follow does not work with --tail or --attempt"),
+    ],
+)
+def test_the_verb_prints_the_lines_that_its_options_name(
+    words: Sequence[str], code: int, out: bytes, error: str, run: Run
+) -> None:
+    save(run)
+    for number in (1, 2):
+        (run.folder / f"attempts/{number}").mkdir(parents=True)
+    run.log.write_text("".join(f"job.sbatch: attempt {n} on a\n{n}a\n{n}b\n{n}c\n" for n in (1, 2)))
+    argv = (sys.executable, "-m", "runner", "logs", str(run.folder), "--site", "local", *words)
+    done = subprocess.run(argv, capture_output=True)
+    assert (done.returncode, done.stdout) == (code, out), done.stderr
+    assert error in done.stderr.decode()

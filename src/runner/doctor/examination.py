@@ -9,11 +9,8 @@ from functools import partial
 
 from runner.doctor import machine, storage
 from runner.doctor.machine import Diagnosis
-from runner.environments.engines import choose
+from runner.environments.engines import PLUGINS, choose
 from runner.site import Site
-
-_SQUASHFS_READERS = ("sandbox", "podman", "docker")
-_PLUGIN_ENGINES = ("ce", "sarus", "pyxis", "enroot")
 
 
 @dataclass(frozen=True)
@@ -84,11 +81,11 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
     names |= {"enroot", "apptainer"} - {engine}
     if engine != "sandbox":
         names.add("bwrap")
-    if engine not in _SQUASHFS_READERS:
+    if engine not in {"sandbox", "podman"}:  # the others read squashfs files themselves, or not at all
         names |= {"squashfuse", "unsquashfs", "/dev/fuse"}
     if {"squashfuse", "/dev/fuse"} <= ok:
         names.add("unsquashfs")
-    if engine not in _PLUGIN_ENGINES:
+    if engine not in {*PLUGINS.values(), "enroot"}:
         names.add("credentials")
     if "podman" not in ok:
         names.add("subuid")

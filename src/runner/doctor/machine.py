@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.detection import cluster_name, slurm_plugins
+from runner.environments.engines import PLUGINS
 from runner.errors import RunnerError
 from runner.machine import probe, process
 from runner.site import Site
@@ -163,10 +164,6 @@ def program(name: str) -> Diagnosis:
     return Diagnosis(name, "ok", purpose, version=found)
 
 
-_ENGINES = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
-_FLAGS = {engine: flag for flag, engine in _ENGINES.items()}
-
-
 def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     """Slurm's client programs, and the cluster that answers."""
     wanted = not site.is_local
@@ -199,8 +196,8 @@ def plugins(site: Site) -> Diagnosis:
         there = sorted(slurm_plugins())
     except RunnerError as error:
         return Diagnosis("srun plugins", "missing", f"{error.what}: {error.why}", error.fix)
-    text = ", ".join(f"--{flag} ({_ENGINES[flag]})" for flag in there) or "none"
-    flag = _FLAGS.get(site.engine)
+    text = ", ".join(f"--{flag} ({PLUGINS[flag]})" for flag in there) or "none"
+    flag = next((flag for flag, engine in PLUGINS.items() if engine == site.engine), None)
     if flag is not None and flag not in there:
         text = f"srun has no --{flag}, which the engine {site.engine} of {site.name} needs; it has: {text}"
         return Diagnosis("srun plugins", "wrong", text, "log in to the cluster, or choose another --site or --engine")

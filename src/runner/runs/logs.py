@@ -114,7 +114,7 @@ def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
     """The last lines of what the pieces hold."""
     kept: deque[bytes] = deque(maxlen=count)
     for piece in pieces:
-        kept.extend(piece.splitlines(keepends=True)[-count:])
+        kept.extend(piece.splitlines(keepends=True))
     return b"".join(kept)
 
 

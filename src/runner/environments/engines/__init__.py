@@ -18,6 +18,8 @@ from runner.site import Site
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 """each a module here, of that name, with `attach(environment, site) -> Attachment`, MOUNTS (how it writes mounts) and
 DECIDED: the fields in which runner decides `${VAR:-default}`, because the engine does not expand it there"""
+PLUGINS = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
+"""srun's flag of each plug-in -> its engine; the first that a cluster has is chosen"""
 
 
 def attach(
@@ -81,9 +83,9 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
     from runner.machine import process
 
     if not site.is_local:
-        for plugin, engine in (("environment", "ce"), ("edf", "sarus"), ("container-image", "pyxis")):
-            if plugin in slurm_plugins():
-                return engine, f"srun has --{plugin}"
+        for flag, engine in PLUGINS.items():
+            if flag in slurm_plugins():
+                return engine, f"srun has --{flag}"
     reason = why_no_sandbox()
     if reason is None:
         return "sandbox", "bubblewrap is installed, and squashfuse or unsquashfs"
