@@ -62,7 +62,9 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
             found.append(_debian(base, build.platform, "made before"))
         elif (image := build.store.find(base.image)) and image.architecture == build.architecture:
             found.append(_pinned(base.image, image, "in the storage already"))
-        elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(BASE_LABEL) == base.image:
+        elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(
+            BASE_LABEL
+        ) == base.image:
             # the base was removed from the storage (podman image prune), the image built on it was not
             found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"))
     return found
@@ -89,7 +91,8 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
     raise RunnerError(
         f"none of the bases of recipe {recipe.name!r} is available on this machine",
         "\n".join(reasons),
-        f"{build.engine.name} pull {recipe.bases[0]}   (prints details; if the registry requires a login, first run {build.engine.name} login); "
+        f"{build.engine.name} pull {recipe.bases[0]}   (prints details; if the registry requires a login, "
+        f"first run {build.engine.name} login); "
         "or add a [[base]] with debian = …, which mmdebstrap builds on this machine",
     )
 
@@ -131,7 +134,9 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
     argv = (build.engine.name, "pull", f"--platform={build.platform}", reference)
     output: list[str] = []
     if run_logged(Step(f"fetch {reference}", argv, build.engine.env), build.log, build.listener(output)) != 0:
-        raise RunnerError("the pull failed", "\n".join(output[-3:]) or f"see {build.log}", f"the whole log: {build.log}")
+        raise RunnerError(
+            "the pull failed", "\n".join(output[-3:]) or f"see {build.log}", f"the whole log: {build.log}"
+        )
     image = build.store.find(reference)
     if image is None or image.architecture != build.architecture:
         has = image.architecture if image else "nothing"
@@ -151,7 +156,9 @@ def _probe(reference: str) -> None:
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]
         message = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
-        raise RunnerError("the registry refused the request", re.sub(r"^Error parsing image name .*?: ", "", message), "")
+        raise RunnerError(
+            "the registry refused the request", re.sub(r"^Error parsing image name .*?: ", "", message), ""
+        )
 
 
 def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase:

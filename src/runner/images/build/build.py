@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from runner import __version__
 from runner.errors import RunnerError
-from runner.images.build.base import base_release, debian_steps, known_bases, resolve_base, shown
 from runner.images.build import content, host_settings
-from runner.images.build.base import BuildContext, BuildOptions, ResolvedBase
+from runner.images.build.base import (
+    BuildContext,
+    BuildOptions,
+    ResolvedBase,
+    base_release,
+    debian_steps,
+    known_bases,
+    resolve_base,
+    shown,
+)
 from runner.images.build.containerfile import declares_base, with_arguments
 from runner.images.build.host_settings import HostSettings
 from runner.images.build.run import run_logged, run_quietly, start_log
@@ -37,13 +45,18 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
                 return image
     folder = context.log.parent
     with files.locked(folder / recipe.name):
-        start_log(context.log, {"recipe": str(recipe.path), "engine": context.engine.name, "platform": context.platform})
+        start_log(
+            context.log, {"recipe": str(recipe.path), "engine": context.engine.name, "platform": context.platform}
+        )
         base = resolve_base(recipe, context, refresh=options.no_cache)
         # another process may have built it while this one waited for the lock
         if not options.no_cache and (image := _built_before(recipe, base, context)):
             return image
         if recipe.bases and not declares_base(recipe.containerfile.read_text()):
-            report.warn(f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM, so the recipe's base has no effect")
+            report.warn(
+                f"{recipe.containerfile.name} has no `ARG BASE` before its first FROM, "
+                "so the recipe's base has no effect"
+            )
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
         tag = _tag(recipe, base, context)
@@ -57,7 +70,9 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
             folders.remove(context.staging)
         image = _just_built(recipe, tag, context)
         if _tag(recipe, base, context) != tag:
-            report.warn(f"files of the recipe changed during the build; {image.reference} has these files as they were before")
+            report.warn(
+                f"files of the recipe changed during the build; {image.reference} has these files as they were before"
+            )
         return image
 
 
@@ -75,7 +90,9 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
         before = debian_steps(made, context.engine, context.platform, base.reference)
-        report.warn("the script builds the Debian base; `runner build` itself would first try the registry of the first base")
+        report.warn(
+            "the script builds the Debian base; `runner build` itself would first try the registry of the first base"
+        )
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
@@ -100,9 +117,7 @@ def prepare(
     return context, replace(recipe, build_args={**recipe.build_args, **options.build_args})
 
 
-def plan_build(
-    recipe: Recipe, context: BuildContext, base: ResolvedBase, settings: HostSettings, tag: str
-) -> Plan:
+def plan_build(recipe: Recipe, context: BuildContext, base: ResolvedBase, settings: HostSettings, tag: str) -> Plan:
     """The steps of a build: a private folder with the files that the recipe lists, then the engine's build."""
     engine, name, staging = context.engine, f"{recipe.repository}:{tag}", context.staging
     folder, containerfile = staging / "context", staging / "Containerfile"
@@ -213,7 +228,10 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
 def report_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
     """Report which of the host's settings the build sees."""
     if engine.name != "podman" and host_settings.pip_settings(host_settings.pip_layers(environ), environ):
-        report.warn("docker cannot mount files into a build, so the build does not see this machine's pip configuration and CA bundle")
+        report.warn(
+            "docker cannot mount files into a build, "
+            "so the build does not see this machine's pip configuration and CA bundle"
+        )
     if settings.notes:
         report.say(f"used during the build, but not stored in the image: {', '.join(settings.notes)}")
     if proxy := host_settings.proxy_settings(environ):
@@ -287,8 +305,10 @@ class BuildProgress:
     """Reports each step when it begins, and keeps the last lines of the current one."""
 
     def __init__(self, report: Report, *, hide_arguments: bool = False, hide_labels: int = 0) -> None:
-        """`hide_arguments`: runner added an ARG after each FROM, which is neither shown nor counted; `hide_labels`: nor are
-        that many labels."""
+        """`hide_arguments`: runner added an ARG after each FROM, which is neither shown nor counted.
+
+        `hide_labels`: nor are that many labels.
+        """
         self.report = report
         self.hide_arguments, self.hide_labels = hide_arguments, hide_labels
         self.step = ""
@@ -322,6 +342,7 @@ class BuildProgress:
         self.step = f"step {number}/{total}{f' of stage {stage}' if stage else ''}: {words}"
         self.last_lines.clear()
         self.report.say(_short(self.step))
+
 
 def _short(text: str, width: int = 110) -> str:
     one_line = " ".join(text.split())

@@ -56,7 +56,9 @@ def files_hash(recipe: Recipe) -> str:
             digest.update(_file_line(recipe.root, name).encode())
     except OSError as error:
         raise RunnerError(
-            f"cannot read {error.filename}", error.strerror or str(error), f"recipe {recipe.name!r} uses this file: check its path and mode"
+            f"cannot read {error.filename}",
+            error.strerror or str(error),
+            f"recipe {recipe.name!r} uses this file: check its path and mode",
         ) from error
     return digest.hexdigest()
 

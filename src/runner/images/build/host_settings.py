@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
-from runner.errors import RunnerError
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from urllib.parse import urlsplit
-from runner.machine import process
 
+from runner.errors import RunnerError
+from runner.machine import process
 
 INSIDE = "/dev/runner"
 # the pip options that say where packages come from; all others are the recipe's own matter. Source: pip 25, cmdoptions

@@ -130,9 +130,7 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, s
     files.write(job.folder / "build.sbatch", text)
     done = process.run(submission(job, site, flags), check=False)
     if done.exit_code != 0:
-        raise RunnerError(
-            "sbatch rejected the build job", done.stderr.strip(), "pass the missing flag: --sbatch=FLAG"
-        )
+        raise RunnerError("sbatch rejected the build job", done.stderr.strip(), "pass the missing flag: --sbatch=FLAG")
     job_id = done.stdout.strip().partition(";")[0]
     report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")
     try:
@@ -184,7 +182,9 @@ def _result(job: BuildJob, job_id: str) -> Path:
     log = job.folder / "log"
     fix = f"the whole log: {log}"
     if not (job.folder / "exit_code").exists():
-        raise RunnerError(f"build job {job_id} ended without a result", "the job was cancelled, or reached its time limit", fix)
+        raise RunnerError(
+            f"build job {job_id} ended without a result", "the job was cancelled, or reached its time limit", fix
+        )
     code = (job.folder / "exit_code").read_text().strip()
     path = (job.folder / "path").read_text().strip() if (job.folder / "path").exists() else ""
     if code != "0" or not path:
