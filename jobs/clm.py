@@ -59,7 +59,8 @@ def train(argv: Sequence[str], job: Job) -> int:
         results = evaluate(trainer, final, job)
     elif settings["do_eval"] and job.processes.first:
         print(
-            f"not evaluated, because no training was left; to evaluate: --do_eval --model_name_or_path {final}",
+            "the model was not evaluated, because its training was already complete; "
+            f"to evaluate it: --do_eval --model_name_or_path {final}",
             flush=True,
         )
     return contract.finish(trainer, settings, final, job, results)
@@ -97,7 +98,9 @@ def load_tokenizer(settings: Settings, job: Job) -> Any:
     tokenizer = models.load_tokenizer(settings)
     if settings["append_eos"] and tokenizer.eos_token_id is None:
         raise JobError(
-            f"the tokenizer of {name!r} has no end token", "--append_eos needs an end token", "remove --append_eos"
+            f"the tokenizer of {name!r} has no end token",
+            "--append_eos puts an end token after each document",
+            "remove --append_eos",
         )
     return tokenizer
 

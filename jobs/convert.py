@@ -36,11 +36,15 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="convert.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
-        "--checkpoint", type=Path, help="a run, checkpoint or model; default: RUNNER_AFTER, or RUNNER_RUN"
+        "--checkpoint",
+        type=Path,
+        help="folder of a run, a checkpoint or a model; default: $RUNNER_AFTER, or $RUNNER_RUN",
     )
     parser.add_argument("--output", type=Path, help="default: model-STEP in the run's folder, or beside the checkpoint")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: the one in the checkpoint's config.json")
-    parser.add_argument("--max_shard_size", default="5GB", help="as transformers reads it")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="type of the weights; default: the dtype in the checkpoint's config.json"
+    )
+    parser.add_argument("--max_shard_size", default="5GB", help="largest size of a weight file")
     parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
     parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
     parser.add_argument(

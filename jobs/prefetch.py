@@ -105,9 +105,9 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     chosen = hub_files.choose(wanted.kind, wanted.part, listed, _card(info))
     if not chosen:
         raise JobError(
-            f"there is nothing to download for the {wanted}",
-            f"none of its {len(listed)} files is needed",
-            "check its page on the hub",
+            f"the {wanted} has no files that a job needs",
+            f"its repository has {len(listed)} files, and none of them is a model or data file",
+            "check the repository's page on the hub",
         )
     folder = home / "hub" / f"{wanted.kind}s--{wanted.name.replace('/', '--')}" / "snapshots" / info.sha
     missing = wrong(folder, chosen)
@@ -155,9 +155,9 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
     left = wrong(folder, chosen)
     if left:
         raise JobError(
-            f"{len(left)} files of the {wanted} do not match the hub's list",
-            f"the size of {left[0]} is not {chosen[left[0]]} bytes",
-            "try again, and check that the disk is not full",
+            f"{len(left)} downloaded files of the {wanted} have the wrong size",
+            f"the size of {left[0]} is not {chosen[left[0]]} bytes, as the hub lists it",
+            "download again, and check that the disk is not full",
         )
 
 
@@ -189,19 +189,21 @@ def hub_errors(wanted: Wanted) -> Iterator[None]:
     except JobError:
         raise
     except GatedRepoError as error:
-        fix = "ask for access on its page, then `hf auth login`, or export HF_TOKEN"
-        raise JobError(what, "its owner gives access only on request", fix) from error
+        fix = "request access on the repository's page on the hub, then run `hf auth login`, or export HF_TOKEN"
+        raise JobError(what, "the owner of the repository grants access only on request", fix) from error
     except RevisionNotFoundError as error:
         raise JobError(
-            what, f"it has no revision {wanted.revision!r}", "its page on the hub lists the revisions"
+            what,
+            f"the repository has no revision {wanted.revision!r}",
+            "choose a revision on the repository's page on the hub",
         ) from error
     except RepositoryNotFoundError as error:
-        why = "the hub has nothing of that name that you may read"
-        raise JobError(what, why, "check the name; a private repository needs HF_TOKEN") from error
+        why = "the hub has no repository of that name, or you have no access to it"
+        raise JobError(what, why, "check the name; for a private repository, export HF_TOKEN") from error
     except Exception as error:  # of the HTTP library, another one in each version
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-        fix = f"check that {endpoint} can be reached (proxies, HF_ENDPOINT), and try again: what was downloaded is kept"
+        fix = f"check that {endpoint} can be reached (proxies, HF_ENDPOINT), and try again: downloaded files are kept"
         raise JobError(what, first, fix) from error
 
 

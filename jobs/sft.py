@@ -126,12 +126,12 @@ def read_arguments(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
     if not model and not dataset:
         settings.default({"model_name_or_path": TINY_MODEL, "dataset_name": PYTHON_DOCS, **SFT_DEMO}, "demo default")
     elif not dataset:
-        fix = f"--dataset_name NAME|FOLDER|FILE, or {PYTHON_DOCS}"
+        fix = f"--dataset_name NAME|FOLDER|FILE, or --dataset_name {PYTHON_DOCS} for the demo dataset"
         raise JobError(
             "no dataset is given", f"the demo dataset is used only if no model is given, and the model is {model}", fix
         )
     elif not model:
-        fix = f"--model_name_or_path NAME|FOLDER, or {TINY_MODEL}"
+        fix = f"--model_name_or_path NAME|FOLDER, or --model_name_or_path {TINY_MODEL} for the demo model"
         raise JobError(
             "no model is given",
             f"the demo model is used only if no dataset is given, and the dataset is {dataset}",

@@ -56,7 +56,11 @@ def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
 
     paths = text.named(arguments.train_file)
     if not paths:
-        raise JobError(f"no file matches {arguments.train_file!r}", "no file has a matching name", "check the name")
+        raise JobError(
+            f"no file matches {arguments.train_file!r}",
+            "the path must exist inside the container",
+            "check the path, and mount the files' folder",
+        )
     tokenizer = models.load_tokenizer(Settings(vars(arguments), {}))
     column = text.column_of(text.first_row(paths[0]), arguments.train_file, vars(arguments))
     tokens = cache.open_tokens(

@@ -43,7 +43,7 @@ class JobArguments:
         default=None,
         metadata={
             "help": "Sequences of one process in one forward pass: a number, or `auto`: the largest that fits into "
-            "memory, found by trying before the training starts."
+            "memory, found by a search before the training starts."
         },
     )
     vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
@@ -62,7 +62,7 @@ class JobArguments:
     allow_old_torch_load: bool = field(
         default=False,
         metadata={
-            "help": "Resume with torch before 2.6, whose loader can run code in a prepared file: only if you trust "
+            "help": "Resume with torch before 2.6, whose loader can run code in a crafted file: only if you trust "
             "everybody who can write to the run folder."
         },
     )
@@ -83,9 +83,9 @@ def fit_machine(settings: Settings, job: Job) -> None:
     settings.default({"output_dir": str(run.checkpoints)}, "RUNNER_RUN" if not run.by_hand else "script: run by hand")
     settings.default({"disable_tqdm": True, "report_to": ["none"]}, "script: plain lines and metrics.jsonl")
     if str(getattr(settings.get("optim"), "value", settings.get("optim"))) == "adamw_torch":
-        settings.default({"optim": "adamw_torch_fused"}, "script: the same update in one kernel")
+        settings.default({"optim": "adamw_torch_fused"}, "script: computes the same update in one kernel")
     if cuda and len(os.sched_getaffinity(0)) // job.processes.local_world_size >= MANY_CORES:
-        settings.default({"dataloader_num_workers": 2}, "script: cores to spare")
+        settings.default({"dataloader_num_workers": 2}, "script: there are spare CPU cores")
     _prepare_trackers(settings, job)
 
 
@@ -101,8 +101,8 @@ def choose_attention(settings: Settings) -> None:
     old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
     if several and settings.get("packing") and old and "flash" not in str(settings.get("attn_implementation")):
         raise JobError(
-            f"--packing_strategy {settings['packing_strategy']} with torch {torch.__version__}",
-            "before torch 2.6, documents in one row would see each other without flash-attention",
+            f"--packing_strategy {settings['packing_strategy']} cannot be used with torch {torch.__version__}",
+            "without flash-attention, torch before 2.6 lets documents in the same row attend to each other",
             "--packing_strategy wrapped, or --attn_implementation flash_attention_2 on a GPU",
         )
 

@@ -78,7 +78,10 @@ def _cut(settings: Settings, tokens: Any, split: str, most: int | None, job: Job
     used = min(len(made), most or len(made))
     if job.processes.first:
         left = tokens.tokens - used * length
-        print(f"{split}: {len(tokens):,} documents, {used:,} blocks of {length} tokens, {left:,} left out", flush=True)
+        print(
+            f"{split}: {len(tokens):,} documents, {used:,} blocks of {length} tokens, {left:,} tokens left out",
+            flush=True,
+        )
     return made if used == len(made) else Subset(made, range(used))
 
 

@@ -114,7 +114,7 @@ def _choose_work(settings: Settings, job: Job) -> None:
     if evaluates:
         settings.default({"do_eval": True}, "from eval_strategy")
     if not settings["do_train"] and (evaluates or not settings["do_eval"]):
-        settings.default({"do_train": True}, "script: nothing else is asked for")
+        settings.default({"do_train": True}, "script: --do_eval is not set")
     overwrite = settings.get("overwrite_output_dir") and not settings["resume_from_checkpoint"]
     if not settings["do_train"]:
         settings.derive("resume_from_checkpoint", "false", "script: nothing is trained")
@@ -130,7 +130,11 @@ def _choose_block_size(settings: Settings) -> None:
     positions = models.positions_of(shape)
     if settings["block_size"] is None:
         longest = min(positions or LONGEST_BY_DEFAULT, LONGEST_BY_DEFAULT)
-        settings.derive("block_size", longest, f"script: the model takes {positions or 'any length'}")
+        settings.derive(
+            "block_size",
+            longest,
+            f"script: {f'the model has {positions} positions' if positions else 'the model has no maximum length'}",
+        )
     models.check_length("--block_size", settings["block_size"], shape, models.name_of(settings))
 
 
@@ -176,10 +180,10 @@ def _refuse_contradictions(settings: Settings) -> None:
          "remove one of the two"),
         (settings["do_train"] and not data and not settings["train_file"], "there is no text to train on",
          "only --validation_file is given", "--train_file FILE, or --do_eval alone"),
-        (stream and settings["do_train"] and settings["max_steps"] <= 0, "--streaming without --max_steps",
-         "the length of a stream is not known", "add --max_steps N, or remove --streaming"),
-        (stream and settings["data_percentage"] < 100, "--streaming with --data_percentage",
-         "the length of a stream is not known", "use --max_steps N to limit the data instead"),
+        (stream and settings["do_train"] and settings["max_steps"] <= 0, "--streaming needs --max_steps",
+         "the script cannot know the length of a stream", "add --max_steps N, or remove --streaming"),
+        (stream and settings["data_percentage"] < 100, "--streaming and --data_percentage are both given",
+         "the script cannot know the length of a stream", "use --max_steps N to limit the data instead"),
     ):  # fmt: skip
         if found:
             raise JobError(what, why, fix)
@@ -197,6 +201,6 @@ def _check_file(name: str) -> None:
     found = named(name)
     if not found or not found[0].exists():
         what = f"no file matches {name!r}" if "*" in name else f"there is no file {name!r}"
-        raise JobError(what, "the file must be visible in the container", "check the name, and mount its folder")
+        raise JobError(what, "the file must be visible in the container", "check the name, and mount the file's folder")
     for path in found:
         documents.kind_of(path)

@@ -35,7 +35,7 @@ def load(name: str, config: str | None, split: str, streaming: bool = False) -> 
         raise JobError(
             f"the dataset {name!r} has no split {split!r}{near_miss(split, found)}",
             f"its splits are {', '.join(found)}",
-            "--dataset_train_split NAME (or --dataset_test_split)",
+            "choose a split: --dataset_train_split NAME, or --dataset_test_split NAME",
         )
     return found[split]
 
@@ -102,7 +102,7 @@ def not_loaded(name: str, error: Exception) -> JobError:
     elif path.suffix.lower() in READERS or name.startswith((".", "/")):
         fix = f"give the path inside the container, and mount the folder of {name!r}"
     elif is_offline():
-        fix = "HF_HUB_OFFLINE=1 is set: fetch it first (`runner prefetch`), or name a folder that the container sees"
+        fix = "HF_HUB_OFFLINE=1 is set: run `runner prefetch` first, or give the path of a folder inside the container"
     else:
         fix = "check the name on the hub, or give the path inside the container"
     return JobError(f"cannot load the dataset {name!r}", lines[0] if lines else type(cause).__name__, fix)

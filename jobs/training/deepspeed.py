@@ -104,7 +104,9 @@ def read(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise JobError(
-            f"{path} is not a JSON object", "DeepSpeed's configuration must be one", "begin the file with '{'"
+            f"{path} is not a JSON object",
+            "a DeepSpeed configuration must be a JSON object",
+            "write the settings as {…}",
         )
     return config
 

@@ -154,5 +154,5 @@ def _of_object(line: str, place: str) -> Prompt:
         raise JobError(
             f"{place} has neither `prompt` nor `messages`",
             f"{type(error).__name__}: {error}",
-            '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
+            'write {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
         ) from error

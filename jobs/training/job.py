@@ -82,7 +82,7 @@ def configure(config_type: type, settings: Settings, job: Job) -> Any:
     except ValueError as error:
         why = " ".join(str(error).split())
         raise JobError(
-            f"{config_type.__name__} does not accept the arguments", why, "change the argument that is named above"
+            f"{config_type.__name__} does not accept the arguments", why, "change the argument that the reason names"
         ) from error
     if settings["deepspeed"]:
         from deepspeed.comm import init_distributed
@@ -93,7 +93,9 @@ def configure(config_type: type, settings: Settings, job: Job) -> Any:
     if config.push_to_hub:  # transformers would ask the hub now, and push at each checkpoint; `finish` pushes once
         if not config.hub_model_id:
             raise JobError(
-                "--push_to_hub without --hub_model_id", "it needs a name", "--hub_model_id ORGANISATION/NAME"
+                "--push_to_hub needs --hub_model_id",
+                "the repository on the hub needs a name",
+                "--hub_model_id ORGANISATION/NAME",
             )
         config.push_to_hub = False
         if config.hub_token:

@@ -98,7 +98,7 @@ def missing_or_cut(path: Path) -> str | None:
     try:
         expected: dict[str, int] = read(path)["files"]
     except FileNotFoundError:
-        return f"it has no {MARKER}: it is not complete"
+        return f"{MARKER} is missing, so the checkpoint is incomplete"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"cannot read {MARKER} ({error})"
     for name, size_bytes in expected.items():
@@ -107,7 +107,7 @@ def missing_or_cut(path: Path) -> str | None:
         except OSError:
             return f"{name} is missing"
         if actual != size_bytes:
-            return f"{name} has {actual} bytes, {size_bytes} were written"
+            return f"{name} has {actual} bytes, but {size_bytes} were written"
     return None
 
 
@@ -122,5 +122,5 @@ def damaged(path: Path, rank: int = 0, world_size: int = 1, local_world_size: in
         if found.fault:
             return f"cannot read {file} ({found.fault})"
         if found.hash != hashes[file]:
-            return f"{file} has changed: its {ALGORITHM} is {found.hash}, {hashes[file]} was written"
+            return f"{file} has changed: its {ALGORITHM} is {found.hash}, not {hashes[file]}"
     return None

@@ -293,5 +293,5 @@ def progress_line(entry: dict[str, Any], max_steps: int, seconds_left: float) ->
     waited = entry.get("data_wait_seconds") or 0.0
     whole = entry["tokens"] / entry["tokens_per_second"] if waited and entry.get("tokens_per_second") else 0.0
     if whole and waited / whole >= SLOW_DATA:
-        parts.append(f"waits {waited / whole:.0%} for data")
+        parts.append(f"waits for data {waited / whole:.0%} of the time")
     return " ".join([*parts, f"eta {eta}"])

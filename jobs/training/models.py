@@ -45,7 +45,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, settings: Settings, need
         raise JobError(
             f"there is no chat template {template!r}",
             "the file must be visible in the container",
-            "check the name, and mount its folder",
+            "check the name, and mount the file's folder",
         )
     if needs_template and not tokenizer.chat_template and not template:
         raise JobError(
@@ -76,7 +76,7 @@ def configuration(settings: Settings) -> PretrainedConfig:
         if kind not in CONFIG_MAPPING:
             raise JobError(
                 f"there is no model type {kind!r}{near_miss(kind, CONFIG_MAPPING.keys())}",
-                "this version of transformers does not have it",
+                "this version of transformers does not support that type",
                 "--model_type gpt2, llama, qwen3 ...",
             )
         shape = CONFIG_MAPPING[kind]()

@@ -73,7 +73,11 @@ def once(processes: Processes, function: Callable[[], Result]) -> Result:
         except JobError as error:
             box[1] = (error.what, error.why, error.fix)
         except OSError as error:
-            box[1] = (str(error), "rank 0 could not read or write a file", "check the path, its permissions, the disk")
+            box[1] = (
+                str(error),
+                "rank 0 could not read or write a file",
+                "check the path, its permissions and the free disk space",
+            )
     torch.distributed.broadcast_object_list(box, src=0)
     if box[1] is not None:
         raise JobError(*box[1])

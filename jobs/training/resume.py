@@ -59,7 +59,11 @@ def find(
                 return checkpoint
             fault = f"{checkpoint.path}: {damage}"
         if named:
-            raise JobError(f"the checkpoint {wanted!r} is incomplete", fault, "use an older checkpoint, or a copy")
+            raise JobError(
+                f"the checkpoint {wanted!r} is incomplete",
+                fault,
+                "use an older checkpoint, or restore the file from a copy",
+            )
         if processes.first:
             print(f"skipped {fault}", flush=True)
     return None
@@ -74,7 +78,7 @@ def _candidates(folder: Path, named: bool, wanted: str | None, automatic: bool) 
     if named:
         path = Path(wanted or "")
         if not path.is_dir():
-            fix = f"name a folder, or remove the argument: {folder} is searched"
+            fix = f"pass an existing folder; without --resume_from_checkpoint, {folder} is searched"
             raise JobError(f"there is no checkpoint {wanted!r}", "no folder has that name", fix)
         return [_checked(path)]
     word = (wanted or "").lower()
@@ -161,7 +165,7 @@ def refuse_other_model(checkpoint: Checkpoint | None, model: Any) -> None:
         raise JobError(
             f"the checkpoint {checkpoint.path} belongs to another model",
             found,
-            "start a new run, use --resume_from_checkpoint false, or go back to the old model",
+            "start a new run, or start over with --resume_from_checkpoint false, or use the checkpoint's model",
         )
 
 
@@ -169,19 +173,21 @@ def _difference(path: Path, model: Any) -> str | None:
     adapter = (path / "adapter_config.json").is_file()
     if adapter != hasattr(model, "peft_config"):
         kinds = ("a LoRA adapter", "a whole model")
-        return f"it is {kinds[not adapter]}, this run trains {kinds[adapter]}"
+        return f"the checkpoint has {kinds[not adapter]}, but this run trains {kinds[adapter]}"
     if (path / "config.json").is_file():
         there = json.loads((path / "config.json").read_text(encoding="utf-8"))
         here = model.config.to_dict()
         differing = [key for key in SHAPES if key in there and key in here and there[key] != here[key]]
         if differing:
-            return ", ".join(f"{key} is {there[key]} there and {here[key]} here" for key in differing)
+            return ", ".join(
+                f"{key} is {there[key]} in the checkpoint, but {here[key]} in this run" for key in differing
+            )
     saved = shapes_of_files(path)
     for name, parameter in model.named_parameters():
         name = name.replace(".default.", ".")
         shape = list(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO-3 keeps the whole shape here
         if list(saved.get(name, shape)) != shape:
-            return f"{name} is {list(saved[name])} there and {shape} here"
+            return f"{name} has the shape {list(saved[name])} in the checkpoint, but {shape} in this run"
     return None
 
 

@@ -62,7 +62,7 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
         if kind == "text" and not isinstance(row[text_field], str):
             raise JobError(
                 f"row {number} of {name!r}: column {text_field!r} is not text",
-                f"it is {row[text_field]!r:.60}",
+                f"its value is {row[text_field]!r:.60}",
                 "remove these rows, or choose another column with --dataset_text_field",
             )
         for column in found if kind != "tokens" else ():
@@ -70,7 +70,7 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
             if wrong:
                 raise JobError(
                     f"row {number} of {name!r} does not match the other rows: column {column!r} {wrong}",
-                    f"it is {row[column]!r:.100}",
+                    f"its value is {row[column]!r:.100}",
                     'use one format: lists of {"role": "user"|"assistant"|"system", "content": TEXT}, or text',
                 )
         if assistant_only and not _has_answer(row, found):
@@ -95,11 +95,11 @@ def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
         if not isinstance(error, (ValueError, TemplateError)):
             raise
         raise JobError(
-            "the chat template refuses a conversation of the dataset"
+            "the chat template rejects a conversation of the dataset"
             if isinstance(error, TemplateError)
-            else "TRL refuses these arguments with this data and model",
+            else "TRL rejects these arguments with this data and model",
             " ".join(str(error).split()) or type(error).__name__,
-            "change the argument that is named above, or the rows that the template does not accept",
+            "change the argument that the reason names, or the rows that the template rejects",
         ) from error
 
 
@@ -115,8 +115,8 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
     if tokens > vocabulary:
         raise JobError(
             f"the tokenizer has {tokens} tokens, but the model's vocabulary has {vocabulary}",
-            "the model has no embedding for the other tokens: they were added, or the tokenizer is for another model",
-            "use the tokenizer of the model, or --chat_template_path NAME of a model, which also adds its tokens",
+            "the model has no embedding for the extra tokens; perhaps the tokenizer belongs to another model",
+            "use the model's own tokenizer, or add the tokens with --chat_template_path NAME (of another model)",
         )
     rows, length = trainer.train_dataset, trainer.args.max_length
     if not hasattr(rows, "__len__"):
@@ -163,7 +163,7 @@ def _cut_note(args: Any, lengths: Any, left: int, count: int | None) -> str:
             "they were truncated, or are exactly that long"
         )
     if not args.packing and count and left < count:
-        notes.append(f"{count - left} of {count} rows were left out: no token to learn from is left in them")
+        notes.append(f"{count - left} of {count} rows were left out, because they contain no token to learn from")
     return "; ".join(notes)
 
 
@@ -192,8 +192,8 @@ def _is_conversation(messages: Any) -> bool:
 def _fault(value: Any, column: str, row: Mapping[str, Any]) -> str:
     """Return what is wrong with a value; nothing for a conversation, or for text in a prompt and its completion."""
     if isinstance(value, str) and column in ("prompt", "completion"):
-        other = row.get("completion" if column == "prompt" else "prompt")
-        return "" if isinstance(other, str) else "is text, and the other of the two is not"
+        other = "completion" if column == "prompt" else "prompt"
+        return "" if isinstance(row.get(other), str) else f"is text, but column {other!r} is not"
     if not isinstance(value, list) or not value:
         return "is empty" if not value else "is not a list of messages"
     for message in value:
@@ -203,7 +203,7 @@ def _fault(value: Any, column: str, row: Mapping[str, Any]) -> str:
         if role is None:
             return "has a message without a role"
         if message.get("role") is not None and message.get("from") is not None:
-            return "has messages in two formats"
+            return "has a message with both 'role' and 'from'"
         if role not in ROLES:
             return f"has the unknown role {role!r}{near_miss(str(role), ROLES)}"
         text = message.get("content") if message.get("role") is not None else message.get("value")
@@ -217,7 +217,7 @@ def _other_format(value: Any, formats: dict[str, str], column: str) -> str:
     for message in value if isinstance(value, list) else ():
         key = "role" if message.get("role") is not None else "from"
         if formats.setdefault(column, key) != key:
-            return f"has the speaker in {key!r}, the rows before in {formats[column]!r}"
+            return f"names the speaker in {key!r}, but earlier rows use {formats[column]!r}"
     return ""
 
 

@@ -148,7 +148,7 @@ def take_lock(run: RunFolder) -> None:
         elif pid != os.getpid() and other["started"] == _start_time(pid):
             raise JobError(
                 f"process {pid} on {host} is training in {run.path}",
-                f"its lock is {run.lock}; two training processes would overwrite each other's checkpoints and metrics",
+                f"two processes would overwrite each other's checkpoints and metrics (lock: {run.lock})",
                 f"wait until process {pid} has ended, or end it and the other ranks: kill {pid}",
             )
     files.write_json(run.lock, {"host": host, "pid": os.getpid(), "started": _start_time(os.getpid())})

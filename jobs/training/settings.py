@@ -131,7 +131,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         raise JobError(
             f"unknown argument {unknown[0]!r}{hint}",
             "neither the script nor its libraries accept this argument",
-            "`--help` lists all arguments; give the values of a list after a single name",
+            "see `--help` for all arguments; give all values of a list after one argument: --name A B",
         )
     values = vars(namespace)
     words_given = {word.split("=")[0] for word in words if word.startswith("-")}

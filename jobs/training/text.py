@@ -47,7 +47,7 @@ def find(settings: Settings, job: Job) -> tuple[Text | None, Text | None]:
         raise JobError(
             "--do_eval needs validation data, and the stream has no split 'validation'",
             "the length of a stream is unknown, so no part of it can be held out",
-            "use --validation_file FILE, or leave out --streaming",
+            "add --validation_file FILE, or remove --streaming",
         )
     return train, held_out
 

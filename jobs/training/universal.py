@@ -38,13 +38,14 @@ def prepare(
         return
     if stage == 3 and not zero3_faults.is_supported():
         raise JobError(
-            f"{checkpoint.path} was written by {checkpoint.world_size} processes, this run has {processes.world_size}",
+            f"{checkpoint.path} was written by {checkpoint.world_size} processes, but this run has "
+            f"{processes.world_size}",
             "DeepSpeed before 0.18 loses all but the first group of parameters when it converts a ZeRO-3 checkpoint",
             f"start {checkpoint.world_size} processes, or use an image with a newer DeepSpeed",
         )
     folder = convert(checkpoint, processes, beat)
     if processes.first:
-        print(f"loading it from {folder}, which works with any number of processes", flush=True)
+        print(f"loading the checkpoint from {folder}, which works with any number of processes", flush=True)
     # Only for this start, not in the job's own files: the key would break every other resume.
     for holder in (config.hf_deepspeed_config, config.deepspeed_plugin.hf_ds_config):
         holder.config.setdefault("checkpoint", {})["load_universal"] = True
@@ -77,7 +78,7 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
         return True
     there, here = ("without DeepSpeed" if found is None else f"with ZeRO-{found}" for found in (saved, stage))
     raise JobError(
-        f"{checkpoint.path} was written {there}, but this run is {here}",
+        f"{checkpoint.path} was written {there}, but this run trains {here}",
         "the optimizer's state is stored in another form; only ZeRO-1 and ZeRO-2 can read each other's state",
         "use the earlier settings, or load only weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
     )
@@ -171,13 +172,13 @@ def _print_differences(checkpoint: Checkpoint, config: Any, processes: Processes
     sequences = config.per_device_train_batch_size * config.gradient_accumulation_steps * processes.world_size
     if checkpoint.sequences not in (None, sequences):
         print(
-            f"warning: a step had {checkpoint.sequences} sequences, now {sequences}: the step count continues, so"
-            f" data is skipped or repeated; to keep the old size: --global_batch_size {checkpoint.sequences}",
+            f"warning: a step had {checkpoint.sequences} sequences, but now has {sequences}: the step count continues,"
+            f" so data is skipped or repeated; to keep the old size: --global_batch_size {checkpoint.sequences}",
             flush=True,
         )
     if checkpoint.world_size != processes.world_size:
         print(
-            f"{checkpoint.path.name} was written by {checkpoint.world_size} processes, this run has "
+            f"{checkpoint.path.name} was written by {checkpoint.world_size} processes, but this run has "
             f"{processes.world_size}: data, learning rate and optimizer continue, but random states (dropout) "
             "start from the seed",
             flush=True,

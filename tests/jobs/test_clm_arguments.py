@@ -50,7 +50,7 @@ def corpus(tmp_path: Path) -> Path:
         ([*SCRATCH, "--train_file={folder}/empty.txt"], "is empty"),
         ([*SCRATCH, "--train_file={folder}/corpus.doc"], "cannot read"),
         ([*SCRATCH, "--validation_file={corpus}", "--do_train"], "there is no text to train on"),
-        ([*SCRATCH, "--train_file={corpus}", "--streaming"], "--streaming without --max_steps"),
+        ([*SCRATCH, "--train_file={corpus}", "--streaming"], "--streaming needs --max_steps"),
         ([*SCRATCH, "--train_file={corpus}", "--streaming", "--max_steps=1", "--data_percentage=5"], "--data_percent"),
         ([*SCRATCH, "--train_file={corpus}", "--data_percentage=0"], "--data_percentage cannot be 0"),
         (
@@ -87,7 +87,7 @@ def test_nothing_of_the_demo_reaches_a_training_of_the_users_own(corpus: Path) -
     settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}")
     assert [name for name, source in settings.sources.items() if source.startswith("demo")] == []
     assert (settings["deepspeed"], settings["do_train"], settings["do_eval"]) == (None, True, False)
-    assert (settings["block_size"], settings.sources["block_size"]) == (1024, "script: the model takes 1024")
+    assert (settings["block_size"], settings.sources["block_size"]) == (1024, "script: the model has 1024 positions")
 
 
 def test_an_evaluation_alone_trains_nothing_and_takes_no_checkpoint(corpus: Path) -> None:

@@ -30,7 +30,7 @@ def test_the_progress_line_speaks_of_the_peak_and_of_slow_data_where_there_is_so
     assert metrics.progress_line({**known, "data_wait_seconds": 0.01}, 9, 1).endswith(
         "100 tok/s MFU 41.2% 3.0 GiB eta 0:01"
     )
-    assert "waits 25% for data" in metrics.progress_line({**known, "data_wait_seconds": 0.5}, 9, 1)
+    assert "waits for data 25% of the time" in metrics.progress_line({**known, "data_wait_seconds": 0.5}, 9, 1)
 
 
 def test_steps_after_the_one_that_a_later_attempt_began_at_are_void(tmp_path: Path) -> None:

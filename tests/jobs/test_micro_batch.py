@@ -203,7 +203,7 @@ def test_under_torchrun_the_search_leaves_the_rendezvous_of_the_training_alone(
     words += ["--micro_batch=auto", "--global_batch_size=8", "--max_steps=1", "--save_strategy=no", "--deepspeed=zero2"]
     first = launcher.sft(tmp_path / "run", *words)
     assert first.code == 0, first.output
-    assert "micro batch: 4; the whole step in one pass" in first.output
+    assert "micro batch: 4; one pass takes all sequences of a step" in first.output
     again = launcher.sft(tmp_path / "run", *words, attempt=2)
     assert "micro batch: 4, from an earlier search" in again.output
 

@@ -142,10 +142,10 @@ def test_a_damaged_file_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        ({"kind": "model", "name": "org/none"}, "the hub has nothing of that name"),
+        ({"kind": "model", "name": "org/none"}, "the hub has no repository of that name"),
         ({**SMALL, "revision": "v9"}, "no revision 'v9'"),
-        ({"kind": "model", "name": "org/gated"}, "its owner gives access only on request"),
-        ({"kind": "model", "name": "org/wrong"}, "is not 5 bytes"),
+        ({"kind": "model", "name": "org/gated"}, "grants access only on request"),
+        ({"kind": "model", "name": "org/wrong"}, "is not 5 bytes, as the hub"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_error(hub: Hub, tmp_path: Path, wanted: dict[str, str], expected: str) -> None:

@@ -59,10 +59,13 @@ def test_the_newest_is_that_of_the_highest_step(folder: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99), "has 99 bytes, 100 were written"),
+        (
+            lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99),
+            "has 99 bytes, but 100 were written",
+        ),
         (lambda path: (path / "global_step10" / "rank_0.pt").unlink(), "rank_0.pt is missing"),
         (lambda path: (path / "global_step10" / "rank_0.pt").write_bytes(b"x" * 99 + b"y"), "has changed"),
-        (lambda path: (path / marker.MARKER).unlink(), "it is not complete"),
+        (lambda path: (path / marker.MARKER).unlink(), "is missing, so the checkpoint is incomplete"),
         (lambda path: (path / marker.MARKER).write_text('{"files": '), "cannot read"),
         (lambda path: (path / marker.MARKER).write_text("[]"), "cannot read"),
     ],
@@ -167,13 +170,15 @@ class TestAnotherModel:
 
     @pytest.mark.parametrize(("name", "there"), [("num_hidden_layers", 3), ("vocab_size", 72)])
     def test_other_sizes_are_named(self, tmp_path: Path, name: str, there: int) -> None:
-        with pytest.raises(JobError, match=f"{name} is {there} there and"):
+        with pytest.raises(JobError, match=f"{name} is {there} in the checkpoint, but"):
             resume.refuse_other_model(self.checkpoint(tmp_path, **{name: there}), self.model())
 
     def test_other_shapes_are_named_where_no_config_tells(self, tmp_path: Path) -> None:
         checkpoint = self.checkpoint(tmp_path, intermediate_size=48)
         (tmp_path / "config.json").unlink()
-        with pytest.raises(JobError, match=r"gate_proj\.weight is \[48, 16\] there and \[32, 16\] here"):
+        with pytest.raises(
+            JobError, match=r"gate_proj\.weight has the shape \[48, 16\] in the checkpoint, but \[32, 16\] in this run"
+        ):
             resume.refuse_other_model(checkpoint, self.model())
 
     def test_a_whole_model_is_no_adapter(self, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ BAD = {
         lambda n: {"messages": said(n) if n != 17 else [{"from": "human", "value": "x"}]},
         (),
         "row 17",
-        "speaker in 'from', the rows before in 'role'",
+        "speaker in 'from', but earlier rows use 'role'",
     ),
     "an unknown role": (
         lambda n: {"messages": said(n) if n != 5 else [{"role": "asistant", "content": "x"}]},
@@ -231,7 +231,7 @@ BAD = {
         lambda n: {"prompt": "x", "completion": said(n)[1:]},
         (),
         "row 0",
-        "is text, and the other",
+        "is text, but column 'completion' is not",
     ),
     "answers beyond the length": (
         lambda n: {"prompt": sentence(n, 40), "completion": " red"},
@@ -246,7 +246,7 @@ BAD = {
         "a row of",
         "256 positions",
     ),
-    "an end token that is none": (lambda n: {"text": "red"}, ("--eos_token=<nope>",), "TRL refuses", "<nope>"),
+    "an end token that is none": (lambda n: {"text": "red"}, ("--eos_token=<nope>",), "TRL rejects", "<nope>"),
     "the model's own loss asked for beside another one": (
         lambda n: {"text": "red green"},
         ("--loss_path=plain", "--loss_type=dft"),
@@ -315,7 +315,7 @@ def test_rows_left_without_an_answer_are_counted(
 ) -> None:
     data = write(tmp_path / "rows.jsonl", lambda n: {"prompt": sentence(n, 60 if n < 2 else 5), "completion": " red"})
     train(tmp_path / "run", model, data)
-    assert "2 of 40 rows were left out: no token to learn from" in capsys.readouterr().out
+    assert "2 of 40 rows were left out, because they contain no token to learn from" in capsys.readouterr().out
 
 
 def test_on_a_cpu_the_models_own_loss_is_taken(model: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_two_become_one(launcher: Launcher, whole: Attempt, tmp_path: Path) -> N
     alone = Start(tmp_path, (*TRAIN, SAME_BATCH), processes=1, cache=launcher.cache, attempt=2)
     alone.finish()
     assert f"resuming from {checkpoint} (step 3)" in alone.output
-    assert "was written by 2 processes, this run has 1" in alone.output
+    assert "was written by 2 processes, but this run has 1" in alone.output
     assert re.search(rf"converted to {checkpoint}/global_step3_universal in ", alone.output)
     assert losses(tmp_path) == pytest.approx(after(3, whole.losses), abs=1e-5)
     assert (checkpoint / "global_step3_universal" / "complete.json").is_file()
@@ -63,7 +63,7 @@ def test_another_stage_is_refused_at_once(launcher: Launcher, whole: Attempt, tm
     checkpoint = with_checkpoint(tmp_path, whole.run, 3)
     refused = Start(tmp_path, (*TRAIN, "--deepspeed=zero3"), processes=2, cache=launcher.cache, attempt=2)
     assert refused.begin().wait(300) == [1, 1]
-    assert f"sft: {checkpoint} was written with ZeRO-2, but this run is with ZeRO-3\n  because: " in refused.output
+    assert f"sft: {checkpoint} was written with ZeRO-2, but this run trains with ZeRO-3\n  because: " in refused.output
     assert "Traceback" not in refused.output
 
 
@@ -71,7 +71,7 @@ def test_steps_of_another_size_are_said(launcher: Launcher, whole: Attempt, tmp_
     with_checkpoint(tmp_path, whole.run, STEPS)
     ended = Start(tmp_path, (*TRAIN, "--global_batch_size=8"), processes=2, cache=launcher.cache, attempt=2)
     ended.finish()
-    assert "warning: a step had 4 sequences, now 8" in ended.output
+    assert "warning: a step had 4 sequences, but now has 8" in ended.output
 
 
 def test_an_old_deepspeed_refuses_zero_3_with_another_number_of_processes(
@@ -84,6 +84,6 @@ def test_an_old_deepspeed_refuses_zero_3_with_another_number_of_processes(
     monkeypatch.setattr(universal, "stage_of", lambda config: 3)
     config = SimpleNamespace(per_device_train_batch_size=1, gradient_accumulation_steps=1)
     checkpoint = Checkpoint(tmp_path / "checkpoint-3", 3, world_size=2, zero_stage=3)
-    with pytest.raises(JobError, match="written by 2 processes, this run has 1") as caught:
+    with pytest.raises(JobError, match="written by 2 processes, but this run has 1") as caught:
         universal.prepare(checkpoint, config, ALONE)
     assert "DeepSpeed before 0.18" in caught.value.why

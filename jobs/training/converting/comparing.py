@@ -42,12 +42,12 @@ def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
     text = (
         f"logits of both in float32, {len(reference)} tokens: maximum difference {difference:.3g}"
         f" = {relative:.2g} of the largest ({largest:.3g}), tolerance for {dtype} {tolerance:g};"
-        f" the same most likely token at {same:.0%}"
+        f" the most likely token is the same at {same:.0%} of the positions"
     )
     if math.isnan(relative) or relative > tolerance:
         raise JobError(
             f"the converted model gives different results: {text}",
             f"the checkpoint has values that {dtype} cannot represent, or a weight is wrong",
-            "convert with --dtype float32 to see which it is; to accept the difference: --tolerance SHARE",
+            "to find out which, convert with --dtype float32; to accept the difference: --tolerance SHARE",
         )
     return text

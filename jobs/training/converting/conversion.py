@@ -35,15 +35,15 @@ def convert(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Pa
     output = output_folder(arguments.output, found, environment)
     if output.exists() and not arguments.overwrite:
         raise JobError(
-            f"{str(output)!r} exists",
-            "an existing model is replaced only if you ask for it",
-            "use --overwrite, or another --output",
+            f"the output folder {str(output)!r} already exists",
+            "an existing model is replaced only with --overwrite",
+            "add --overwrite, or choose another --output",
         )
     logging.disable_progress_bar()
     dtype = arguments.dtype or models.dtype_name(found, arguments.trust_remote_code)
     checked, reference = arguments.check == "logits", None
     model, what = models.load(found, "float32" if checked else dtype, trust_remote_code=arguments.trust_remote_code)
-    say(f"{found} ({what}, {model.num_parameters():,} parameters), to be saved as {dtype}")
+    say(f"{found} ({what}, {model.num_parameters():,} parameters); the new model will have the dtype {dtype}")
     tokenizer = _tokenizer(found, arguments)
     if checked:
         tokens = comparing.sample(tokenizer, model.config)
@@ -85,7 +85,7 @@ def output_folder(named: Path | None, found: Trained, environment: Mapping[str, 
     if not path.is_dir():
         raise JobError(
             f"cannot choose an output folder for {found.weights!r}",
-            "it is a Hub name, not a local folder",
+            "that is a name on the hub, not a local folder",
             "give --output FOLDER",
         )
     return path.with_name(f"{path.name}-model")

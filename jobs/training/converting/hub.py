@@ -40,14 +40,16 @@ def push(folder: Path, repository: str, *, private: bool, branch: str | None, me
     except ImportError as error:
         raise JobError("huggingface_hub is not installed", str(error), "pip install huggingface_hub") from error
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
-        why = "it forbids all connections to the hub"
+        why = "HF_HUB_OFFLINE is set, and forbids all connections to the hub"
         raise JobError(
-            "HF_HUB_OFFLINE is set", why, "run `push` on a login node with the variable unset: env -u HF_HUB_OFFLINE …"
+            "cannot connect to the hub",
+            why,
+            "run `push` on a login node with the variable unset: env -u HF_HUB_OFFLINE …",
         )
     if not get_token():
         why = "HF_TOKEN is not set, and `hf auth login` has not been run here"
-        fix = "HF_TOKEN=… with write access (huggingface.co/settings/tokens)"
-        raise JobError("no token for the hub", why, fix)
+        fix = "export HF_TOKEN=… with write access (huggingface.co/settings/tokens)"
+        raise JobError("cannot log in to the hub", why, fix)
     api = HfApi()
     try:
         api.create_repo(repository, private=private or None, exist_ok=True)
@@ -60,6 +62,6 @@ def push(folder: Path, repository: str, *, private: bool, branch: str | None, me
     except Exception as error:  # the library raises its own, httpx' and requests' errors, by version
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = " ".join(lines[:3]) or type(error).__name__
-        fix = "check the name and the token's write access, and push again: files that arrived are not sent twice"
+        fix = "check the name and the token's write access, and push again: uploaded files are not sent twice"
         raise JobError(f"cannot push to {repository!r}", why, fix) from error
     return str(getattr(done, "commit_url", done))

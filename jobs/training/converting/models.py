@@ -46,7 +46,7 @@ def base_name(trained: Trained) -> str:
     if not name or (Path(name).is_absolute() and not Path(name).is_dir()):
         raise JobError(
             f"the adapter's base model {name!r} is missing",
-            f"{path} names it, and this process does not see it",
+            f"{path} does not name an existing folder of the base model",
             "save or mount the base model, and write its path into adapter_config.json",
         )
     return str(name)
@@ -94,7 +94,7 @@ def _filled(trained: Trained, shards: Shards, dtype: str, trust_remote_code: boo
         raise _of_another_model(trained, str(error).splitlines()[-1].strip()) from error
     model.tie_weights()
     missing = [name for name, value in model.state_dict().items() if value.is_meta]
-    for names, fault in ((missing, "are missing"), (strange, "do not belong to it")):
+    for names, fault in ((missing, "are missing"), (strange, "do not belong to the model")):
         if names:
             raise _of_another_model(trained, f"{len(names)} weights {fault}, such as {names[0]}")
     return model
@@ -102,4 +102,4 @@ def _filled(trained: Trained, shards: Shards, dtype: str, trust_remote_code: boo
 
 def _of_another_model(trained: Trained, why: str) -> JobError:
     what = f"{trained.weights} is not a checkpoint of the model that config.json describes"
-    return JobError(what, why, "--config FOLDER|NAME of the model that was trained")
+    return JobError(what, why, "give the configuration of the trained model: --config FOLDER|NAME")

@@ -42,7 +42,7 @@ def open_shards(folder: Path) -> Shards:
 
 def _zero(folder: Path) -> Shards:
     if (folder / "zero").is_dir():
-        why = "only a resume reads it; the shards that it was made from are beside it"
+        why = "only a training run can read it; convert reads the shards from which it was made"
         raise JobError(f"{folder} is a universal checkpoint", why, "pass the `checkpoint-N` folder instead")
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     if not states:
@@ -168,7 +168,7 @@ def _span(pieces: Sequence[Any], offset: int, count: int) -> list[Any]:
 def _refuse_short(needed: int, there: int) -> None:
     if needed > there:
         raise JobError(
-            f"the shards contain {there} numbers, but the model has {needed}",
+            f"the shards contain {there} weights, but the model has {needed}",
             "the files belong to different checkpoints, or have an unknown layout",
             "pass another checkpoint",
         )

@@ -130,7 +130,7 @@ def _check_marker(folder: Path, every_byte: bool) -> tuple[str, ...]:
     if owner is None:
         return ()
     if not (owner / MARKER).is_file():
-        return (f"{owner} has no {MARKER}: it may be incomplete",)
+        return (f"{owner} has no {MARKER}, so the checkpoint may be incomplete",)
     fault = _fault(owner, every_byte)
     if fault:
         raise JobError(
@@ -166,6 +166,6 @@ def _model_folder(folder: Path, shards: Path) -> Path:
             return place
     raise JobError(
         f"there is no config.json for the shards in {str(shards)!r}",
-        f"there is none in {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
-        "--config FOLDER|NAME of the model that was trained",
+        f"these folders have no config.json: {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
+        "give the configuration of the trained model: --config FOLDER|NAME",
     )

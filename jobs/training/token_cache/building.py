@@ -75,7 +75,7 @@ def _join(
                     shutil.copyfileobj(part, whole, 1 << 20)
                 path.unlink()
     except BrokenProcessPool as error:
-        why = f"{error}; one that is killed often had too little memory"
+        why = f"{error}; a killed process often ran out of memory"
         raise JobError(
             "a process that tokenizes text has died",
             why,

@@ -123,7 +123,7 @@ def _whole(folder: Path) -> bool:
         layout.read(folder / building.NAME)
         return True
     except (layout.BrokenCache, OSError, ValueError) as error:
-        print(f"the token cache {folder} is damaged ({error}); making it again", flush=True)
+        print(f"the token cache {folder} is damaged ({error}), so it is rebuilt", flush=True)
         _set_aside(folder)
         return False
 
@@ -152,9 +152,11 @@ def _refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
     inner = encoding.HuggingFace(state).encode(encoding.HARD)
     outer = encoding.flat(tokenizer(list(encoding.HARD), return_attention_mask=False)["input_ids"])
     if not all(np.array_equal(ours, theirs) for ours, theirs in zip(inner, outer, strict=True)):
-        why = f"{type(tokenizer).__name__} gives other ids than its tokenizer.json"
+        why = f"{type(tokenizer).__name__} has rules in Python, and returns other ids than its tokenizer.json"
         raise JobError(
-            "the tokenizer has its own rules in Python", why, "use --streaming, which supports such a tokenizer"
+            "this tokenizer cannot tokenize the text in advance",
+            why,
+            "use --streaming, which supports such a tokenizer",
         )
 
 

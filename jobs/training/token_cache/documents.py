@@ -245,6 +245,6 @@ def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str =
         )
     return JobError(
         f"{place}{piece.path}: column {piece.column!r} is not text",
-        f"it is {value!r:.60}",
+        f"it has the value {value!r:.60}",
         "the column must have text in each row",
     )

@@ -81,12 +81,12 @@ class Gigatoken:
         import gigatoken
 
         if state.special_tokens_as_text:
-            raise Differs("special tokens are to be text")
+            raise Differs("special tokens must be encoded as text")
         self.reference = HuggingFace(state)
         try:
             self.tokenizer = gigatoken.Tokenizer.from_json(state.text)
         except Exception as error:  # of many types: what it cannot take is left to the other one
-            raise Differs(f"gigatoken does not take this tokenizer: {error}") from error
+            raise Differs(f"gigatoken does not support this tokenizer: {error}") from error
         self.before, self.behind = self._surroundings()
         words = [str(token.content) for token in self.reference.tokenizer.get_added_tokens_decoder().values()][:64]
         self.check((*HARD, *words, *(f"a {word}b {word}" for word in words)))
@@ -101,7 +101,7 @@ class Gigatoken:
         """Raise Differs unless both back ends give the same ids."""
         for ours, theirs in zip(self._encode(texts), self.reference.encode(texts), strict=True):
             if not np.array_equal(ours, theirs):
-                raise Differs("gigatoken gives other ids than tokenizers on a sample")
+                raise Differs("gigatoken returns other ids than tokenizers for a sample")
 
     def _encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
         rows = self.tokenizer.encode_batch(list(texts), parallel=False).layout
@@ -118,7 +118,7 @@ class Gigatoken:
         for start in range(len(whole) - len(bare) + 1):
             if whole[start : start + len(bare)] == bare:
                 return whole[:start], whole[start + len(bare) :]
-        raise Differs("the post-processor changes the ids themselves")
+        raise Differs("the tokenizer's post-processor changes ids")
 
 
 def make(state: TokenizerState, back_end: str) -> Encoder:

@@ -48,7 +48,7 @@ def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
     """Return what decides a tokenizer's ids. Raises JobError if it is written in Python, or lacks an end token."""
     end = tokenizer.eos_token_id if end_of_document else None
     if end_of_document and end is None:
-        why = "documents are to be closed with one"
+        why = "--append_eos puts an end token after each document"
         raise JobError("the tokenizer has no end token", why, "give --eos_token TOKEN, or leave out --append_eos")
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None or not hasattr(inner, "to_str"):
@@ -82,7 +82,7 @@ def _remembered(path: Path, memory: Path) -> str:
     settled = time.time() - state.st_mtime > SETTLED_SECONDS
     found = digest(path)
     if path.stat().st_mtime_ns != state.st_mtime_ns or path.stat().st_size != state.st_size:
-        why = "its size or time has changed"
+        why = "its size or modification time is different"
         raise JobError(f"{path} changed while it was read", why, "start again when the file is complete")
     if settled:
         files.write_json(note, {"file": mark, "sha256": found})

@@ -66,14 +66,14 @@ def read(prefix: Path) -> TokenFile:
         raise BrokenCache(f"{prefix}.idx does not begin with {MARK!r}")
     version, code, sequences, documents = HEAD.unpack(index[len(MARK) : start].tobytes())
     if version != VERSION or code not in CODES or len(index) != start + 12 * sequences + 8 * documents:
-        raise BrokenCache(f"{prefix}.idx is not whole, or of another version")
+        raise BrokenCache(f"{prefix}.idx is incomplete, or has another version")
     lengths = _part(index, start, sequences, "<i4")
     table = _part(index, start + 12 * sequences, documents, "<i8")
     ends = np.zeros(sequences + 1, "<i8")
     np.cumsum(lengths, dtype="<i8", out=ends[1:])
     ids = _map(prefix.with_suffix(".bin"), CODES[code])
     if len(ids) != ends[-1]:
-        raise BrokenCache(f"{prefix}.bin holds {len(ids)} ids, {ends[-1]} were written")
+        raise BrokenCache(f"{prefix}.bin has {len(ids)} ids, but {ends[-1]} were written")
     return TokenFile(prefix, ids, ends[table])
 
 
