@@ -286,7 +286,7 @@ def test_what_a_site_does_without_is_not_called_missing(tmp_path, monkeypatch):
     found = examine(LOCAL, "asked for", environ)
     assert found.ready == ("import",)
     assert found.not_ready == (
-        "build (neither podman nor docker works)",
+        "build (podman and docker do not work)",
         "launch and shell on site local (engine host) (engine)",
     )
     clariden = examine(load_site("alps-clariden", environ), "asked for", {**environ, "SCRATCH": str(tmp_path)})

@@ -226,7 +226,7 @@ def test_a_file_over_a_shipped_one_keeps_its_signs_and_a_variant_has_not_those_o
 
 def test_a_folder_can_be_the_sign_of_a_site(environ, tmp_path):
     own_site(environ, "here", f'base = "generic-pyxis"\n[detect]\npaths = ["{tmp_path}"]\n')
-    assert find_site(None, environ)[1] == f"detected: {tmp_path} is there"
+    assert find_site(None, environ)[1] == f"detected: {tmp_path} exists on this machine"
 
 
 def detected_on(slurm, home: Path) -> tuple[str, str]:
@@ -241,7 +241,7 @@ def test_a_real_cluster_with_environment_is_generic_slurm(slurm, tmp_path):
 
 
 def test_a_real_cluster_without_plugins_is_generic_slurm_too(plain_slurm, tmp_path):
-    why = "detected: there is an sbatch, and no container plugin of srun"
+    why = "detected: sbatch is installed, and srun has no container plugin"
     assert detected_on(plain_slurm, tmp_path) == ("generic-slurm", why)
 
 

@@ -28,7 +28,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "build": ("build", "Containerfile -> OCI image; prints NAME:TAG"),
         "import": ("import_", "OCI image -> squashfs; prints the path"),
         "images": ("images", "list the squashfs files: source, size, age, runs"),
-        "gc": ("gc", "remove unused squashfs files, and old runs"),
+        "gc": ("gc", "remove unused squashfs files, or old runs"),
     },
     "environments": {
         "env": ("env", "show | emit | check | adopt an environment (an EDF)"),

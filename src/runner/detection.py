@@ -37,17 +37,17 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
             if kind == "clusters" and word == cluster:
                 return name, f"the cluster is called {cluster}"
             if kind == "paths" and Path(word).exists():
-                return name, f"{word} is there"
+                return name, f"{word} exists on this machine"
     if not slurm:
         there = process.which("sbatch") is not None
         return (
             "local",
-            "sbatch is installed, but Slurm is not set up" if there else "there is no sbatch on this machine",
+            "sbatch is installed, but Slurm is not set up" if there else "sbatch is not installed on this machine",
         )
     if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
         return "generic-pyxis", "srun has --container-image"
     known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))
-    return "generic-slurm", f"srun has {known}" if known else "there is an sbatch, and no container plugin of srun"
+    return "generic-slurm", f"srun has {known}" if known else "sbatch is installed, and srun has no container plugin"
 
 
 def slurm_configuration(environ: Mapping[str, str]) -> Path | None:

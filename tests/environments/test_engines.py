@@ -137,7 +137,7 @@ REFUSED = [
     ("sarus", 'image = "a/b"\n[env]\nA = "$(id)"\n', "env.A", "$("),
     ("sarus", 'image = "a/b"\nworkdir = "/a;b"\n', "workdir", ";"),
     ("pyxis", IMAGE + 'mounts = ["/a,b:/c"]\n', "mounts.0", "a comma"),
-    ("pyxis", IMAGE + 'mounts = ["/a:/b c"]\n', "mounts.0", "a blank"),
+    ("pyxis", IMAGE + 'mounts = ["/a:/b c"]\n', "mounts.0", "a space"),
     ("pyxis", IMAGE + 'mounts = ["/a:/b:sqsh"]\n', "mounts.0", "only the Container Engine"),
     ("pyxis", "workdir = '/w'\n", "image", "is empty"),
     ("pyxis", 'image = "foo.sqsh"\n', "image", "registry"),
@@ -168,7 +168,7 @@ REFUSED = [
 def test_what_an_engine_cannot_express_raises_and_nothing_is_dropped(tmp_path, engine, text, field, reason):
     with pytest.raises(RunnerError) as caught:
         attach(environment_of(tmp_path, text), SITE, engine, {})
-    assert f"the engine '{engine}' cannot express {field}" in caught.value.what
+    assert f"the engine '{engine}' cannot use the value of {field}" in caught.value.what
     assert reason in caught.value.why and caught.value.fix
 
 

@@ -147,7 +147,7 @@ def test_emitted_scripts_are_clean_bash(project, engine):
 
 def test_what_an_engine_cannot_say_is_refused_and_no_file_is_written(project):
     done = runner(project, "env", "emit", "it", "--as", "docker", "-o", "x.sh")
-    assert done.returncode == 1 and "the engine 'docker' cannot express image" in done.stderr
+    assert done.returncode == 1 and "the engine 'docker' cannot use the value of image" in done.stderr
     assert done.stdout == "" and not (project / "x.sh").exists()
 
 

@@ -238,7 +238,7 @@ def test_the_inside_is_as_promised_or_the_engine_refuses(outcome, way, name):
     refused, found = outcome[name]
     case = CASES[name]
     if expected := case.refused.get(way.engine):
-        assert f"the engine {way.engine!r} cannot express {expected}" in refused
+        assert f"the engine {way.engine!r} cannot use the value of {expected}" in refused
     elif way.engine in case.stopped:
         assert "cannot mount" in found[0]
     else:
@@ -293,7 +293,7 @@ def any_environment(way: Way, squashfs: Path, folder: Path, data: st.DataObject)
     try:
         found = differences_of(environment, way, here)
     except RunnerError as error:
-        assert "cannot express" in error.what and error.fix
+        assert "cannot use" in error.what and error.fix
         event("refused")
     else:
         if found and "cannot mount" in found[0]:

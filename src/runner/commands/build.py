@@ -37,7 +37,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="set an ARG of the Containerfile"
     )
-    build.add_argument("--no-cache", action="store_true", help="run every step again, and look up the base again")
+    build.add_argument("--no-cache", action="store_true", help="run every step again, and check for a newer base image")
     build.add_argument("--import", action="store_true", dest="then_import", help="then import the image; prints PATH")
     build.add_argument(
         "--sbatch", action="append", default=[], metavar="FLAG", help="a flag for sbatch, on sites that build in a job"

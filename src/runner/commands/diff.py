@@ -60,7 +60,7 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
     rows = [(each.kind, each.name, shown(each.left), shown(each.right)) for each in found.differences]
     console.table(("WHAT", "NAME", left.name, right.name), rows)
     if any(each.kind == "code" for each in found.differences):
-        console.say(f"to see the lines: diff -ru {run.code} {other.code if other else project.root or '.'}")
+        console.say(f"to see the changed lines: diff -ru {run.code} {other.code if other else project.root or '.'}")
     return 1
 
 
@@ -76,7 +76,7 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
         raise RunnerError(
             f"runner does not know how {run.name} was launched",
             "its record contains no command line",
-            f"compare it with another run: runner diff {run.name} OTHER",
+            f"compare the run with another one: runner diff {run.name} OTHER",
         )
     at = words.index("--") if "--" in words else len(words)
     named = words[:at].index("launch")

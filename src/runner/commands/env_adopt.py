@@ -70,7 +70,9 @@ def _check_words(args: argparse.Namespace) -> None:
 
     if bool(args.script) == bool(args.rest):
         raise RunnerError(
-            "nothing to adopt" if not args.script else "both a script and a command line are given",
+            "neither a script nor a command line is given"
+            if not args.script
+            else "both a script and a command line are given",
             "an EDF is made either from a script or from a command line",
             "runner env adopt job.sbatch   or   runner env adopt -- docker run …",
             exit_code=2,
@@ -86,7 +88,7 @@ def _check_words(args: argparse.Namespace) -> None:
         raise RunnerError(
             "--job is given without -o or --into",
             "the job file must name the EDF as its environment",
-            "-o edf/NAME.toml",
+            "add -o edf/NAME.toml, or --into FILE",
             exit_code=2,
         )
     for path in (args.output, args.job):
@@ -134,7 +136,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
         raise RunnerError(
             f"{name} does not use a container",
             "it contains no --container-… option, --environment, docker run or podman run",
-            "runner launch --env NAME -- COMMAND runs it in an existing environment",
+            "to run it in an existing environment: runner launch --env NAME -- COMMAND",
         )
     for change in changes:
         if isinstance(change, Set) and change.keys[-1] != APPEND:

@@ -94,7 +94,7 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
 
     if args.engine and args.engine not in ENGINES:
         raise unknown("engine", args.engine, ENGINES)
-    engine, chosen = (args.engine, "as asked") if args.engine else choose(site, environ)
+    engine, chosen = (args.engine, "as requested") if args.engine else choose(site, environ)
     console.detail(f"engine {engine} ({chosen})")
     here = _is_here(site, environ)
     if not here:

@@ -140,9 +140,9 @@ _HINTS = {
     "partition": "sbatch --partition; see sinfo",
     "gpus_per_node": "a number; see sinfo -o %G",
     "cpus_per_node": "a number; see sinfo -o %c",
-    "memory": '"450G", to ask for per node',
+    "memory": 'the memory to request per node, for example "450G"',
     "architecture": '"amd64" or "arm64": the processors of the compute nodes',
-    "gpu": "the GPU's kind",
+    "gpu": "the model of the GPUs",
 }
 
 
@@ -187,7 +187,7 @@ def site_file(
     """(the file's text, what is still to be answered)."""
     base = base_of(name, seen, environ)
     known = name in site_names(environ)
-    lines = [f"# My values for the site {name}; they win over those that come with runner (runner site show {name})."]
+    lines = [f"# My values for the site {name}. They override the values that runner ships (runner site show {name})."]
     if not known:
         lines += [f"name = {quoted(name)}", 'summary = "…"', f"base = {quoted(base.name)}"]
         if seen.name:
@@ -205,7 +205,7 @@ def site_file(
         if value is not None:
             lines.append(f"{key} = {quoted(value)}")
         elif key in found and found[key] != of_base:
-            lines += [f"# {base.name} says: {of_base}"] if of_base is not None else []
+            lines += [f"# value of the site {base.name}: {of_base}"] if of_base is not None else []
             lines.append(f'{key} = {{ value = {_toml(found[key])}, source = "cluster" }}')
         elif of_base is None:
             lines.append(f"# {key} = …    # {hint}")

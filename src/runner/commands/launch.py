@@ -126,7 +126,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
     if cost is None:
         return True
-    console.say(f"this launch: {cost.text}{f', {runs} times' if runs > 1 else ''}")
+    console.say(f"cost of this launch: {cost.text}{f', {runs} times' if runs > 1 else ''}")
     most = cost.most * runs
     if yes or limit is None or most <= limit:
         return True

@@ -42,7 +42,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         console.warn(f"changed since the run: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
-    state = "complete" if whole else "incomplete, so it is relaunched from the git commit and the original command line"
+    state = "complete" if whole else "incomplete, so runner launches it again from the git commit and the command line"
     console.say(f"{locked.name}: the run folder is {state}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:

@@ -68,10 +68,10 @@ def _lines(answer: Answer) -> list[str]:
     else:
         shown.append("cause:    unknown: no line of the logs matches a known cause")
     if answer.telling:
-        shown.append("lines:    the most telling ones")
+        shown.append("lines:    the lines that tell most")
         shown += [f"          {each.place}: {each.text[:_LINE]}" for each in answer.telling]
     elif answer.last:
-        shown.append(f"lines:    no line reports an error; the last ones of {answer.last[0].path}")
+        shown.append(f"lines:    no line reports an error; these are the last lines of {answer.last[0].path}")
         shown += [f"          {each.text[:_LINE]}" for each in answer.last]
     if answer.hint:
         shown.append(f"try:      {answer.hint}")

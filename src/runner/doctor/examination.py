@@ -101,7 +101,7 @@ def _readiness(found: Sequence[Diagnosis], site: Site, engine: str) -> tuple[tup
     def faulty(*names: str) -> str:
         return ", ".join(name for name in names if verdicts.get(name) == "wrong")
 
-    builder = "" if "ok" in (verdicts.get("podman"), verdicts.get("docker")) else "neither podman nor docker works"
+    builder = "" if "ok" in (verdicts.get("podman"), verdicts.get("docker")) else "podman and docker do not work"
     launching = ("engine", "image folder", "run folder", "slurm", "srun plugins", engine)
     reasons = {
         "build": builder,

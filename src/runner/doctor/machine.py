@@ -51,11 +51,11 @@ def architecture(site: Site) -> Diagnosis:
     here = probe.architecture()
     if site.architecture in {None, here}:
         text = (
-            f"{here}, as the nodes of {site.name}"
+            f"{here}, like the nodes of {site.name}"
             if site.architecture
             else f"{here}; the architecture of the nodes is not known"
         )
-        fix = "" if site.architecture else f"set it once: runner init --site {site.name}"
+        fix = "" if site.architecture else f"set the architecture once: runner init --site {site.name}"
         return Diagnosis("architecture", "ok", text, fix)
     text = f"this machine is {here}, but the nodes of {site.name} are {site.architecture}"
     return Diagnosis("architecture", "wrong", text, f"runner build --platform linux/{site.architecture}")
@@ -67,7 +67,7 @@ def clock() -> Diagnosis:
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < built - 86_400:
-        text = f"{shown} is earlier than the files of runner itself"
+        text = f"{shown} is earlier than the dates of runner's own files"
         return Diagnosis("clock", "wrong", text, "an admin: timedatectl set-ntp true")
     kept = probe.clock_synchronized()
     if kept:

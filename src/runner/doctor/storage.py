@@ -189,7 +189,7 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
     try:
         mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        fix = f"write {path}, mode 0600: {_LINES}"
+        fix = f"create {path} with mode 0600 and the lines for {_LINES}"
         return Diagnosis("credentials", "missing", f"{path} does not exist, so only public images can be pulled", fix)
     if mode & 0o077:
         return Diagnosis("credentials", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")

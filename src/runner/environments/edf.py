@@ -87,7 +87,12 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
             return folder / f"{stem}.toml"
     if name != stem and (project.start / name).is_file():
         return project.start / name  # Sarus Suite takes NAME.toml for a path
-    raise unknown("environment", stem, environment_names(project, environ), f"make edf/{stem}.toml, or give a ./path")
+    raise unknown(
+        "environment",
+        stem,
+        environment_names(project, environ),
+        f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml",
+    )
 
 
 def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:

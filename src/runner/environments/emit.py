@@ -50,7 +50,7 @@ def emitted(
         raise RunnerError(
             "the sandbox has no command line to print",
             "runner starts the sandbox from a script in the run folder",
-            "use runner shell or runner launch --dry-run; --as podman prints a command line",
+            "use `runner shell` or `runner launch --dry-run`, or print a command line for podman: --as podman",
         )
     located = replace(environment, image=_with_folder(environment.image, site, environ))
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."

@@ -60,7 +60,7 @@ def parse_mount(text: str, where: str = "") -> Mount:
         if not path.startswith(begins):
             raise RunnerError(
                 f"{what}cannot read the mount {text!r}",
-                f"its {role} {path!r} does not begin with {' or '.join(begins)}",
+                f"the {role} {path!r} must begin with {' or '.join(begins)}",
                 _advice(role, path),
             )
     flags = tuple(re.split(r"[+,]", fields[2])) if len(fields) > 2 else ()
@@ -76,4 +76,6 @@ def _advice(role: str, path: str) -> str:
         return f"write ${{HOME}}{path[1:]}"
     if path.startswith("$"):
         return f"put the variable in braces: ${{{path[1:].partition('/')[0]}}}"
-    return f"write ./{path}, relative to the folder in which the job is started" if role == "source" else f"/{path}"
+    return (
+        f"write ./{path}, relative to the folder in which the job is started" if role == "source" else f"write /{path}"
+    )

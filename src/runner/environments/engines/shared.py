@@ -30,14 +30,14 @@ def refuse(environment: Environment, field: str, engine: str, why: str, fix: str
     """The error for a field that an engine cannot express. Nothing is ever dropped."""
     origin = environment.origins.get(field)
     place = str(origin.place) if origin and origin.place else ""
-    return Inexpressible(field, f"the engine {engine!r} cannot express {field}", why, fix, place)
+    return Inexpressible(field, f"the engine {engine!r} cannot use the value of {field}", why, fix, place)
 
 
 MOUNT_OPTIONS = frozenset(
     {"ro", "rw", "bind", "rbind", "private", "rprivate", "slave", "rslave", "shared", "rshared"}
     | {"nosuid", "suid", "nodev", "dev", "noexec", "exec", "sync"}
 )
-_CHARACTERS = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a blank", "\t": "a tab", "\\": "a backslash"}
+_CHARACTERS = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a space", "\t": "a tab", "\\": "a backslash"}
 
 
 class MountSyntax(NamedTuple):
@@ -61,7 +61,7 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
         for path in (mount.source, mount.target):
             if bad := syntax.bad_character("".join(part for part in parts(path) if isinstance(part, str))):
                 why = f"{path!r} contains {bad}, which a mount of this engine cannot contain"
-                fix = "rename the folder, or link it from another path: ln -s"
+                fix = "rename the folder, or mount a symlink to it: ln -s FOLDER LINK"
                 raise refuse(environment, f"mounts.{index}", engine, why, fix)
         if "sqsh" in mount.flags and "sqsh" not in syntax.flags:
             why = "only the Container Engine and the sandbox mount squashfs files"

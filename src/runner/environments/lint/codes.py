@@ -27,7 +27,7 @@ _FILE = {
     "key-after-table": Code(
         ("error", "warning"),
         "a top-level key is below a [table] heading, so TOML makes it part of that table",
-        "move it up, above the first [table]",
+        "move the key above the first [table]",
     ),
     "unknown-key": Code(
         ("error", "warning"),
@@ -110,7 +110,7 @@ _IMAGE = {
     ),
     "credentials-half": Code(
         _WARNING,
-        "there is a login for only one of nvcr.io and authn.nvidia.com; a pull needs both logins",
+        "only one of nvcr.io and authn.nvidia.com has a login; a pull needs both logins",
         "copy the line and change the host after `machine`",
     ),
 }
@@ -133,7 +133,9 @@ _MOUNTS = {
     ),
     "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct it, or remove it"),
     "mount-separator": Code(
-        _ERROR, "a path contains a comma, colon or blank, so the engine cannot mount it", "rename or link the folder"
+        _ERROR,
+        "a path contains a comma, colon or space, so the engine cannot mount it",
+        "rename the folder, or mount a symlink to it",
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
@@ -154,7 +156,7 @@ _MOUNTS = {
         _WARNING, "packages in the mounted ~/.local hide the image's packages", 'PYTHONNOUSERSITE = "1" in [env]'
     ),
     "read-only-folder": Code(
-        _WARNING, "the working directory or a cache is read-only", "mount it without `ro`, or move it"
+        _WARNING, "the working directory or a cache is read-only", "mount the folder without `ro`, or use another one"
     ),
 }
 
@@ -164,7 +166,7 @@ _ENV = {
         _WARNING, "PATH or LD_LIBRARY_PATH is set without the image's value", 'PATH = "/mine:${PATH}"'
     ),
     "path-lost": Code(
-        _WARNING, "a login shell resets PATH, and [env] does not set it", "use bash -c, or set PATH in [env]"
+        _WARNING, "a login shell resets PATH, and [env] does not set PATH", "use bash -c, or set PATH in [env]"
     ),
     "gpus-hidden": Code(_WARNING, "a variable in [env] hides GPUs", "remove it"),
     "stale-tuning": Code(
@@ -232,7 +234,9 @@ _SCRIPT = {
         _WARNING, "pyxis sets RANK and LOCAL_RANK before torchrun starts", "env -u RANK -u LOCAL_RANK torchrun …"
     ),
     "gpus-per-task": Code(
-        _WARNING, "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node", "--gpus-per-node"
+        _WARNING,
+        "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node",
+        "use --gpus-per-node",
     ),
     "cpus-not-inherited": Code(
         _WARNING,
@@ -242,7 +246,9 @@ _SCRIPT = {
     "master-address": Code(
         _WARNING, "MASTER_ADDR is set to the wrong node, or to several addresses", "use scontrol show hostnames"
     ),
-    "fixed-port": Code(_WARNING, "two jobs on a node would use the same MASTER_PORT", "derive it from SLURM_JOB_ID"),
+    "fixed-port": Code(
+        _WARNING, "two jobs on a node would use the same MASTER_PORT", "derive the port from SLURM_JOB_ID"
+    ),
     "trace-prints-secrets": Code(
         _WARNING, "`set -x` prints secrets to the log", "use set +x before lines that handle secrets"
     ),

@@ -123,7 +123,7 @@ def _after_table(document: Document, table: str, name: str) -> Finding:
     place = document.place(table, name)
     alone = name not in document.data
     movable = isinstance(value, str | bool) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-    reason = f"{name} is below [{table}], so it is {table}.{name}, not a key of the EDF"
+    reason = f"{name} is below [{table}], so TOML reads it as {table}.{name}"
     changes: tuple[Change, ...] = (Unset((table, name)), Set((name,), value)) if alone and movable else ()
     return finding(
         "key-after-table", f"{table}.{name}", place, reason, severity="error" if alone else "warning", changes=changes

@@ -211,8 +211,8 @@ def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax
         yield from _flags(fields, engine, syntax)
     for path in fields[:2]:
         if bad := syntax.bad_character(path if engine == "sarus" else _with_defaults(path)):
-            reason = f"{path!r} contains {bad}, which the mounts of {engine} cannot contain"
-            yield _Fault("mount-separator", reason, "rename the folder, or link it from another path: ln -s")
+            reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
+            yield _Fault("mount-separator", reason, "rename the folder, or mount a symlink to it: ln -s FOLDER LINK")
             return
 
 
