@@ -285,7 +285,7 @@ def test_without_file_locks_an_import_works_and_warns(
     monkeypatch.setattr(fcntl, "flock", refuse)
     imported = place.bring("one")
     assert imported.made and imported.squashfs.path.exists()
-    assert place.said("has no file locks")
+    assert place.said("does not support file locks")
     assert left.exists()
 
 

@@ -157,7 +157,9 @@ def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[st
     if not path.is_file():
         files.write(path, text)
     reasons = "; ".join(f"{key}: {why}" for _, key, _, why in missing if why)
-    return {"CONTAINERS_CONF": str(path)}, (f"podman gets a private containers.conf here, {path}: {reasons}",)
+    return {"CONTAINERS_CONF": str(path)}, (
+        f"podman reads {path}, a containers.conf that runner made, because of these settings: {reasons}",
+    )
 
 
 def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -176,11 +178,11 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
         return overlay, ()
     advice = f"""mkdir -p {config.parent} && printf '[storage]\\ndriver = "overlay"\\n' > {config}"""
     if (root / "vfs-images").is_dir():
-        note = f"podman's storage {root} is of the kind vfs: every layer is a full copy of its image on the disk; "
-        return {}, (f"{note}to change that: podman system reset && {advice}",)
+        note = f"podman's storage {root} uses the driver vfs, which writes a full copy of the image for each layer; "
+        return {}, (f"{note}to use overlay instead: podman system reset && {advice}",)
     if not _overlay_works(root.parent):
         return {}, ()
-    return overlay, (f"podman's storage is made with overlay, not vfs; so that podman by hand knows it: {advice}",)
+    return overlay, (f"runner uses podman with the storage driver overlay; to use it outside runner too: {advice}",)
 
 
 def _overlay_works(folder: Path) -> bool:
@@ -219,7 +221,7 @@ def read_configuration(environ: Mapping[str, str]) -> dict[str, Any]:
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
-            raise RunnerError(f"cannot read {path}", str(error), "podman reads this file too: fix it") from error
+            raise RunnerError(f"cannot read {path}", str(error), "fix the file: podman reads it too") from error
         for table, content in data.items():
             merged[table] = {**merged.get(table, {}), **content} if isinstance(content, dict) else content
     return merged

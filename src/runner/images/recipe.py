@@ -185,7 +185,7 @@ def _with_variant(recipe: Recipe, document: Document, tag: str) -> Recipe:
             "base tag",
             tag,
             recipe.variants,
-            f"add [variants.{tag!r}] with base, pins, python and torch to {recipe.path}: pins fit one base only",
+            f"add [variants.{tag!r}] with base, pins, python and torch to {recipe.path}: each base needs its own pins",
         )
     refuse_unknown_keys(document, at, _VARIANT_KEYS, "variant")
     image = typed(document, (*at, "base"), str)
@@ -211,7 +211,7 @@ def _existing(document: Document, root: Path, keys: tuple[str, ...], name: str) 
         raise RunnerError(
             f"{document.place(*keys)}: {name!r} is outside the project",
             "an image can only use files from inside the project",
-            "copy the file into containers/ and name it there",
+            "copy the file into containers/, and correct the path in that line",
         )
     if not path.exists():
         raise RunnerError(

@@ -92,16 +92,20 @@ def registry_reference(text: str) -> Reference:
     if registry in HUB_NAMES:
         registry, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
     if not _NAME.fullmatch(repository):
-        raise _invalid_name(text, f"{repository!r} is not a valid name: lower-case letters, digits and . _ - / only")
+        raise _invalid_name(
+            text, f"{repository!r} is not a valid name: a name has only lower-case letters, digits and . _ - /"
+        )
     if colon and not _TAG.fullmatch(tag):
-        raise _invalid_name(text, f"{tag!r} is not a valid tag: at most 128 letters, digits and . _ -")
+        raise _invalid_name(text, f"{tag!r} is not a valid tag: a tag has at most 128 letters, digits and . _ -")
     if at and not _DIGEST.fullmatch(digest):
-        raise _invalid_name(text, f"{digest!r} is not a digest: sha256: and 64 hex digits")
+        raise _invalid_name(text, f"{digest!r} is not a digest: a digest is sha256: and 64 hex digits")
     return Reference(registry, repository, tag or ("" if digest else "latest"), digest)
 
 
 def _invalid_name(text: str, why: str) -> RunnerError:
-    return RunnerError(f"invalid image reference {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
+    return RunnerError(
+        f"invalid image reference {text!r}", why, "write docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]"
+    )
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def _path_source(text: str, scheme: str, rest: str, start: Path) -> Source:
             f"write {scheme}:PATH with the path of an existing folder or file",
         )
     if (scheme == "oci") != whole.is_dir():
-        raise _invalid_source(text, "oci: takes the folder of a layout, oci-archive: and docker-archive: take a file")
+        raise _invalid_source(text, "oci: needs the folder of a layout, oci-archive: and docker-archive: need a file")
     return Source(scheme, str(whole), tag)
 
 
@@ -200,7 +204,7 @@ def _invalid_source(text: str, why: str) -> RunnerError:
     return RunnerError(
         f"invalid image reference {text!r}",
         why,
-        "NAME, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
+        "write one of: NAME, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
         "oci-archive:FILE, docker-archive:FILE",
     )
 

@@ -81,7 +81,7 @@ def test_a_named_user_gets_their_own_login_wherever_it_is(home: Home) -> None:
     with pytest.raises(RunnerError) as caught:
         home.login(user="four")
     assert "'four'" in caught.value.what
-    assert ".docker/config.json (another user)" in caught.value.why
+    assert ".docker/config.json (has a login for another user)" in caught.value.why
     assert "machine reg.example login four password" in caught.value.fix
 
 
@@ -213,10 +213,10 @@ def test_a_helpers_identity_token(helpers: Home) -> None:
 @pytest.mark.parametrize(
     ("name", "script", "said"),
     [
-        ("absent", None, "not on PATH"),
+        ("absent", None, "is not on PATH"),
         ("empty", "echo 'credentials not found in native keychain'; exit 1", "credentials not found"),
-        ("mad", "echo no json", "an answer that cannot be read"),
-        ("../../bin/sh", None, "not a helper's name"),
+        ("mad", "echo no json", "printed something other than a login"),
+        ("../../bin/sh", None, "is not the name of a credential helper"),
     ],
 )
 def test_a_helper_that_does_not_help_is_passed_over_and_named(

@@ -171,7 +171,7 @@ def test_basic_authentication_of_a_real_registry(made: Made, locked: Registry, e
     reference = f"{locked.address}/team/app:1"
     with pytest.raises(RunnerError, match="does not allow access to") as caught:
         image_of(reference, environ)
-    assert ".docker/config.json (no such file)" in caught.value.why
+    assert ".docker/config.json (does not exist)" in caught.value.why
     assert f"machine {locked.address} login" in caught.value.fix
     add_login(environ, locked.address)
     assert len(image_of(reference, environ)[1]) == 2
@@ -415,7 +415,7 @@ def test_a_login_goes_over_plain_http_only_by_a_second_word(made: Made, environ:
             challenges.reverse()
             with pytest.raises(RunnerError, match="does not allow access to") as caught:
                 image_of("registry.example:5000/team/app:1", environ, allow_http=1)
-            assert "without encryption" in caught.value.why and "--allow-http --allow-http" in caught.value.fix
+            assert "is not encrypted" in caught.value.why and "--allow-http --allow-http" in caught.value.fix
             assert login not in {seen.headers.get("authorization") for seen in server.requests}
         assert len(image_of("registry.example:5000/team/app:1", environ, allow_http=2)[1]) == 2
 

@@ -92,8 +92,8 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
         f"none of the bases of recipe {recipe.name!r} is available on this machine",
         "\n".join(reasons),
         f"{build.engine.name} pull {recipe.bases[0]}   (prints details; if the registry requires a login, "
-        f"first run {build.engine.name} login); "
-        "or add a [[base]] with debian = …, which mmdebstrap builds on this machine",
+        f"run {build.engine.name} login first)\n"
+        "or add a [[base]] with debian = … to the recipe: mmdebstrap builds such a base on this machine",
     )
 
 
@@ -134,13 +134,12 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
     argv = (build.engine.name, "pull", f"--platform={build.platform}", reference)
     output: list[str] = []
     if run_logged(Step(f"fetch {reference}", argv, build.engine.env), build.log, build.listener(output)) != 0:
-        raise RunnerError(
-            "the pull failed", "\n".join(output[-3:]) or f"see {build.log}", f"the whole log: {build.log}"
-        )
+        raise RunnerError("the pull failed", "\n".join(output[-3:]) or f"see {build.log}", f"read the log {build.log}")
     image = build.store.find(reference)
     if image is None or image.architecture != build.architecture:
         has = image.architecture if image else "nothing"
-        raise RunnerError("wrong architecture", f"the registry has {has}, not {build.architecture}", "use another tag")
+        why = f"the registry has {has}, not {build.architecture}"
+        raise RunnerError("the image has the wrong architecture", why, "use another tag")
     return _pinned(reference, image, "its registry answers")
 
 
@@ -170,7 +169,7 @@ def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase
     output: list[str] = []
     first, *rest = debian_steps(base, build.engine, build.platform, made.reference)
     if run_logged(first, build.log, build.listener(output)) != 0:
-        raise RunnerError("mmdebstrap failed", "\n".join(output[-5:]), f"the whole log: {build.log}")
+        raise RunnerError("mmdebstrap failed", "\n".join(output[-5:]), f"read the log {build.log}")
     for step in rest:
         process.run(step.argv, env=step.env)
     return made

@@ -71,7 +71,7 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         image = _just_built(recipe, tag, context)
         if _tag(recipe, base, context) != tag:
             report.warn(
-                f"files of the recipe changed during the build; {image.reference} has these files as they were before"
+                f"files of the recipe changed during the build; {image.reference} contains the earlier versions of them"
             )
         return image
 
@@ -257,7 +257,7 @@ def _just_built(recipe: Recipe, tag: str, context: BuildContext) -> Image:
     name = f"{recipe.repository}:{tag}"
     image = context.store.find(name)
     if image is None:
-        why = f"the build succeeded, but {context.engine.name} has no image of that name"
+        why = f"the build succeeded, but the storage of {context.engine.name} has no image of that name"
         raise RunnerError(f"the image {name} is missing after its build", why, "build again")
     return image
 
@@ -287,7 +287,7 @@ def build_failed(recipe: Recipe, progress: BuildProgress, code: int, log: Path) 
     return RunnerError(
         f"the build of {recipe.name!r} failed{at}",
         "\n".join(progress.last_lines) or f"the engine ended with exit code {code} and printed nothing",
-        f"fix the step and build again (earlier steps are cached); the whole log: {log}",
+        f"fix the step and build again (earlier steps are cached), or read the log {log}",
     )
 
 

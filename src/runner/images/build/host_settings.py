@@ -76,7 +76,7 @@ def _read_pip_file(path: Path) -> dict[str, str]:
         parser.read_string(path.read_text())
     except (configparser.Error, OSError, ValueError) as error:
         raise RunnerError(
-            f"cannot read pip's configuration {path}", str(error), f"fix {path}: pip cannot read it either"
+            f"cannot read pip's configuration {path}", str(error), f"fix {path}: pip cannot read this file either"
         ) from error
     merged: dict[str, str] = {}
     for section in ("global", "install"):
@@ -120,7 +120,7 @@ def _offer(word: str, mounts: dict[str, str], notes: list[str]) -> str:
         return word
     path = Path(unquote(urlsplit(word).path) if word.startswith("file:") else word).expanduser()
     if not path.exists():
-        notes.append(f"{word} is left out: it does not exist")
+        notes.append(f"not {word}, because it does not exist")
         return ""
     folder, below = (path, "") if path.is_dir() else (path.parent, path.name)
     if folder.name == "simple" and folder.parent != Path("/"):

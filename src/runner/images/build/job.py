@@ -103,7 +103,9 @@ def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) 
     named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
     if site.account_required and not named:
         raise RunnerError(
-            f"site {site.name} requires an account for the build job", "none is set", "--sbatch=--account=PROJECT"
+            f"site {site.name} requires an account for the build job",
+            "no account is set",
+            "add --sbatch=--account=PROJECT",
         )
 
 
@@ -180,7 +182,7 @@ def _result(job: BuildJob, job_id: str) -> Path:
     while not (job.folder / "exit_code").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
     log = job.folder / "log"
-    fix = f"the whole log: {log}"
+    fix = f"read the log {log}"
     if not (job.folder / "exit_code").exists():
         raise RunnerError(
             f"build job {job_id} ended without a result", "the job was cancelled, or reached its time limit", fix

@@ -227,7 +227,7 @@ class Flattener:
             return self._pass_by(entry, entry.path)
         hidden = name[len(WHITEOUT) :]
         if hidden in (b"", b".", b".."):
-            raise refused("a whiteout without a name", entry.path)
+            raise refused("a whiteout has no name", entry.path)
         if directory is not None:
             self._whiteouts.append((directory, hidden))
         if self._wanted.targets:

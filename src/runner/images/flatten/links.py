@@ -59,9 +59,9 @@ class Work:
         self._left -= steps
         if self._left < 0:
             raise RunnerError(
-                "the image is refused",
-                "its layers replace the same large folders again and again",
-                "build the image with fewer layers that replace them",
+                "cannot import the image",
+                "its layers replace the same large folders too often",
+                "build the image with fewer layers that replace these folders",
             )
 
 
@@ -99,8 +99,8 @@ class LinkTargets:
         self._remembered += len(target) + 8
         if self._remembered > _REMEMBERED:
             raise RunnerError(
-                "the image is refused",
-                "too many of its hard links point to lower layers",
+                "cannot import the image",
+                "too many of its hard links point to files of lower layers",
                 "squash its layers: podman build --squash-all",
             )
 

@@ -47,7 +47,7 @@ def fstab(volumes: Mapping[str, Any]) -> str:
         if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
             raise RunnerError(
                 f"the image declares the volume {volume!r}",
-                "it must be an absolute path without '..' or '$': enroot would mount any other from outside the image",
+                "the path must be absolute, without '..' and '$': enroot would mount others from outside the image",
                 "remove that VOLUME from the image and build it again",
             )
         escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)

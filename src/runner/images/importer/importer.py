@@ -62,7 +62,7 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
             with files.locked(plan.target) as locked:
                 if not locked:
                     report.warn(
-                        f"{plan.target.parent} has no file locks: simultaneous imports of an image repeat the work"
+                        f"{plan.target.parent} does not support file locks: parallel imports of an image repeat the work"
                     )
                 return _import_locked(plan, report, options, held=plan.target if locked else None)
         except OSError as error:
@@ -153,7 +153,9 @@ def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, hel
             return _found(found, plan, report)
         report.warn(f"{plan.target} is damaged (its superblock does not match its size); importing the image again")
     elif plan.target.exists() and found is None and not options.again and options.output:
-        raise RunnerError(f"{plan.target} already exists", "`runner import` did not create it", "--force replaces it")
+        raise RunnerError(
+            f"{plan.target} already exists", "`runner import` did not create it", "add --force to replace it"
+        )
     squashfs, packed = _make(plan, report, options)
     return Imported(_with_link(squashfs, plan, report), made=True, packed=packed)
 
@@ -190,7 +192,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         if previous and packed.layers_damaged:
             report.warn(
                 f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again "
-                "from the image. Runs with this file read damaged data: remove it, or import its image with --no-cache"
+                "from the image. Runs that use the file read damaged data: remove it, or import it with --no-cache"
             )
     _say_seconds(packed, report)
     return squashfs, packed

@@ -211,7 +211,7 @@ class _Packer:
             raise RunnerError(
                 "the index of the previous squashfs file does not match this image",
                 f"it lists entries that layer {layer.diff_id} does not have",
-                "import the image without the index: --no-cache",
+                "import the image without that index: --no-cache",
             )
         self._writer.end_run()
         self._keep(layer, run, needed, log.end(contents))

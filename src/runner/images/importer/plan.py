@@ -35,7 +35,7 @@ def stripe(unfinished: Path, layout: str) -> Iterator[str]:
         yield f"Lustre: the file is striped with {layout}"
         return
     words = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    yield f"Lustre: the file is not striped ({words}); for images: lfs setstripe {layout} FOLDER"
+    yield f"Lustre: the file is not striped ({words}); to stripe all files of a folder: lfs setstripe {layout} FOLDER"
 
 
 _LOOKED_AT = 20  # files of the image folder whose layers are compared

@@ -92,7 +92,7 @@ class _Pump(ViewReader):
             pass
         if self._plain_hash:
             self._threads[-1].join()
-            _compare(self._diff_id, self._plain_hash, "the image's configuration lists its content as")
+            _compare(self._diff_id, self._plain_hash, "the image's configuration lists the layer's content as")
 
     def stop(self) -> None:
         """End the threads."""
@@ -123,7 +123,7 @@ class _Pump(ViewReader):
                     self._raw.put(chunk)
             self._check_size(ended=True)
             if self._blob_hash:
-                _compare(self._layer.digest, self._blob_hash, "the image's manifest lists it as")
+                _compare(self._layer.digest, self._blob_hash, "the image's manifest lists the layer as")
         except Abandoned:
             pass
         except OSError as error:
@@ -216,7 +216,7 @@ def _unreadable(layer: Layer, error: OSError) -> RunnerError:
 
 def _bomb(layer: Layer, plain: int, read: int) -> RunnerError:
     return RunnerError(
-        f"the layer {layer.digest or layer.diff_id} is refused",
+        f"cannot import the layer {layer.digest or layer.diff_id}",
         f"{read} bytes of the layer decompress to more than {plain >> 30} GiB, as in a decompression bomb",
         "build the image without the file that compresses so well",
     )

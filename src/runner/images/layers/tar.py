@@ -114,7 +114,7 @@ class _Source:
     def take(self, size: int, largest: int, what: str) -> bytes:
         """The content of a header that describes the next entry; reads that entry's header too."""
         if size > largest:
-            raise damaged(f"{what} of {size} bytes; the limit is {largest}")
+            raise damaged(f"{what} has {size} bytes; the limit is {largest}")
         if size < 0:
             raise damaged("an entry's size is negative")
         padded = size + -size % BLOCK
@@ -176,7 +176,7 @@ def entries(stream: Reader) -> Iterator[tuple[Entry, Reader]]:
         elif kind == "nothing":
             source.begin(number(header[124:136]))
         elif kind == "volume":
-            raise damaged("it is one volume of several")
+            raise damaged("it is one volume of a multi-volume archive")
         else:
             text = source.take(number(header[124:136]), LARGEST_LONG_NAME, "a long name")
             names[kind.encode()] = text.partition(b"\0")[0]

@@ -95,7 +95,7 @@ def normalised(name: bytes) -> bytes:
     else:
         parts = [part for part in name.split(b"/") if part and part != b"."]
         if b".." in parts:
-            raise damaged(f"the path {name[:200]!r} leaves the image's root")
+            raise damaged(f"the path {name[:200]!r} leads out of the image's root")
         plain = b"/".join(parts)
         if len(plain) > LONGEST_PATH or max(map(len, parts), default=0) > _LONGEST_NAME:
             raise damaged(f"the path {name[:60]!r}... is longer than Linux allows")

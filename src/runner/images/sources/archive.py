@@ -72,11 +72,11 @@ class Archive:
         for _ in range(_LINKS):
             member = self.members.get(name)
             if member is None:
-                raise damaged(self.what, f"{name!r} is not in it")
+                raise damaged(self.what, f"the archive has no file {name!r}")
             if not member.link:
                 return member
             name = member.link
-        raise damaged(self.what, f"{name!r} is a link to a link, and so on")
+        raise damaged(self.what, f"{name!r} is at the end of too many links, or of a circle of links")
 
 
 @contextmanager
@@ -93,8 +93,8 @@ def _refuse_compressed(head: bytes, what: str) -> None:
         unpack = {"gzip": "gzip -dk", "zstd": "zstd -dk", "xz": "xz -dk", "bzip2": "bzip2 -dk"}[kind]
         raise RunnerError(
             f"cannot read {what}",
-            f"it is compressed with {kind} as a whole, so single layers cannot be read",
-            f"{unpack} {what}   (the layers in it may stay compressed)",
+            f"the whole archive is compressed with {kind}, so runner cannot read single layers",
+            f"{unpack} {what}   (its layers may stay compressed)",
         )
 
 
@@ -127,14 +127,14 @@ def _index(descriptor: int, what: str) -> dict[str, Member]:
     except OSError as error:
         raise unreadable(what, error) from error
     except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
-        raise damaged(what, f"it is not a whole tar: {error}") from error
+        raise damaged(what, f"the tar archive is truncated or damaged: {error}") from error
     return found
 
 
 def read_docker_archive(files: Archive, tag: str, *, architecture: str, reference: str) -> LayeredImage:
     """The image of a tar as `docker save` and `podman save` write it. Of its layers the diff_id alone is known."""
     if not files.has("manifest.json"):
-        other = "; it is an OCI layout: oci-archive:FILE reads it" if files.has("index.json") else ""
+        other = "; it is an OCI layout, which oci-archive:FILE reads" if files.has("index.json") else ""
         raise damaged(reference, f"it has no manifest.json{other}")
     what = f"manifest.json of {reference}"
     entries = parse_objects(read_small(files, "manifest.json", MANIFEST_BYTES, what), what)
@@ -167,10 +167,10 @@ def _choose(entries: tuple[Fields, ...], tag: str, reference: str) -> Fields:
         raise RunnerError(
             f"{reference} does not contain {f'the image {tag!r}' if tag else 'an image'}",
             known,
-            "list its files: tar tf FILE",
+            "list the files of the archive: tar tf FILE",
         )
     raise RunnerError(
         f"{reference} contains several images",
         known,
-        f"skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR",
+        f"copy one image and import the copy: skopeo copy docker-archive:FILE:{(names or ['NAME'])[0]} oci:DIR",
     )

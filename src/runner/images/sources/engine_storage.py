@@ -69,7 +69,7 @@ class PodmanStore:
             return from_inspect(json.loads(done.stdout)[0], "podman", reference)
         if any(words in done.stderr for words in ("image not known", "no such image", "failed to find image")):
             return None
-        raise process.failed(done, "podman info   (it says what is wrong with the storage)")
+        raise process.failed(done, "podman info   (prints what is wrong with the storage)")
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
         flags = tuple(f"--label={key}={value}" for key, value in labels.items())
@@ -133,7 +133,7 @@ class DockerStore:
         except docker.errors.ImageNotFound:
             return None
         except (docker.errors.DockerException, OSError) as error:
-            raise _docker_error("look at an image", error) from error
+            raise _docker_error("inspect an image", error) from error
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
         made = self._ask(
@@ -204,7 +204,7 @@ class _Chunks(io.RawIOBase):
             try:
                 chunk = next(self.chunks, None)
             except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
-                raise _docker_error("export a container to its end", error) from error
+                raise _docker_error("export a whole container", error) from error
             if chunk is None:
                 return 0
             self.rest = chunk
@@ -223,7 +223,7 @@ def find(store: Store, name: str, engine: str) -> Image:
     if image is None:
         raise RunnerError(
             f"{engine} has no image {name!r}",
-            "only its local storage was searched, nothing was pulled",
+            "runner searched only the local storage of the engine, and pulled nothing",
             f"{engine} images   (lists its images); to read one from a registry: docker://REGISTRY#IMAGE:TAG",
         )
     return image
@@ -262,7 +262,7 @@ def clear_containers(store: Store, report: Report) -> None:
     try:
         containers = store.containers(LABEL)
     except RunnerError as error:
-        report.detail(f"did not look for containers of killed imports: {error.why}")
+        report.detail(f"cannot look for containers that interrupted imports left behind: {error.why}")
         return
     for container in containers:
         machine, _, process_name = container.labels.get(LABEL, "").partition(" ")

@@ -118,8 +118,8 @@ def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, refe
         if not named:
             raise RunnerError(
                 f"{reference}: no image has the tag {tag!r}",
-                f"it has: {', '.join(names[:40])}" if names else "none of its images has a tag",
-                "if the layout contains one image only, leave the tag out",
+                f"its tags are {', '.join(names[:40])}" if names else "none of its images has a tag",
+                "choose one of its tags; if the layout contains only one image, leave out the tag",
             )
         entries = named
     elif len(names) > 1:

@@ -86,7 +86,7 @@ def read_image(data: bytes, digest: str, blobs: Blobs, *, architecture: str, ref
         chosen = choose(descriptors(fields, "manifests"), architecture, reference)
         _within(chosen.size_bytes, MANIFEST_BYTES, what)
         data, digest = blobs.read(chosen, MANIFEST_BYTES), chosen.digest
-    raise damaged(what, f"indexes within indexes, more than {DEPTH} deep")
+    raise damaged(what, f"its indexes are nested more than {DEPTH} levels deep")
 
 
 def verified(data: bytes, digest: str, what: str) -> str:
@@ -155,7 +155,7 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
         f"{reference} has no image for linux/{architecture}",
         f"it has: {', '.join(known[:40])}"
         if known
-        else f"none of the {len(silent)} images that it lists names its platform",
+        else f"it lists {len(silent)} images, and none of them names its platform",
         "choose a site whose nodes match the image (--site), or an image that was built for your nodes",
     )
 
@@ -172,7 +172,9 @@ def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, referen
     config = descriptor(fields.object("config"))
     if config.media_type and config.media_type not in CONFIG_TYPES:
         raise RunnerError(
-            f"{reference} is not a container image", f"the media type of its configuration is {config.media_type}", ""
+            f"{reference} is not a container image",
+            f"the media type of its configuration is {config.media_type}",
+            "give the reference of a container image",
         )
     _within(config.size_bytes, CONFIG_BYTES, f"the configuration of {reference}")
     settings = parse_config(blobs.read(config, CONFIG_BYTES), config.digest, architecture, reference)
@@ -205,7 +207,7 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
             raise RunnerError(
                 f"cannot read {reference}",
                 "its layers are encrypted",
-                "skopeo copy --decryption-key KEY decrypts it",
+                "decrypt the image: skopeo copy --decryption-key KEY docker://... oci:DIR",
             )
 
 
@@ -230,8 +232,8 @@ def refuse_architecture(found: str, wanted: str, reference: str) -> None:
     if found and found != wanted:
         raise RunnerError(
             f"{reference!r} is an image for {found}",
-            f"the nodes are {wanted}: its programs would fail there with `exec format error`",
-            f"build or pull it for linux/{wanted}, or choose a site with {found} nodes (--site)",
+            f"the nodes are {wanted}, where the image's programs would fail with `exec format error`",
+            f"build or pull the image for linux/{wanted}, or choose a site with {found} nodes (--site)",
         )
 
 
@@ -239,7 +241,7 @@ def diff_ids_for(settings: Fields, count: int) -> tuple[str, ...]:
     """The diff_id of each of `count` layers."""
     diff_ids = settings.object("rootfs").texts("diff_ids")
     if len(diff_ids) != count:
-        raise damaged(settings.what, f"it names {len(diff_ids)} layers, the manifest {count}")
+        raise damaged(settings.what, f"it names {len(diff_ids)} layers, but the manifest names {count}")
     for diff_id in diff_ids:
         if not _DIGEST.fullmatch(diff_id):
             raise damaged(settings.what, f"{diff_id!r} is not a digest (sha256: and 64 hex digits)")

@@ -112,7 +112,7 @@ def read_described(folder: Path, layers: int, architecture: str, reference: str)
     data = _read(folder / "manifest", MANIFEST_BYTES)
     manifest = parse_object(data, f"the manifest of {reference}")
     if is_index(manifest):
-        raise NotRebuildable("its storage keeps an index in the place of a manifest")
+        raise NotRebuildable("podman's storage has an index instead of a manifest")
     config = descriptor(manifest.object("config"))
     name = "=" + base64.b64encode(config.digest.encode()).decode()
     settings = parse_config(_read(folder / name, CONFIG_BYTES), config.digest, architecture, reference)
@@ -123,11 +123,11 @@ def check(chain: Sequence[StoredLayer], diff_ids: Sequence[str]) -> None:
     """Raise NotRebuildable unless all layers are there, in the order of their diff_ids."""
     for layer, diff_id in zip(chain, diff_ids, strict=True):
         if layer.diff_id not in (diff_id, ""):
-            raise NotRebuildable(f"the storage holds layer {layer.diff_id[:19]} instead of {diff_id[:19]}")
+            raise NotRebuildable(f"podman's storage has layer {layer.diff_id[:19]} instead of {diff_id[:19]}")
         if not layer.split.is_file():
-            raise NotRebuildable(f"{layer.split.name} is missing: the storage did not record the layout of its tar")
+            raise NotRebuildable(f"podman's storage has no {layer.split.name}, the record of the layer's tar archive")
         if not layer.root.is_dir() or (layer.root.parent / "composefs-data").exists():
-            raise NotRebuildable(f"layer {layer.id[:12]} is not kept as plain files")
+            raise NotRebuildable(f"podman's storage does not have layer {layer.id[:12]} as plain files")
 
 
 def _find_image(identity: str, driver: str, roots: Sequence[Path]) -> tuple[Path, str]:
@@ -136,7 +136,7 @@ def _find_image(identity: str, driver: str, roots: Sequence[Path]) -> tuple[Path
         top = read_top(root, driver, identity)
         if top is not None:
             return root, top
-    raise NotRebuildable("its storage does not list the image where it was looked for")
+    raise NotRebuildable("podman's storage folders do not list the image")
 
 
 def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:
@@ -145,7 +145,7 @@ def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:
     store = parse_object(done.stdout.encode(), "podman's description of its storage").object("store")
     driver = store.text("graphDriverName")
     if driver not in _FOLDERS:
-        raise NotRebuildable(f"its storage driver is {driver}")
+        raise NotRebuildable(f"podman's storage driver is {driver}")
     options = store.object("graphOptions")
     # podman 4.3 lists the last read-only store, newer ones all
     more = [*options.texts(f"{driver}.imagestore"), *options.texts(f"{driver}.additionalImageStores")]
@@ -181,7 +181,7 @@ def chain_of(top: str, layers: Mapping[str, StoredLayer]) -> tuple[StoredLayer, 
     chain: list[StoredLayer] = []
     while top:
         if top not in layers or len(chain) >= LAYERS:
-            raise NotRebuildable(f"its storage does not list layer {top[:12]}")
+            raise NotRebuildable(f"podman's storage does not list layer {top[:12]}")
         chain.append(layers[top])
         top = layers[top].parent
     return tuple(reversed(chain))

@@ -107,7 +107,7 @@ class Writer:
         if size <= _SMALL:
             data = os.read(source, size + 1)
             if len(data) != size:
-                raise Damaged(f"{os.fsdecode(name)!r} is not as long as it was")
+                raise Damaged(f"the length of {os.fsdecode(name)!r} has changed")
             self.add(data)
             return
         self.flush()
@@ -115,7 +115,7 @@ class Writer:
         while done < size:
             count = os.sendfile(self.target, source, done, size - done)
             if not count:
-                raise Damaged(f"{os.fsdecode(name)!r} is shorter than it was")
+                raise Damaged(f"{os.fsdecode(name)!r} has become shorter")
             done += count
 
     def flush(self) -> None:

@@ -250,7 +250,7 @@ class IdTable(dict[int, int]):
         if len(self) == _MOST_IDS:
             raise RunnerError(
                 f"the image has more than {_MOST_IDS} different owners",
-                "squashfs stores users and groups in one table with 16-bit numbers",
+                "squashfs stores users and groups in one table of 16-bit indexes",
                 "make root the owner of all files: --owners root",
             )
         self[number] = index = len(self)
@@ -276,7 +276,7 @@ class XattrTable(dict[XattrSet, int]):
                     raise RunnerError(
                         f"the image has a file with the extended attribute {name.decode(errors='replace')!r}",
                         "squashfs can store only attributes in the namespaces user, trusted and security",
-                        "import it without extended attributes: --xattrs drop",
+                        "import the image without extended attributes: --xattrs drop",
                     )
             dict.__setitem__(self, ordered, len(self._sets))
             self._sets.append(ordered)

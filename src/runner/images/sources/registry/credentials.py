@@ -52,7 +52,7 @@ def find_login(registry: str, repository: str, user: str, environ: Mapping[str, 
     for place, found in _candidates(registry, repository, user, environ):
         if isinstance(found, Login) and user in ("", found.user):
             return Search(found, (*looked, place))
-        looked.append(f"{place} ({found if isinstance(found, str) else 'another user'})")
+        looked.append(f"{place} ({found if isinstance(found, str) else 'has a login for another user'})")
     if user:
         raise RunnerError(
             f"no password found for user {user!r} at {registry}",
@@ -109,7 +109,9 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the logins in {path}", str(error), "fix the file, or its mode") from error
+        raise RunnerError(
+            f"cannot read the logins in {path}", str(error), "check the file's content and mode"
+        ) from error
 
 
 # enroot
@@ -118,7 +120,7 @@ def _read(path: Path) -> str | None:
 def _from_enroot(path: Path, registry: str, user: str, environ: Mapping[str, str]) -> Login | str:
     text = _read(path)
     if text is None:
-        return "no such file"
+        return "does not exist"
     names = HUB_NAMES if registry == DOCKER_HUB else (registry,)
     machines = (*names, *TOKEN_HOSTS.get(registry, ()))
     lines = [fields for fields in map(_netrc_fields, text.splitlines()) if fields]
@@ -127,7 +129,7 @@ def _from_enroot(path: Path, registry: str, user: str, environ: Mapping[str, str
             if fields.get("machine") == machine and user in ("", fields.get("login", "")) and "password" in fields:
                 password = expand(fields["password"], environ, f"the password of machine {machine} in {path}")
                 return Login(fields.get("login", ""), password, str(path))
-    return f"no line for {registry}"
+    return f"has no line for {registry}"
 
 
 def _netrc_fields(line: str) -> dict[str, str]:
@@ -172,7 +174,7 @@ def _from_auth_file(
 ) -> Iterator[tuple[str, Login | str]]:
     text = _read(path)
     if text is None:
-        yield str(path), "no such file"
+        yield str(path), "does not exist"
         return
     settings = _parsed(path, text)
     keys = auth_keys(registry, repository)
@@ -182,7 +184,7 @@ def _from_auth_file(
         yield f"docker-credential-{helper} of {path}", _from_helper(helper, registry, environ)
     auths = _normalised(settings.get("auths"))
     logins = (_from_entry(auths[key], key, path) for key in keys if key in auths)
-    yield str(path), next((login for login in logins if login), f"nothing for {registry}")
+    yield str(path), next((login for login in logins if login), f"has no login for {registry}")
     store = settings.get("credsStore")
     if isinstance(store, str) and store and not helper:
         yield f"docker-credential-{store} of {path}", _from_helper(store, registry, environ)
@@ -225,7 +227,9 @@ def _from_entry(entry: object, key: str, path: Path) -> Login | None:
             colon = ""
         if not colon:
             raise RunnerError(
-                f"cannot read the login of {key} in {path}", "`auth` is not base64 of USER:PASSWORD", "log in again"
+                f"cannot read the login of {key} in {path}",
+                "`auth` is not base64 of USER:PASSWORD",
+                f"log in again: podman login {key}",
             )
         password = password.rstrip("\0")  # docker pads it
     if not ((user and password) or token):
@@ -237,9 +241,9 @@ def _from_helper(name: str, registry: str, environ: Mapping[str, str]) -> Login 
     """What `docker-credential-NAME get` answers to the server's name. Source: docker-credential-helpers."""
     program = f"docker-credential-{name}"
     if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-        return "not a helper's name"
+        return "is not the name of a credential helper"
     if process.which(program) is None:
-        return "not on PATH"
+        return "is not on PATH"
     server = HUB_SERVER if registry == DOCKER_HUB else registry
     done = process.run((program, "get"), env=environ, text_input=server, check=False, timeout_seconds=HELPER_SECONDS)
     if done.exit_code != 0:
@@ -249,5 +253,5 @@ def _from_helper(name: str, registry: str, environ: Mapping[str, str]) -> Login 
         answer = json.loads(done.stdout)
         user, secret = str(answer["Username"]), str(answer["Secret"])
     except (ValueError, KeyError, TypeError):
-        return "an answer that cannot be read"
+        return "printed something other than a login"
     return Login("", "", program, secret) if user == "<token>" else Login(user, secret, program)

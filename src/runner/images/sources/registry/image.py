@@ -41,7 +41,7 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
         raise RunnerError(
             f"cannot read {name}",
             "the registry has it only as `schema 1`, an obsolete format without a configuration",
-            "convert it: skopeo copy --format v2s2 docker://... docker://...",
+            "convert the image: skopeo copy --format v2s2 docker://... docker://...",
         )
     blobs = RegistryBlobs(repository, downloads)
     announced = document.digest if document.digest.startswith("sha256:") else ""

@@ -142,7 +142,7 @@ class Repository:
             f"{host_of(answer.url)} returned status {answer.status}{f': {error_text}' if error_text else ''}",
             "try again later"
             if own
-            else "check that this machine can reach that host, which stores the registry's blobs",
+            else "check that this machine can reach that host, which stores the registry's layers",
         )
 
     def _missing(self, what: str, error_text: str) -> RunnerError:
@@ -158,14 +158,12 @@ class Repository:
         why = f"the registry has {'no such tag of this image' if tags else 'no such image or tag'}"
         fix = f"did you mean {', '.join(close)}?" if close else "check the name and the tag"
         if reference.registry == DOCKER_HUB:
-            fix += (
-                "; another registry's image is docker://REGISTRY#IMAGE:TAG: docker://nvcr.io#nvidia/pytorch:24.06-py3"
-            )
+            fix += "; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, for example docker://nvcr.io#nvidia/pytorch:24.06-py3"
         return RunnerError(f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix)
 
     def _web_page(self, answer: Answer) -> RunnerError:
         return RunnerError(
             f"{host_of(answer.url)} returned a web page",
-            "a manifest was expected: the page may come from a proxy, or the host is not a registry",
+            "runner expected a manifest; the page may come from a proxy, or the host is not a registry",
             "open the address in a browser; check the registry's name and HTTPS_PROXY",
         )

@@ -48,23 +48,25 @@ class Tokens:
             elif "basic" in schemes and login and login.password and not refused:
                 self.header = basic(login)
             else:
-                raise self.denied(401, "" if "basic" in schemes else "it names no way to log in that is known here")
+                raise self.denied(401, "" if "basic" in schemes else "it offers no login method that runner supports")
 
     def denied(self, status: int, error_text: str) -> RunnerError:
         """The error for a registry that does not let us in."""
         login, name = self._search.login, f"{self._registry}/{self._repository}"
         error_text = f": {error_text}" if error_text else ""
         if self._withheld:
-            why = f"it requires a login ({status}){error_text}, and {self._withheld} would send it without encryption"
+            why = f"it requires a login ({status}){error_text}, and the connection to {self._withheld} is not encrypted"
             fix = "use a registry with TLS; to send the password in clear text: --allow-http --allow-http"
         elif login:
             who = f"user {login.user!r}" if login.user else "the identity token"
             why = f"it refuses {who} from {login.place} ({status}){error_text}"
-            fix = f"check the image's name, your rights to it, and the password; {self._advice()}"
+            fix = f"check the image's name, your access to it, and the password; {self._advice()}"
         else:
             places = "\n".join(self._search.looked)
-            why = f"it requires a login ({status}){error_text}, but none is in\n{places}"
-            fix = f"check the image's name (many registries answer like this if it does not exist); {self._advice()}"
+            why = f"it requires a login ({status}){error_text}, but runner found none in\n{places}"
+            fix = (
+                f"check the image's name (many registries also ask for a login if the name is wrong); {self._advice()}"
+            )
         return RunnerError(f"{self._registry} does not allow access to {name}", why, fix)
 
     def _login_for(self, *urls: str) -> Login | None:
@@ -81,7 +83,7 @@ class Tokens:
     def _fetch(self, challenge: Mapping[str, str]) -> str:
         realm = challenge.get("realm", "")
         if not realm:
-            raise self.denied(401, "its challenge names no server of tokens")
+            raise self.denied(401, "its answer does not name a token server")
         tries = Tries(self._web, f"a token for {self._repository}", self._registry)
         while True:
             try:

@@ -103,7 +103,7 @@ class Downloads:
 
     def _start(self) -> None:
         if self._web.stopped.is_set():
-            raise RunnerError("cannot read a layer", "the image has been closed", "open it again")
+            raise RunnerError("cannot read a layer", "the image has been closed", "import the image again")
         while len(self._threads) < self._connections:
             name = f"download-{len(self._threads)}"
             self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
@@ -229,8 +229,8 @@ def check_range(answer: Answer, blob: Blob, start: int, registry: str) -> None:
         raise Transient(f"the server sent a range that was not requested: {rest or 'without Content-Range'}")
     if total.isdecimal() and int(total) != blob.size:
         raise RunnerError(
-            f"blob {blob.digest} of {registry} does not match the manifest",
-            f"the registry has {int(total):,} bytes of it, the manifest says {blob.size:,}",
+            f"the blob {blob.digest} on {registry} does not match the manifest",
+            f"the registry has {int(total):,} bytes, but the manifest says {blob.size:,}",
             "push the image again, or use another tag",
         )
 
@@ -239,7 +239,7 @@ def check_length(answer: Answer, blob: Blob) -> None:
     """Raise if a 200 announces another length than the blob's."""
     length = answer.headers.get("Content-Length", "")
     if length.isdecimal() and int(length) != blob.size:
-        raise Transient(f"the server announces {int(length):,} bytes, the manifest {blob.size:,}")
+        raise Transient(f"the server sends {int(length):,} bytes, but the manifest says {blob.size:,}")
 
 
 def skip(answer: Answer, count: int) -> None:

@@ -131,7 +131,7 @@ class Web:
             if url.startswith("https:") and not after.startswith("https:") and not self.allow_http:
                 raise RunnerError(
                     f"{host_of(url)} redirects to {host_of(after)} without encryption",
-                    "the redirect leads from HTTPS to plain HTTP",
+                    "the redirect goes from HTTPS to plain HTTP",
                     "check the registry's name; to read without encryption: --allow-http",
                 )
             url = after
@@ -191,7 +191,9 @@ class Web:
     def _check(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RunnerError(f"cannot fetch from {url!r}", "that is not a web address", "check the registry's name")
+            raise RunnerError(
+                f"cannot fetch from {url!r}", "the address is not a web address", "check the registry's name"
+            )
         if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
             raise RunnerError(
                 f"refusing to contact {host_of(url)} without encryption",
@@ -354,7 +356,7 @@ class Tries:
         often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
         return RunnerError(
             what,
-            f"{often}, the last one: {trouble.why}",
+            f"{often}; the last one failed: {trouble.why}",
             "try again later, when the network and the registry work again",
         )
 

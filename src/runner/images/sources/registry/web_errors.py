@@ -39,7 +39,7 @@ def words(error: BaseException, stall_seconds: float) -> str:
     if isinstance(error, exceptions.ReadTimeoutError | TimeoutError):
         return f"no data for {stall_seconds:g} s"
     if isinstance(error, exceptions.IncompleteRead):
-        return f"the connection ended early, {error.expected or '?'} bytes were missing"
+        return f"the connection ended early; {error.expected or '?'} bytes were missing"
     if isinstance(error, exceptions.ProtocolError) and len(error.args) > 1:
         return f"the connection broke: {error.args[1]}"
     return str(error).rpartition(">: ")[2] or type(error).__name__
@@ -84,7 +84,7 @@ def _tls_error(text: str, host: str, first: bool) -> RunnerError | None:
         return Untrusted(
             f"the certificate of {host} cannot be verified",
             text.partition("CERTIFICATE_VERIFY_FAILED] ")[2].partition(" (_ssl")[0] or text,
-            "a company's own CA: export SSL_CERT_FILE=/path/of/ca-bundle.pem (or REQUESTS_CA_BUNDLE); check the clock",
+            "check the clock; for a company's own CA, export SSL_CERT_FILE=CA_BUNDLE.pem (or REQUESTS_CA_BUNDLE)",
         )
     if first:
         return RunnerError(
