@@ -70,7 +70,7 @@ def read_toml(path: Path) -> Document:
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise RunnerError(
-            f"cannot read {Place(path, line)}", "it is not UTF-8 text", f"iconv -t UTF-8 {path} > new.toml"
+            f"cannot read {Place(path, line)}", "the file is not UTF-8 text", f"iconv -t UTF-8 {path} > new.toml"
         ) from error
     except OSError as error:
         raise RunnerError(
@@ -122,7 +122,7 @@ def refuse_unknown_keys(document: Document, table: Keys, known: Iterable[str], k
             raise RunnerError(
                 f"{document.place(*table, key)}: unknown key {key!r}{where}",
                 f"the keys of this {kind}: {', '.join(names)}",
-                f"did you mean {close[0]!r}?" if close else "remove it, or correct its name",
+                f"did you mean {close[0]!r}?" if close else "remove the key, or correct its name",
             )
 
 
@@ -142,7 +142,7 @@ def wrong_type(document: Document, keys: Keys, expected: str) -> RunnerError:
     hint = f'write "{str(value).lower() if isinstance(value, bool) else value}"' if expected == "text" else ""
     return RunnerError(
         f"{document.place(*keys)}: {'.'.join(keys)} must be {expected}",
-        f"it is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
+        f"its value is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
         hint if isinstance(value, bool | int | float) and hint else f"write {expected} there",
     )
 

@@ -42,7 +42,7 @@ def live(word: str, what: str = "a flag of the container engine") -> str:
         else:
             raise RunnerError(
                 f"{what} contains a variable with a default: {word!r}",
-                "only ${NAME} without a default is possible here",
+                "a variable must be written ${NAME} here, without a default",
                 f"export {piece.name} first, and write ${{{piece.name}}}",
             )
     return f'"{quoted}"'
@@ -64,7 +64,7 @@ def directive(word: str, what: str) -> str:
     if "$" in word:
         raise RunnerError(
             f"{what} contains a variable: {word!r}",
-            "sbatch does not expand variables in #SBATCH lines, and would use the text itself as the value",
+            "sbatch does not expand variables in #SBATCH lines; the value would be the plain text",
             "write the value itself",
         )
     escaped = re.sub(r'([\\"#])', r"\\\1", word)

@@ -57,7 +57,9 @@ def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple
         paths = [folder / f"{wanted}.toml" for folder in (user_folder(environ), SHIPPED)]
         documents = [_site_document(path) for path in paths if path.is_file()]
         if not documents:
-            raise unknown("site", wanted, site_names(environ), f"describe it in {paths[0]}: runner init --site {name}")
+            raise unknown(
+                "site", wanted, site_names(environ), f"create the site file {paths[0]}: runner init --site {name}"
+            )
         found += documents
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
         wanted = bases[0] if bases else None
@@ -105,7 +107,7 @@ def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
     if missing:
         raise RunnerError(
             f"the site {name!r} does not set: {', '.join(missing)}",
-            f"{documents[-1].path} has no base, and does not set these keys under [values]",
+            f"{documents[-1].path} has no `base`, and does not set these keys under [values]",
             'add the keys, or inherit them from another site: base = "generic-slurm"',
         )
     site = Site(name=name, summary=summary, **values, origins=origins)

@@ -117,7 +117,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("--rootfs", "/a"), "--rootfs /a: not carried over"),
         (("--some-new-option=1", "i"), "--some-new-option=1: not carried over"),
         (("localhost/x",), "localhost/x: not carried over: the image is only in the engine's storage"),
-        ((), "it has no image"),
+        ((), "the command line names no image"),
     ],
 )
 def test_what_is_not_carried_over_is_said(words, note):
@@ -312,7 +312,7 @@ def test_idioms_of_batch_scripts_in_the_wild():
     assert job["slurm"] == {"srun": ["--label"]}
     text = "\n".join(notes)
     for word in (
-        "$PWD: taken to be /here, as if the script were submitted from that folder",
+        "$PWD: read as /here, as if you submitted the script from that folder",
         "line 9: MORE=(…): the command is inside a conditional",
         "line 15: $AUTO: not carried over: its value is unknown",
     ):

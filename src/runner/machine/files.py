@@ -19,12 +19,12 @@ def explain(error: OSError, what: str) -> RunnerError:
     """The RunnerError for an OSError while doing `what` ("write /x/y.sqsh")."""
     fixes = {
         errno.ENOSPC: "free some space there, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
-        errno.EDQUOT: "the quota is used up: remove files, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
+        errno.EDQUOT: "remove files (your quota is used up), or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
         errno.EACCES: "choose a folder that you may write to, or ask its owner for access",
-        errno.EPERM: "the folder or the file belongs to another user: choose a folder of your own",
+        errno.EPERM: "choose a folder of your own: this folder or file belongs to another user",
         errno.EROFS: "choose a folder on a writable file system",
     }
-    fix = fixes.get(error.errno or 0, "check the path, and the file system that it is on: df -hT FOLDER")
+    fix = fixes.get(error.errno or 0, "check the path and its file system: df -hT FOLDER")
     return RunnerError(f"cannot {what}", os.strerror(error.errno) if error.errno else str(error), fix)
 
 
@@ -113,8 +113,8 @@ def refuse_to_replace(link: Path) -> None:
     if link.exists() and not link.is_symlink():
         raise RunnerError(
             f"cannot create the link {link}",
-            "a file has that name, and runner deletes only files that it created",
-            f"move it away: mv {link} {link}.old",
+            "another file has that name, and runner deletes only files that it created",
+            f"move that file away: mv {link} {link}.old",
         )
 
 
@@ -211,7 +211,7 @@ def _acquire(descriptor: int, lock: Path, timeout_seconds: float | None) -> None
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise RunnerError(
-                    f"another process holds {lock}",
+                    f"another process has locked {lock}",
                     f"runner waited {timeout_seconds:.0f} s for the lock",
                     "wait for that process, or stop it: the lock is released when the process exits",
                 ) from None

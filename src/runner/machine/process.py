@@ -52,7 +52,7 @@ def need(programs: Iterable[str]) -> None:
     if missing:
         packages = sorted({PACKAGES.get(program, program) for program in missing})
         raise RunnerError(
-            f"missing on this machine: {', '.join(missing)}",
+            f"these programs are missing on this machine: {', '.join(missing)}",
             "no folder on PATH contains them",
             f"apt-get install --no-install-recommends {' '.join(packages)}   (or ask the admin for them)",
         )
@@ -105,8 +105,8 @@ def run(
     except subprocess.TimeoutExpired as error:
         raise RunnerError(
             f"{argv[0]} did not answer",
-            f"no answer within {timeout_seconds:.0f} s",
-            "try again, or check the server that it contacts",
+            f"it did not end within {timeout_seconds:.0f} s",
+            f"try again, or check the server that {argv[0]} contacts",
         ) from error
     except OSError as error:
         raise RunnerError(
@@ -152,7 +152,7 @@ def failed(completed: Completed, fix: str = "") -> RunnerError:
     return RunnerError(
         f"{Path(completed.argv[0]).name} failed with exit code {completed.exit_code}",
         "\n".join(words[-12:]),
-        fix or f"run it by hand: {' '.join(completed.argv[:6])}{' …' if len(completed.argv) > 6 else ''}",
+        fix or f"run the command by hand: {' '.join(completed.argv[:6])}{' …' if len(completed.argv) > 6 else ''}",
     )
 
 

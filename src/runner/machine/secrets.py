@@ -62,7 +62,9 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the secrets in {file}", str(error), "fix the file, or its mode") from error
+        raise RunnerError(
+            f"cannot read the secrets in {file}", str(error), "check the file's content and mode"
+        ) from error
     if mode & 0o077:
         raise RunnerError(
             f"others can read the secrets in {file}",
@@ -72,9 +74,9 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     for number, line in enumerate(lines, 1):
         if line.strip() and not line.startswith("#") and not re.match(r"[A-Za-z_][A-Za-z0-9_]*=", line):
             raise RunnerError(
-                f"{file}:{number}: this line is not a secret",
+                f"{file}:{number}: cannot read a secret from this line",
                 "each line must be NAME=VALUE, without quotes, `export` or spaces around `=`; `#` begins a comment",
-                "HF_TOKEN=…",
+                "write a line like HF_TOKEN=…",
             )
     return tuple(_pairs(lines))
 
@@ -98,7 +100,7 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
             raise RunnerError(
                 f"{where} would contain the value of the secret {name}",
                 "everyone who can read the file could read the secret, and copies of the file would contain it",
-                f"remove the value, and let your program read the variable {name}, set in {path(environ)} or exported",
+                f"remove the value; export {name}, or set it in {path(environ)}, and let your program read it",
             )
 
 

@@ -169,7 +169,7 @@ def find_config(model: str, environment: Mapping[str, str]) -> Path:
     raise RunnerError(
         f"there is no model {model!r} on this machine",
         f"there is no file or folder of that name, and no such model in {hub}",
-        f"hf download {model} config.json, or runner prefetch JOB, or give its shape with flags such as --hidden_size",
+        f"hf download {model} config.json, or runner prefetch JOB, or give flags such as --hidden_size instead",
     )
 
 
@@ -187,8 +187,8 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
     if kind not in FAMILIES:
         raise RunnerError(
             f"cannot estimate the memory of {name}",
-            f"its model_type is {kind!r}; runner knows {', '.join(FAMILIES)}",
-            "use the most similar one, for example --model_type llama, and give the other values as flags",
+            f"its model_type is {kind!r}, but runner supports only {', '.join(FAMILIES)}",
+            "use the most similar type, for example --model_type llama, and give the other values as flags",
         )
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if int(config.get(key) or 0) > 1:
@@ -239,7 +239,9 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise RunnerError(f"{name}: {each} is {value!r}", "it must be 1 or more", "fix the config or the flag")
+            raise RunnerError(
+                f"{name}: {each} is {value!r}", "the value must be 1 or more", "fix the config or the flag"
+            )
         return value
     if default is None:
         raise RunnerError(

@@ -53,7 +53,7 @@ class Dependencies(NamedTuple):
         if len(self.runs) != 1:
             raise RunnerError(
                 f"{PLACE} cannot be replaced: --after names {len(self.runs) or 'no'} runs",
-                f"{PLACE} stands for the folder of the one run that this run waits for",
+                f"{PLACE} is replaced by the folder of the run in --after, so there must be exactly one",
                 "give exactly one --after RUN, or write the path of the folder",
             )
         folder = str(self.runs[0].folder)
@@ -95,9 +95,9 @@ def still_pending(waits: Dependencies) -> Dependencies:
         if not _is_open(status) and status.state != "COMPLETED":
             code = "" if status.exit_code is None else f", exit code {status.exit_code}"
             raise RunnerError(
-                f"the run {run.name}, which this run waits for, ended as {status.state}{code}",
+                f"the run {run.name}, given with --after, ended as {status.state}{code}",
                 f"with --after, a run starts only if {run.name} ends with exit code 0",
-                f"runner why {run.name}; to start whatever the exit code: --after-any {run.name}",
+                f"runner why {run.name}; to start in any case: --after-any {run.name}",
             )
     kinds = (waits.succeeded, waits.ended)
     return Dependencies(*(tuple(found[run.name].run for run in runs if _is_open(found[run.name])) for runs in kinds))

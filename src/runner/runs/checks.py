@@ -50,7 +50,7 @@ def check(job: Job, site: Site) -> None:
             raise unknown("event of notify", event, NOTIFY_EVENTS)
     if job.mail_events and not job.mail_user:
         raise RunnerError(
-            "mail is requested without an address", "[mail] has events but no user", 'user = "you@example.org"'
+            "cannot send mail without an address", "[mail] has events, but no user", 'user = "you@example.org"'
         )
     if job.script is not None and not job.script.endswith((".py", ".sh")):
         raise RunnerError(
@@ -64,8 +64,8 @@ def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise RunnerError(
             f"cannot use the job name {name!r}",
-            "it becomes the name of the run folder, and must consist of letters, digits, `.`, `_` and "
-            "`-`, beginning with a letter or digit, 60 at most",
+            "the name is also that of the run folder: at most 60 letters, digits, `.`, `_` and `-`, "
+            "and a letter or digit at the beginning",
             "choose another name",
         )
 
@@ -89,13 +89,13 @@ def _check_numbers(job: Job) -> None:
         raise RunnerError(
             f"save_seconds is {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
             "it must be 0 to 65535 seconds, Slurm's range for --signal",
-            "0 for no warning, 120 for two minutes",
+            "use 0 for no warning, 120 for two minutes",
         )
     if job.hang_seconds < 0:
         raise RunnerError(
             f"hang_seconds is {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
             "it must be a number of seconds, 0 or more",
-            "0 for never, 3600 for an hour",
+            "use 0 for never, 3600 for an hour",
         )
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
@@ -129,7 +129,8 @@ def _check_site(job: Job, site: Site) -> None:
     most = (site.cpus_per_gpu or 0) * job.resources.gpus_per_node
     if most and cpus > most:
         raise RunnerError(
-            f"the job requests {cpus} CPUs per node, but its {job.resources.gpus_per_node} GPUs come with only {most}",
+            f"the job requests {cpus} CPUs per node, but at most {most} are allowed with its "
+            f"{job.resources.gpus_per_node} GPUs",
             f"the site {site.name!r} allows {site.cpus_per_gpu} CPUs for each GPU",
             f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
         )
@@ -166,7 +167,7 @@ def check_variable(name: str, value: str) -> None:
         raise RunnerError(
             f"cannot set the variable {name!r}",
             "a name consists of letters, digits and `_`, and does not begin with a digit",
-            "rename it",
+            "rename the variable",
         )
     if name in _LAUNCHERS_OWN or name.upper().startswith("RUNNER_"):
         raise RunnerError(
@@ -214,7 +215,9 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
         try:
             source = Path(expand(mount.source, environ, "a mount"))
         except RunnerError:
-            notes.append(f"the mount {mount.text()} is not checked: its variables are known only in the job")
+            notes.append(
+                f"the mount {mount.text()} is not checked: the values of its variables are known only in the job"
+            )
             continue
         if source.exists():
             continue

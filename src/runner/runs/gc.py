@@ -46,7 +46,7 @@ def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Selection:
     going, kept = [], []
     for run in old:
         why = live.get(run.name, "")
-        why = why or ("a live run follows it" if run.name in needed else "")
+        why = why or ("a queued or running run waits for it" if run.name in needed else "")
         why = why or (f"tagged {', '.join(run.tags)}" if run.tags and not tagged else "")
         if why:
             kept.append(Kept(run, why))
@@ -67,11 +67,11 @@ def _live(runs: Sequence[Run]) -> dict[str, str]:
         elif trouble := asked[run.scheduler][1]:
             found[run.name] = trouble
         elif run.folder.resolve() in work:
-            found[run.name] = "a job in the queue works in it"
+            found[run.name] = "a queued or running job works in its folder"
         elif run.state == PREPARING and time.time() - _time(run) < _LAUNCH_SECONDS:
             found[run.name] = "it is being launched"
         elif _goes_on(run):
-            found[run.name] = "its newest attempt has left no exit code, and was at work within a day"
+            found[run.name] = "its newest attempt has no exit code, and wrote to its folder within the last day"
     return found
 
 

@@ -242,7 +242,7 @@ def _settled(
         return job, ()
     listed = ", ".join(map(str, absent))
     return job, (
-        f"not prefetched: {listed}; the job will download it (to do so beforehand: runner prefetch {job.name})",
+        f"not prefetched: {listed}; the job will download it (to download it now: runner prefetch {job.name})",
     )
 
 
@@ -253,7 +253,7 @@ def _kept_offline(
         return job, ()
     if pushes(job.arguments, model_folders(project)):
         return job, (
-            "everything that the job names is prefetched; the job still uses the network, because it pushes to the hub",
+            "all models and datasets are prefetched; the job still uses the network, because it pushes to the hub",
         )
     return replace(job, env={**job.env, OFFLINE: "1"}), ()
 

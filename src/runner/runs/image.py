@@ -83,7 +83,7 @@ def _foreign(stable: Path) -> LaunchImage:
     if mark != b"hsqs":
         raise RunnerError(
             f"the image {path} is not a squashfs file",
-            "the file does not begin like a squashfs file: it is damaged, or is of another type",
+            "the file does not begin like a squashfs file: it is damaged or has another type",
             "import the image again: runner import --force NAME",
         )
     return LaunchImage(str(path), None, stable)
@@ -98,12 +98,12 @@ def missing_image(image: LaunchImage, environment: Environment, environ: Mapping
         site, folder = found
         return RunnerError(
             what,
-            f"it is in the image folder of site {site}: {folder / image.stable.name}",
-            f"export RUNNER_IMAGES={folder}\nor import it for this site too: runner import {recipe}",
+            f"the image is in the image folder of site {site}: {folder / image.stable.name}",
+            f"export RUNNER_IMAGES={folder}\nor import the image for this site too: runner import {recipe}",
         )
     return RunnerError(
         what,
-        "it has not been built and imported yet",
+        "the image has not been built and imported yet",
         f"runner build {recipe}\nrunner import {recipe}\nor let the launch do both first: --build",
     )
 

@@ -21,7 +21,7 @@ LAUNCHERS = {
     "torchrun": "one task per node; torch.distributed.run starts the processes",
     "srun": "one task per process; RANK, LOCAL_RANK and WORLD_SIZE are set for each",
     "accelerate": "one task per node; accelerate launch starts the processes",
-    "none": "the command as it is, once per node unless tasks_per_node says otherwise",
+    "none": "the command itself, once per node unless tasks_per_node is set",
 }
 SAVE_SECONDS = 120
 HANG_SECONDS = 3600
@@ -322,7 +322,7 @@ def time_limit_minutes(text: str, what: str) -> int:
         raise RunnerError(
             f"{what}: cannot read the time limit {text!r}",
             "a limit must have the form MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS",
-            '"00:30:00" for half an hour, "1-00" for a day',
+            'use "00:30:00" for half an hour, "1-00" for a day',
         )
     part = {name: int(value or 0) for name, value in found.groupdict().items()}
     hours = part["days"] * 24 + part["day_hours"] + part["hours"]

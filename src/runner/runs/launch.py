@@ -196,7 +196,7 @@ def _job_path(name: str, project: Project) -> Path:
         return project.find("jobs", name)
     except RunnerError as error:
         if not name.startswith(".") and process.which(name) is not None and "did you mean" not in error.fix:
-            error.fix = f"{name} is a command: runner launch … -- {name}"
+            error.fix = f"to run the command {name}: runner launch … -- {name}"
         raise
 
 
@@ -212,7 +212,7 @@ def _script_of(job_file: Layer, path: Path, project: Project) -> Path:
             return Path(folder / word)
     raise RunnerError(
         f"{origin.place}: there is no script {word!r}",
-        f"it is neither in {path.parent.parent} nor in {path.parent}, and is not one of runner's own scripts",
+        f"neither {path.parent.parent} nor {path.parent} contains it, and it is not one of runner's own scripts",
         "correct the path, which is relative to the project",
     )
 

@@ -85,7 +85,7 @@ def check_ranks(run: Run, ranks: Iterable[int]) -> None:
         if rank >= world:
             why = f"its ranks are 0 to {world - 1}"
         elif not all_streams(run, (rank,)):
-            why = "its launcher gives the ranks no files of their own, or they have not started: all is in job.log"
+            why = "the rank has not started, or its launcher writes no log per rank: all output is in job.log"
         else:
             continue
         raise RunnerError(f"{run.name} has no log for rank {rank}", why, f"runner logs {run.name}")
@@ -98,8 +98,8 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise RunnerError(
-                f"--rank {text!r} names no ranks",
-                "ranks must be numbers, lists or ranges",
+                f"--rank cannot be {text!r}",
+                "it must be a number, a list or a range",
                 "--rank 0,3,8-11",
                 exit_code=2,
             )

@@ -227,7 +227,7 @@ def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace 
     since = max((time.time() if now is None else now) - float(last["time"]), 0.0)
     usual = _usual_pause(steps)
     if running and since > max(_STUCK_SECONDS, 10 * usual):
-        note = f"no step for {since:.0f} s; before that, one every {usual:.1f} s"
+        note = f"no step for {since:.0f} s; earlier steps took {usual:.1f} s"
         return Pace(int(last["step"]), note, stuck=True)
     return Pace(int(last["step"]), _slower(steps))
 
@@ -253,4 +253,4 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     best = max(statistics.median(rate for _, rate in block) for block in blocks)
     if now >= _SLOWER * best:
         return ""
-    return f"{now:,.0f} tokens/s now, {best:,.0f} at its best: {now / best:.0%}"
+    return f"{now:,.0f} tokens/s now, {now / best:.0%} of the best speed ({best:,.0f})"

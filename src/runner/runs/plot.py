@@ -73,7 +73,7 @@ def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
     if curve.attempts:
         text += f", attempts to {curve.attempts[-1][0]}"
     if curve.left_out:
-        text += f", {curve.left_out} values that are not finite"
+        text += f", {curve.left_out} values not finite"
     text = text[: style.width]
     return f"\x1b[{COLOURS[index % len(COLOURS)]}m{text}\x1b[0m" if style.colour else text
 
@@ -183,7 +183,7 @@ def find_python() -> str:
     raise RunnerError(
         "no Python on this machine has matplotlib",
         f"tried {', '.join(dict.fromkeys(candidate for candidate in candidates if candidate))}",
-        "pip install 'runner-hpc[plot]', or load a module with matplotlib; the run folder already has a loss.png",
+        "pip install 'runner-hpc[plot]', or load a module with matplotlib; the run folder also has a loss.png",
     )
 
 

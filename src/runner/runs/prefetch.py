@@ -79,7 +79,7 @@ def prepared(
         return
     if prefetch.engine in ONLY_BY_SRUN:
         report.say(
-            f"downloading on a node with srun, which the engine {prefetch.engine} requires"
+            f"downloading on a compute node with srun, because the engine {prefetch.engine} requires it"
             " (to use this machine and its Python instead: --engine host)"
         )
     request = ShellRequest(

@@ -45,7 +45,7 @@ def find_script(word: str, project: Project) -> Path:
             path = root / "jobs" / (name + suffix)
             if path.is_file():
                 return path
-    raise unknown("script", word, script_names(project), "give a name of jobs/, or a path to a .py or .sh file")
+    raise unknown("script", word, script_names(project), "give a name in jobs/, or the path of a .py or .sh file")
 
 
 def script_names(project: Project) -> tuple[str, ...]:

@@ -77,8 +77,8 @@ def find(word: str, runs: Path) -> Locked:
         ) from error
     if "files" not in tables:
         raise RunnerError(
-            f"{path} is too old to launch the run again",
-            "an earlier version of runner wrote it, without the table [files]",
+            f"cannot launch the run of {path} again",
+            "an earlier version of runner wrote the lock, without the table [files]",
             "runner history prints the command line of that launch",
         )
     return Locked(path, tables)

@@ -262,7 +262,7 @@ def find_run(word: str, runs_folder: Path) -> Run:
     if found := members(runs_folder / word):
         raise RunnerError(
             f"{word} is a sweep of {len(found)} runs",
-            "this verb takes a single run",
+            "this verb needs a single run",
             f"choose one of {found[0].resolve().name} to {found[-1].resolve().name}; `runner status {word}` lists them",
         )
     if "/" in word:

@@ -151,7 +151,7 @@ def _in_live_folder(environment: Environment, project: Project, say: Callable[[s
     if is_shared_place(root):
         say("the shell starts in the image's working directory, because your folder is not a project")
         return environment
-    say(f"your folder {root} is mounted; what you change in it is kept")
+    say(f"your folder {root} is mounted; your changes to its files are kept")
     return replace(environment, workdir=str(project.start), mounts=(*environment.mounts, Mount(str(root), str(root))))
 
 

@@ -216,10 +216,10 @@ def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Sourc
         if stat.S_ISDIR(found.st_mode):
             continue  # a submodule that is not checked out
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
-            left_out.append((name, "neither a file nor a symlink"))
+            left_out.append((name, "it is neither a file nor a symlink"))
         elif found.st_size > FILE_LIMIT_BYTES:
-            kind = "tracked by git, yet " if name in tracked else ""
-            left_out.append((name, f"{kind}larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)"))
+            kind = "git tracks it, but " if name in tracked else ""
+            left_out.append((name, f"{kind}it is larger than {FILE_LIMIT_BYTES >> 20} MiB ({found.st_size >> 20} MiB)"))
         else:
             kept.append((name, found.st_size))
     kept, dropped = _within_total(kept)
@@ -245,7 +245,7 @@ def _single(script: Path, sources: Iterable[Source]) -> Source:
         if script.name in source.files:
             raise RunnerError(
                 f"{script} would hide {source.root / script.name} in the code snapshot",
-                "a script from outside the project is copied to the snapshot's top, which has a file of that name",
+                "a script from outside the project is copied to the top of the snapshot, which has that name already",
                 "rename the script, or copy it into the project",
             )
     return Source(script.parent, (script.name,), (script.stat().st_size,))
@@ -324,7 +324,9 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
         return snapshot
     if found := [name for name in changed if name not in untracked]:
         raise RunnerError(
-            f"{found[0]} was changed while the code was copied", "its checksum is no longer the same", "launch again"
+            f"{found[0]} changed while runner copied the code",
+            "its checksum is different after the copy",
+            "launch again",
         )
     for name in changed:
         folders.discard(code / name)

@@ -52,7 +52,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
         if not equals or not _NAME.fullmatch(name) or "" in values:
             raise RunnerError(
                 f"--sweep {word!r} names no values",
-                "it must be NAME=VALUE,VALUE: a name, `=`, and values separated by commas",
+                "a sweep must be NAME=VALUE,VALUE: a name, `=`, and values separated by commas",
                 "--sweep learning_rate=1e-5,2e-5 --sweep seed=1,2,3",
                 exit_code=2,
             )
@@ -67,7 +67,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
     if at_once is not None and (at_once < 1 or not axes):
         raise RunnerError(
             f"--at-once {at_once} cannot be used here",
-            "--at-once limits how many runs of a --sweep run at once; the number must be 1 or more",
+            "--at-once needs --sweep, and its value must be 1 or more",
             "--sweep NAME=VALUE,VALUE --at-once 2",
             exit_code=2,
         )

@@ -55,7 +55,7 @@ class Adopted:
 
     def computed(self, what: str) -> None:
         """Note a value that only a shell can evaluate."""
-        self.not_carried_over(what, "only a shell can evaluate it: write its value")
+        self.not_carried_over(what, "only a shell can evaluate this text: write its value")
 
     def _note(self, text: str) -> None:
         line = f"{self.where}{text}".replace("\n", " ")
@@ -85,7 +85,8 @@ class Adopted:
             self.not_carried_over(given, f"{name!r} is not a variable name")
         elif looks_secret(name, plain(value) or ""):
             self.not_carried_over(
-                f"{name}=…", "it is a secret: export it where you launch; the container gets the host's variables"
+                f"{name}=…",
+                "the value is a secret: export it where you launch; the container gets the host's variables",
             )
         elif not value:
             self.not_carried_over(

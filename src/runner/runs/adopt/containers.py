@@ -13,7 +13,7 @@ from runner.runs.adopt.options import CONTAINER, Option, split
 
 # what every engine does anyway
 _NOT_NEEDED = {
-    "rm": "writes outside mounts are lost at the end",
+    "rm": "the container is always removed; what it writes outside mounts is lost",
     "interactive": "`runner shell` gives a prompt",
     "tty": "`runner shell` gives a prompt",
     "network": "the host's network is used",
@@ -29,16 +29,16 @@ _NOT_NEEDED = {
     "runtime": "the site provides the GPUs",
     "http-proxy": "the container gets the host's variables",
     "quiet": "nothing is printed",
-    "userns": "inside, you have your own user ID",
+    "userns": "you have your own user ID in the container",
     "tls-verify": "the engine's settings decide",
     "disable-content-trust": "the engine's settings decide",
 }
 _NOT_CARRIED_OVER = {
-    "user": "inside, you have your own user ID",
-    "group-add": "inside, you have your own groups",
+    "user": "you have your own user ID in the container",
+    "group-add": "you have your own groups in the container",
     "privileged": "the container of a job has no extra rights",
     "cap-add": "the container of a job has no extra rights",
-    "security-opt": "the site decides",
+    "security-opt": "the site's settings decide",
     "ulimit": "put `ulimit` in task_prolog of the job file",
     "memory": "set memory in [resources] of the job file",
     "cpus": "set cpus_per_task in [resources] of the job file",
@@ -54,14 +54,14 @@ _NOT_CARRIED_OVER = {
     "volumes-from": "a job has only one container",
     "platform": "the image must have the node's architecture",
     "arch": "the image must have the node's architecture",
-    "label": "engines do not read it",
+    "label": "engines do not read labels",
     "add-host": "the host's /etc/hosts is used",
     "dns": "the host's resolv.conf is used",
     "log-driver": "a run has one log",
     "stop-signal": "save_seconds of the job file sets the signal",
     "unsetenv-all": 'the container gets the host\'s variables; unset one with NAME = ""',
     "read-only-tmpfs": "an EDF cannot mount tmpfs",
-    "cgroupns": "the site decides",
+    "cgroupns": "the site's settings decide",
 }
 _SHARED = ("host", "")
 # SELinux labels, caching hints and copying do not change what the container sees
@@ -85,7 +85,7 @@ def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, fol
         else:
             _take(option, adopted, folder)
     if not rest:
-        adopted.not_carried_over(f"{engine} run", "it has no image")
+        adopted.not_carried_over(f"{engine} run", "the command line names no image")
         return
     image, command = rest[0].text, rest[1:]
     if rest[0].computed:
@@ -113,7 +113,7 @@ def _take(option: Option, adopted: Adopted, folder: Path) -> None:
     elif name == "rootfs":
         return
     else:
-        adopted.not_carried_over(given, _NOT_CARRIED_OVER.get(name, "an EDF cannot express it"))
+        adopted.not_carried_over(given, _NOT_CARRIED_OVER.get(name, "an EDF has no key for it"))
 
 
 def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
@@ -178,7 +178,7 @@ def _env_file(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     try:
         lines = (folder / value).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        adopted.not_carried_over(given, f"cannot read it: {getattr(error, 'strerror', None) or error}")
+        adopted.not_carried_over(given, f"cannot read the file: {getattr(error, 'strerror', None) or error}")
         return
     for line in lines:
         if line.strip() and not line.lstrip().startswith("#"):
@@ -282,18 +282,18 @@ def _take_pyxis(option: Option, adopted: Adopted) -> None:
     elif name in _PYXIS_NOT_NEEDED:
         adopted.not_needed(given, _PYXIS_NOT_NEEDED[name])
     else:
-        adopted.not_carried_over(given, _PYXIS_NOT_CARRIED_OVER.get(name, "an EDF cannot express it"))
+        adopted.not_carried_over(given, _PYXIS_NOT_CARRIED_OVER.get(name, "an EDF has no key for it"))
 
 
 _PYXIS_NOT_NEEDED = {
     "no-container-mount-home": "the home folder is mounted only if the EDF mounts it",
-    "no-container-remap-root": "inside, you have your own user ID",
-    "no-container-entrypoint-log": "it is off by default",
+    "no-container-remap-root": "you have your own user ID in the container",
+    "no-container-entrypoint-log": "the log is off by default",
 }
 _PYXIS_NOT_CARRIED_OVER = {
     "container-name": "each run creates a new container",
     "container-save": "writes in a container are lost at the end; build images with `runner build`",
-    "container-remap-root": "inside, you have your own user ID",
+    "container-remap-root": "you have your own user ID in the container",
     "container-unshare": "the host's network, IPC and name are used",
 }
 
@@ -322,4 +322,4 @@ def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
 def _names(value: str, given: str, adopted: Adopted) -> None:
     for name in value.split(","):
         if name not in adopted.env:
-            adopted.not_carried_over(f"{given} ({name})", f'set it in [env], which wins over the image: {name} = "…"')
+            adopted.not_carried_over(f"{given} ({name})", f'set it in [env], which overrides the image: {name} = "…"')

@@ -28,7 +28,7 @@ _NOT_NEEDED = {
     "output": "a run has one log: runner logs", "error": "a run has one log: runner logs",
     "open-mode": "a run has one log, to which attempts append", "parsable": "runner launch --parsable",
     "chdir": "tasks start in the snapshot of the code",
-    "pty": "`runner shell` gives a prompt", "get-user-env": "the container gets the variables",
+    "pty": "`runner shell` gives a prompt", "get-user-env": "the container gets the host's variables",
 }  # fmt: skip
 _NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}  # Source: pyxis 0.24.0, what is kept from enroot
 
@@ -281,7 +281,7 @@ def _say(option: Option, adopted: Adopted) -> None:
     elif option.name == "max-restarts":
         adopted.not_carried_over(option.given, "runner restarts the whole job, not single processes")
     else:
-        adopted.not_carried_over(option.given, "a job file cannot express it: set it in the script")
+        adopted.not_carried_over(option.given, "a job file has no key for it: set it in the script")
 
 
 def _program(launcher: str, rest: Sequence[Word], words: Sequence[Word], processes: int | None = None) -> Program:

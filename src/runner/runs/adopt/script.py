@@ -48,7 +48,7 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
         raise RunnerError(
             f"cannot read {name}",
             f"it is not a shell script; its first line is {first}",
-            "pass its srun line: -- srun …",
+            "pass its srun line: runner env adopt -- srun …",
         )
     directives = _directives(text, adopted)
     container = tuple(option for option in directives if containers.is_flag(option))
@@ -58,7 +58,7 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
     adopted.folder = folder
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
-        adopted.note("$PWD", f"taken to be {folder}, as if the script were submitted from that folder")
+        adopted.note("$PWD", f"read as {folder}, as if you submitted the script from that folder")
     steps, others = _steps(text, scope, adopted)
     adopted.where = ""
     if not steps:
@@ -98,7 +98,7 @@ def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
         words += [Word(literal(word), word) for word in found]
     options, rest = split(words, SBATCH)
     for word in rest:
-        adopted.not_carried_over(f"#SBATCH {word.raw}", "it is not an option")
+        adopted.not_carried_over(f"#SBATCH {word.raw}", "this word is not an option")
     return options
 
 
@@ -199,7 +199,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
         return tuple(words)
     options, rest = split(words, SRUN)
     while rest and (rest[0].splits or rest[0].array):
-        adopted.not_carried_over(rest[0].raw, "its value is unknown: write the words")
+        adopted.not_carried_over(rest[0].raw, "its value is unknown: write the value itself")
         more, rest = split(rest[1:], SRUN)
         options = (*options, *more)
     container = tuple(option for option in options if containers.is_flag(option))

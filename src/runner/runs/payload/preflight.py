@@ -156,7 +156,7 @@ def nvidia_smi(*fields: str) -> list[list[str]] | None:
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
     except subprocess.TimeoutExpired:
-        raise Unfit("nvidia-smi does not answer: a GPU has fallen off the bus, or its driver hangs") from None
+        raise Unfit("nvidia-smi does not answer: a GPU has fallen off the bus, or the driver hangs") from None
     if done.returncode != 0:
         if "not a valid field" in done.stdout + done.stderr:
             return None
@@ -171,16 +171,16 @@ def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ)
     """
     shown = query("name", "memory.total", "memory.used", "index", "uuid")
     if shown is None:
-        return ["no nvidia-smi in this image"]
+        return ["GPUs not checked, because this image has no nvidia-smi"]
     if len(shown) < wanted:
         raise Busy(f"{len(shown)} GPUs are visible, but the job requests {wanted}")
     ours = own_gpus([(row[3], row[4]) for row in shown], wanted, environ)
     if ours is None:
-        return [f"{len(shown)} x {shown[0][0]}, {wanted} of them allocated to this job: not checked"]
+        return [f"{len(shown)} x {shown[0][0]}, {wanted} of them allocated to this job, not checked"]
     for index in ours:
         _, total, used, *_ = shown[index]
         if total.isdigit() and used.isdigit() and int(used) > (1 - _FREE) * int(total):
-            raise Busy(f"GPU {index} has {used} of {total} MiB in use: another job's process?")
+            raise Busy(f"GPU {index} has {used} of {total} MiB in use, perhaps by another job")
     for field, what in (
         ("ecc.errors.uncorrected.volatile.total", "uncorrected memory errors"),
         ("remapped_rows.failure", "a row of memory that could not be remapped"),
@@ -236,7 +236,7 @@ def measure(folder: Path, node: int, processes: int, device: str) -> list[str]:
         if "busy" in result:
             raise Busy(f"process {rank}: {result['busy']}")
     if missing:
-        fault = results[missing[0]].get("fault", "no end in time")
+        fault = results[missing[0]].get("fault", "it did not end in time")
         raise Busy(f"processes {missing} did not finish the all-reduce within the node ({fault})")
     judge_speed([result["gemm"] for result in results.values()], device)
     first = results[0]
@@ -255,7 +255,7 @@ def judge_speed(speeds: list[float], device: str) -> None:
     median = sorted(speeds)[len(speeds) // 2]
     for index, speed in enumerate(speeds):
         if device == "cuda" and speed < _SLOW * median:
-            raise Unfit(f"GPU {index} computes at {speed:.0f} TFLOP/s, the other GPUs of the node at {median:.0f}")
+            raise Unfit(f"GPU {index} computes at {speed:.0f} TFLOP/s, but the other GPUs of the node at {median:.0f}")
 
 
 def expect(value: float, name: str, what: str) -> None:

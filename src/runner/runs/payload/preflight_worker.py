@@ -33,10 +33,10 @@ class Worker:
         self.found: dict[str, Any] = {}
         self.backend = "nccl" if device == "cuda" else "gloo"
         if device == "cuda" and not (torch.version.cuda or torch.version.hip):
-            self.tell(skipped="torch here does not see a GPU: GPUs are not measured")
+            self.tell(skipped="GPUs not measured, because torch in this image does not see a GPU")
             raise SystemExit(0)
         if device == "cuda" and torch.cuda.device_count() <= rank:
-            self.tell(busy=f"CUDA shows {torch.cuda.device_count()} GPUs")
+            self.tell(busy=f"torch sees {torch.cuda.device_count()} GPUs")
             raise SystemExit(1)
         if device == "cuda":
             torch.cuda.set_device(rank)

@@ -23,14 +23,14 @@ SHORT = {
 }  # fmt: skip
 
 _COUNTS = (
-    "the world size is computed from the nodes and processes of the job",
+    "runner computes the world size from the nodes and processes of the job",
     "use --nodes on the command line, and tasks_per_node in the job file",
 )
 _ONE_CLUSTER = (
     "`runner status` and `runner cancel` only use the default cluster",
     "submit on a login node of that cluster, or set SLURM_CLUSTERS for all commands",
 )
-_GPUS_PER_TASK = ("it hides the other GPUs of the node from each task, and NCCL needs to see them", "--gpus-per-node")
+_GPUS_PER_TASK = ("it hides the other GPUs of the node from each task, but NCCL needs them", "use --gpus-per-node")
 _ONE_LOG = ("a run has one output file, job.log, which `runner logs` reads", "leave out the flag")
 _CONTAINER = ("the environment sets the container of the step", "set it in the EDF")
 
@@ -48,31 +48,31 @@ _REFUSED_BY_BOTH = {
 CPUS = {"cpus-per-task", "cpus-per-gpu"}
 # of the options that pyxis takes with and without `no-`, the environment has chosen one; srun ends where both are given
 _CHOICES = {
-    "container-entrypoint": "entrypoint = true or false in the EDF",
-    "container-mount-home": 'mounts = ["${HOME}:${HOME}"] in the EDF',
-    "container-remap-root": "leave out the flag: processes run as you",
-    "container-writable": "writable = true or false in the EDF",
-    "container-readonly": "writable = true or false in the EDF",
+    "container-entrypoint": "set entrypoint = true or false in the EDF",
+    "container-mount-home": 'set mounts = ["${HOME}:${HOME}"] in the EDF',
+    "container-remap-root": "leave out the flag: processes run with your user ID",
+    "container-writable": "set writable = true or false in the EDF",
+    "container-readonly": "set writable = true or false in the EDF",
 }
 REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "sbatch": {
         **_REFUSED_BY_BOTH,
-        "chdir": ("the batch script takes the folder in which it is submitted as its run folder", "leave out the flag"),
+        "chdir": ("the batch script must start in the run folder", "leave out the flag"),
         "signal": ("the batch script requests the signal itself, and handles it", "set save_seconds in the job file"),
         "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
         "clusters": _ONE_CLUSTER,
-        "wrap": ("it would replace the batch script", "runner launch -- COMMAND"),
+        "wrap": ("the flag would replace the batch script", "runner launch -- COMMAND"),
         "parsable": ("runner already passes this flag", "leave out the flag"),
         "wait": ("sbatch would not return", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
     },
     "srun": {
         **_REFUSED_BY_BOTH,
-        "chdir": ("tasks run in the code snapshot", "workdir in the EDF"),
-        "container-workdir": ("tasks run in the code snapshot", "workdir in the EDF"),
+        "chdir": ("tasks run in the code snapshot", "set workdir in the EDF"),
+        "container-workdir": ("tasks run in the code snapshot", "set workdir in the EDF"),
         "pty": ("a batch script has no terminal", "runner shell"),
         "jobid": ("the step belongs to its own job", "runner shell RUN"),
-        "multi-prog": ("every task runs the same command", "-- sh -c '…' with RANK"),
+        "multi-prog": ("every task runs the same command", "choose the program by RANK: -- sh -c '… $RANK …'"),
         "overcommit": _COUNTS,
     },
 }
@@ -89,7 +89,7 @@ def option(word: str, program: str) -> tuple[str, str | None]:
     raise RunnerError(
         f"cannot pass {word!r} on to {program}",
         "a flag must be one word: --name, --name=value, -x or -xvalue",
-        f"--{program}={advice}" if advice != word else f"--{program}=--constraint=gpu, for example",
+        f"--{program}={advice}" if advice != word else f"write, for example, --{program}=--constraint=gpu",
     )
 
 
@@ -109,14 +109,14 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",
-                "without ALL, every other variable is dropped, including PATH",
+                "without ALL, Slurm drops every other variable, including PATH",
                 f"use --{program}=--export=ALL,…, or [env] of the job",
             )
         if name == "distribution" and not (value or "").startswith("block"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",
                 "ranks must be numbered node by node, so that rank / tasks_per_node is the node's number",
-                f"--{program}=--distribution=block:cyclic, for another order within a node",
+                f"for another order within a node: --{program}=--distribution=block:cyclic",
             )
         if name in (taken or {}):
             raise RunnerError(

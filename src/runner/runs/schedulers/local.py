@@ -93,7 +93,7 @@ def _status(run: Run) -> JobStatus:
     if code is not None and is_over(run) and (not alive or _leads(run)):
         return from_exit_code(run, code)
     if code is None and run.host not in ("", os.uname().nodename):
-        return JobStatus("UNKNOWN", f"it runs without a scheduler: run `runner status` on {run.host}", nodes=run.host)
+        return JobStatus("UNKNOWN", f"the run has no scheduler: run `runner status` on {run.host}", nodes=run.host)
     if alive and not run.attempts and (waits := run.text(WAITS)):
         return JobStatus("PENDING", f"waits for {waits}", nodes=run.host)
     if alive:
@@ -104,7 +104,7 @@ def _status(run: Run) -> JobStatus:
         return JobStatus("CANCELLED", run.cancel_reason, nodes=run.host)
     if why := run.text("not-started"):
         return JobStatus("CANCELLED", f"not started: {why}", nodes=run.host)
-    return JobStatus("LOST", "its processes are gone and it wrote no exit code (killed?)", nodes=run.host)
+    return JobStatus("LOST", "its processes have ended and wrote no exit code (killed?)", nodes=run.host)
 
 
 def is_alive(run: Run) -> bool:
@@ -164,7 +164,7 @@ def _end(run: Run, report: Report) -> None:
     if not sessions.end(pid, GRACE_SECONDS):
         raise RunnerError(
             f"cannot end {run.name}",
-            f"processes of session {pid} survive SIGKILL: they wait for a disk, or belong to another user",
+            f"SIGKILL does not end the processes of session {pid}: they wait for a disk, or belong to another user",
             f"list the processes: ps -s {pid}",
         )
 

@@ -116,5 +116,5 @@ def from_exit_code(run: Run, exit_code: int, reason: str = "") -> JobStatus:
     elapsed = run.newest.elapsed if run.newest else ""
     if is_cancelled(run):  # one that saved ends with 0 too
         return JobStatus("CANCELLED", run.cancel_reason, exit_code, run.host, elapsed)
-    reason = "it asked to be continued" if exit_code == CONTINUE else reason
+    reason = "the script asked for another attempt" if exit_code == CONTINUE else reason
     return JobStatus("FAILED" if exit_code else "COMPLETED", reason, exit_code, run.host, elapsed)

@@ -161,23 +161,23 @@ def _submitted(folder: Path, argv: Sequence[str]) -> str:
 def refused(words: str) -> RunnerError:
     """The error for a submission that sbatch refused, with its own words and what they usually mean."""
     hints = (
-        ("account", "--account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
-        ("partition", "--partition NAME; `sinfo` lists the partitions"),
-        ("time limit", "--time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
+        ("account", "use --account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
+        ("partition", "use --partition NAME; `sinfo` lists the partitions"),
+        ("time limit", "use --time LIMIT, or another --partition; `sinfo -o '%P %l'` shows the limits"),
         (
             "node configuration",
-            "fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
+            "request fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
         ),
-        ("node count", "fewer --nodes; `sinfo` shows how many nodes there are"),
-        ("memory", "less --memory"),
+        ("node count", "request fewer --nodes; `sinfo` shows how many nodes there are"),
+        ("memory", "request less --memory; `sinfo -o '%P %m'` shows the memory of the nodes in MB"),
         ("unable to contact", "try again, or ask the admins: the controller does not answer"),
         ("unrecognized option", "check --sbatch=… and the site's flags: this version of Slurm does not have that flag"),
         ("job array", "sweep over fewer combinations; `scontrol show config` prints MaxArraySize"),
-        ("qos", "--sbatch=--qos=NAME"),
+        ("qos", "use --sbatch=--qos=NAME"),
     )
     fix = next(
         (hint for word, hint in hints if word in words.lower()),
-        "fix what sbatch complains about; --dry-run prints the script",
+        "fix the setting that sbatch names; --dry-run prints the script",
     )
     return RunnerError("sbatch rejected the job", words, fix)
 
@@ -302,7 +302,7 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
         return JobStatus("UNKNOWN", trouble)
     if run.after and not run.attempts:
         return JobStatus("CANCELLED", f"not started: {' '.join(run.after)} did not end with exit code 0")
-    return JobStatus("LOST", "Slurm has forgotten the job, and it wrote no exit code (killed at a limit?)")
+    return JobStatus("LOST", "Slurm no longer knows the job, and the job wrote no exit code (killed at a limit?)")
 
 
 def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ def parse_submit(stdout: str) -> str:
     if not found:
         raise RunnerError(
             "cannot read the job id that sbatch printed",
-            f"it printed {stdout.strip()!r}",
+            f"sbatch printed {stdout.strip()!r}",
             "check with squeue --me before you try again: the job may have been submitted",
         )
     return found[1]

@@ -189,7 +189,7 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(
             f"the command is {sum(map(len, user))} bytes long",
-            f"Linux, and sbatch's limit on the size of a script, allow {COMMAND_BYTES} bytes",
+            f"Linux and sbatch allow at most {COMMAND_BYTES} bytes",
             "write the arguments to a file, and pass the file's name",
         )
     return [*step, *joined(prefix), task, *joined([*script, *user])]
