@@ -89,7 +89,7 @@ def fetched(name: str) -> str | None:
 
 
 def not_utf8(name: str, error: UnicodeDecodeError) -> JobError:
-    return JobError(f"{name!r} is not UTF-8", str(error), "convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW")
+    return JobError(f"{name!r} is not UTF-8", str(error), "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
 
 
 def not_loaded(name: str, error: Exception) -> JobError:

@@ -97,7 +97,7 @@ def _checked(word: str, what: str) -> bytes:
         ) from error
     if len(encoded) > WORD_BYTES:
         raise RunnerError(
-            f"{what} is {len(encoded)} bytes long: {word[:40]!r}…",
+            f"{what} is too long ({len(encoded)} bytes): {word[:40]!r}…",
             f"Linux limits an argument of a program to {WORD_BYTES} bytes",
             "write the text to a file, and pass the file's name",
         )

@@ -46,7 +46,7 @@ def kind_of(path: Path) -> str:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"cannot read {str(path)!r}", why, "give the path of the file inside the container") from error
     if not head:
-        raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "check how it was written")
+        raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "check how the file was written")
     kind = "array" if suffix == ".json" and head.lstrip().startswith(b"[") else KINDS[suffix]
     return f"{kind}.gz" if path.suffix == ".gz" else kind
 
@@ -233,7 +233,7 @@ def _need_column(piece: Piece, columns: Sequence[str]) -> None:
 
 
 def _not_utf8(piece: Piece, error: UnicodeDecodeError) -> JobError:
-    return JobError(f"{piece.path} is not UTF-8", str(error), "convert it: iconv -f LATIN1 -t UTF-8 OLD > NEW")
+    return JobError(f"{piece.path} is not UTF-8", str(error), "convert the file: iconv -f LATIN1 -t UTF-8 OLD > NEW")
 
 
 def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str = "") -> JobError:

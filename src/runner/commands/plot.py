@@ -82,7 +82,7 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
             failed[0]
             if failed
             else RunnerError(
-                "there is nothing to plot", "none of the values is a finite number", "--json prints the values"
+                "there is nothing to plot", "none of the values is a finite number", "print the values with --json"
             )
         )
     for error in failed:

@@ -68,12 +68,12 @@ def clock() -> Diagnosis:
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < built - 86_400:
         text = f"{shown} is earlier than the dates of runner's own files"
-        return Diagnosis("clock", "wrong", text, "an admin: timedatectl set-ntp true")
+        return Diagnosis("clock", "wrong", text, "ask an admin to run: timedatectl set-ntp true")
     kept = probe.clock_synchronized()
     if kept:
         return Diagnosis("clock", "ok", f"{shown}, synchronized")
     why = "the kernel does not report whether it is synchronized" if kept is None else "not synchronized"
-    return Diagnosis("clock", "missing", f"{shown}; {why}", "an admin: timedatectl set-ntp true")
+    return Diagnosis("clock", "missing", f"{shown}; {why}", "ask an admin to run: timedatectl set-ntp true")
 
 
 def _newest_file_of_ours() -> float:
@@ -89,7 +89,7 @@ def fuse() -> Diagnosis:
         return Diagnosis("/dev/fuse", "ok", "this user may open it")
     there = Path("/dev/fuse").exists()
     text = "this user may not open it" if there else "does not exist"
-    fix = "an admin: chmod 0666 /dev/fuse" if there else "an admin: modprobe fuse"
+    fix = f"ask an admin to run: {'chmod 0666 /dev/fuse' if there else 'modprobe fuse'}"
     return Diagnosis("/dev/fuse", "missing", f"{text}, so images are unpacked instead of mounted", fix)
 
 
@@ -101,7 +101,7 @@ def namespaces() -> Diagnosis:
     if tried.exit_code == 0:
         return Diagnosis("namespaces", "ok", "this user may create them")
     words = tried.stderr.strip() or "refused"
-    return Diagnosis("namespaces", "missing", words, "an admin: sysctl -w user.max_user_namespaces=15000")
+    return Diagnosis("namespaces", "missing", words, "ask an admin to run: sysctl -w user.max_user_namespaces=15000")
 
 
 def subordinate_ids() -> Diagnosis:
@@ -116,7 +116,7 @@ def subordinate_ids() -> Diagnosis:
             lines = []
         if not any(line.split(":")[0] in {user, number} for line in lines):
             text = f"no line for {user} in /etc/{name}: rootless podman cannot store files of several owners"
-            fix = f"an admin: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
+            fix = f"ask an admin to run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
             return Diagnosis("subuid", "missing", text, fix)
     return Diagnosis("subuid", "ok", f"{user} has subordinate ids")
 

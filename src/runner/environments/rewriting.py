@@ -87,7 +87,7 @@ def _refusal(change: Change) -> RunnerError:
     return RunnerError(
         f"cannot change {'.'.join(change.keys)} in the file without rewriting the rest",
         "its current value is written in a form that cannot be edited in place",
-        "change it by hand",
+        "edit the file by hand",
     )
 
 

@@ -81,19 +81,19 @@ def _check_numbers(job: Job) -> None:
         value = getattr(resources, key)
         if value < minimum:
             raise RunnerError(
-                f"{key} is {value}{_where(job.origins.get(key))}",
+                f"{key} cannot be {value}{_where(job.origins.get(key))}",
                 f"it must be at least {minimum}",
                 f"use {minimum} or a larger number",
             )
     if job.save_seconds < 0 or job.save_seconds > 65535:
         raise RunnerError(
-            f"save_seconds is {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
+            f"save_seconds cannot be {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
             "it must be 0 to 65535 seconds, Slurm's range for --signal",
             "use 0 for no warning, 120 for two minutes",
         )
     if job.hang_seconds < 0:
         raise RunnerError(
-            f"hang_seconds is {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
+            f"hang_seconds cannot be {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
             "it must be a number of seconds, 0 or more",
             "use 0 for never, 3600 for an hour",
         )
@@ -180,7 +180,7 @@ def check_variable(name: str, value: str) -> None:
     _check_shell_text(value, f"the variable {name}")
     if len(f"{name}={value}".encode()) > WORD_BYTES:
         raise RunnerError(
-            f"the variable {name} is {len(value.encode())} bytes long",
+            f"the variable {name} is too long: {len(value.encode())} bytes",
             f"Linux limits a variable to {WORD_BYTES} bytes, name and value together",
             "write the value to a file, and set the variable to the file's name",
         )

@@ -176,7 +176,7 @@ def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) 
         if match.active:
             raise RunnerError(
                 f"{match.squashfs.path.name} is in use",
-                f"these runs are queued or running with it: {', '.join(match.active)}",
+                f"these queued or running runs use it: {', '.join(match.active)}",
                 f"wait until they have ended, or end them: runner cancel {' '.join(match.active)}",
             )
         if match not in found:

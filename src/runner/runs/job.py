@@ -302,7 +302,7 @@ def _restart(document: Document) -> Restart:
         least = 1 if name == "without_checkpoint" else 0
         if count < least:
             raise RunnerError(
-                f"{document.place('restart', name)}: {name} is {count}",
+                f"{document.place('restart', name)}: {name} cannot be {count}",
                 f"it must be {least} or more",
                 f"{name} = {least}",
             )

@@ -79,7 +79,7 @@ def find(word: str, runs: Path) -> Locked:
         raise RunnerError(
             f"cannot launch the run of {path} again",
             "an earlier version of runner wrote the lock, without the table [files]",
-            "runner history prints the command line of that launch",
+            "launch with the command line that `runner history` prints",
         )
     return Locked(path, tables)
 
@@ -209,10 +209,10 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     read = process.run(command(root, "read-tree", tree), env=index, check=False) if commit else None
     if read is None or read.exit_code != 0:
         raise RunnerError(
-            "the code of that run is missing",
-            f"its snapshot is gone, and {root} has no commit {commit[:12]}"
+            "cannot restore the code of that run",
+            f"its code snapshot no longer exists, and {root} has no commit {commit[:12]}"
             if commit
-            else "the code was not in a git repository",
+            else "its code snapshot no longer exists, and the code was not in a git repository",
             "git fetch, or run `runner rerun` in a clone that has the commit",
         )
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)

@@ -176,7 +176,7 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
     top = max(tops, key=lambda each: tops[each])
     return RunnerError(
         f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, at least {tops[top]:,} in {top}",
-        "a launch copies such files with the code, and so many are data as a rule",
+        "a launch copies untracked files with the code, and so many files are usually data",
         f"{'' if git else f'run git init {root}, '}add /{top} to {root}/.gitignore, or move or commit the files",
     )
 

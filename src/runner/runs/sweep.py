@@ -74,8 +74,8 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
     sweep = Sweep(axes, at_once) if axes else None
     if sweep and len(sweep.combinations) > MOST:
         raise RunnerError(
-            f"the sweep has {len(sweep.combinations)} combinations",
-            f"by default, Slurm allows {MOST} tasks in an array job",
+            f"the sweep has too many combinations: {len(sweep.combinations)}",
+            f"by default, Slurm allows at most {MOST} tasks in an array job",
             "sweep over fewer values at a time",
         )
     return sweep

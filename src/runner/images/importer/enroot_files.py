@@ -46,7 +46,7 @@ def fstab(volumes: Mapping[str, Any]) -> str:
         # enroot puts variables in; without the leading slash a path continues the name of the root folder
         if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
             raise RunnerError(
-                f"the image declares the volume {volume!r}",
+                f"cannot import the image with its volume {volume!r}",
                 "the path must be absolute, without '..' and '$': enroot would mount others from outside the image",
                 "remove that VOLUME from the image and build it again",
             )

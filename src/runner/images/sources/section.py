@@ -41,7 +41,7 @@ class Section:
 
 def cut_short(what: str) -> RunnerError:
     """The error for a file that is shorter than it should be."""
-    return RunnerError(f"cannot read {what}", "the file is truncated", "create or copy it again")
+    return RunnerError(f"cannot read {what}", "the file is truncated", "create or copy the file again")
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def leaf_type(mode: int) -> int:
     kind = _TYPES.get(stat.S_IFMT(mode))
     if kind is None:
         raise RunnerError(
-            f"the image has a file of mode {mode:o}",
+            f"cannot import the image: it has a file of mode {mode:o}",
             "squashfs has no file type for that mode",
             "build the image without that file",
         )
@@ -92,7 +92,7 @@ class InodePacker:
         if kind == SYMLINK and isinstance(data, bytes):
             if len(data) > _LONGEST_TARGET:
                 raise RunnerError(
-                    f"the image has a symlink of {len(data)} bytes",
+                    f"cannot import the image: it has a symlink of {len(data)} bytes",
                     f"squashfs stores at most {_LONGEST_TARGET} bytes, and Linux follows at most 4095",
                     "build the image without that file",
                 )
@@ -223,7 +223,9 @@ def _bad_name(name: bytes) -> RunnerError:
         if len(name) > _LONGEST_NAME
         else "it is not a file name"
     )
-    return RunnerError(f"the image has a file named {shown!r}", why, "build the image without that file")
+    return RunnerError(
+        f"cannot import the image: it has a file named {shown!r}", why, "build the image without that file"
+    )
 
 
 NO_XATTRS = 0xFFFFFFFF
@@ -243,13 +245,13 @@ class IdTable(dict[int, int]):
     def __missing__(self, number: int) -> int:
         if not 0 <= number <= 0xFFFFFFFF:
             raise RunnerError(
-                f"the image has a file whose owner is {number}",
+                f"cannot import the image: it has a file whose owner is {number}",
                 "an owner must be a 32-bit number",
                 "build the image without that file",
             )
         if len(self) == _MOST_IDS:
             raise RunnerError(
-                f"the image has more than {_MOST_IDS} different owners",
+                f"cannot import the image: its files have more than {_MOST_IDS} different owners",
                 "squashfs stores users and groups in one table of 16-bit indexes",
                 "make root the owner of all files: --owners root",
             )
@@ -274,7 +276,7 @@ class XattrTable(dict[XattrSet, int]):
             for name, _ in ordered:
                 if not holds_xattr(name):
                     raise RunnerError(
-                        f"the image has a file with the extended attribute {name.decode(errors='replace')!r}",
+                        f"cannot import the image: a file has the attribute {name.decode(errors='replace')!r}",
                         "squashfs can store only attributes in the namespaces user, trusted and security",
                         "import the image without extended attributes: --xattrs drop",
                     )

@@ -188,7 +188,7 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
     user = [_word(quoting.past_srun(word)) for word in (*words, *job.arguments)]
     if sum(map(len, user)) > COMMAND_BYTES:
         raise RunnerError(
-            f"the command is {sum(map(len, user))} bytes long",
+            f"the command is too long: {sum(map(len, user))} bytes",
             f"Linux and sbatch allow at most {COMMAND_BYTES} bytes",
             "write the arguments to a file, and pass the file's name",
         )
