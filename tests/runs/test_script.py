@@ -316,7 +316,7 @@ def test_a_users_shell_text_cannot_leave_its_document() -> None:
 
 def test_more_words_than_fit_are_refused() -> None:
     """Before sbatch or the kernel would, with a way out."""
-    with pytest.raises(RunnerError, match="the command is too long: .* bytes"):
+    with pytest.raises(RunnerError, match="the command is too long"):
         script(command_job("cat", *["x" * 100_000] * 11))
 
 
