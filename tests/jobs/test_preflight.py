@@ -170,7 +170,7 @@ def test_another_jobs_gpu_on_a_shared_node_is_not_judged() -> None:
     assert "Busy: GPU 1 has 70000 of 97871 MiB in use" in shared({"CUDA_VISIBLE_DEVICES": "1"})
     sick = shared({"SLURM_JOB_GPUS": "1"}, **{"memory.used": "1", "remapped_rows.failure": "Yes"})
     assert sick.startswith("Unfit: GPU 1 has a row of memory")
-    assert shared({}).endswith("1 of them allocated to this job: not checked")
+    assert shared({}).endswith("1 of them allocated to this job, not checked")
 
 
 def test_only_a_broken_node_goes_to_the_list_that_all_runs_share(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_folder_arrives_whole_and_nothing_of_the_training_with_it(hub: Threa
 def test_without_a_token_nothing_is_asked_of_the_hub(hub: ThreadingHTTPServer, model: Path) -> None:
     done = push(model, HF_ENDPOINT=hub.address)
     assert done.returncode == 1
-    assert "push: no token for the hub" in done.stderr
+    assert "push: cannot log in to the hub" in done.stderr
     assert "HF_TOKEN=" in done.stderr
     assert hub.calls == []
     offline = push(model, HF_ENDPOINT=hub.address, HF_TOKEN="hf_good", HF_HUB_OFFLINE="1")

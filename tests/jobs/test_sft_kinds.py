@@ -343,5 +343,5 @@ def test_documents_that_would_see_each_other_are_refused(
     """With torch before 2.6, transformers' sdpa makes no mask for a row of several documents."""
     monkeypatch.setattr(torch, "__version__", "2.4.0a0+f70bd71a48")
     data = write(tmp_path / "rows.jsonl", KINDS["messages"][0])
-    with pytest.raises(JobError, match=r"--packing_strategy bfd with torch 2\.4"):
+    with pytest.raises(JobError, match=r"--packing_strategy bfd cannot be used with torch 2\.4"):
         train(tmp_path / "run", model, data, "--packing", "--packing_strategy=bfd")

@@ -130,7 +130,7 @@ def test_a_missing_image_that_another_site_has_is_named(project: Project, tmp_pa
     with pytest.raises(RunnerError, match="does not exist") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), HOME=str(tmp_path / "home"),
              RUNNER_IMAGES=str(tmp_path / "none"))  # fmt: skip
-    assert "it is in the image folder of site local" in caught.value.why
+    assert "the image is in the image folder of site local" in caught.value.why
     assert f"export RUNNER_IMAGES={tmp_path}/home/.local/share/runner/images" in caught.value.fix
     assert "runner import cpu" in caught.value.fix
 
@@ -145,7 +145,7 @@ def test_a_missing_image_is_sought_where_the_users_own_site_file_says(project: P
     with pytest.raises(RunnerError, match="does not exist") as caught:
         plan(project, request(env="cpu", engine="sandbox", words=("true",)), HOME=str(tmp_path / "home"),
              XDG_CONFIG_HOME=str(tmp_path / "config"), RUNNER_IMAGES=str(tmp_path / "none"))  # fmt: skip
-    assert f"it is in the image folder of site local: {tmp_path}/mine/cpu.sqsh" in caught.value.why
+    assert f"the image is in the image folder of site local: {tmp_path}/mine/cpu.sqsh" in caught.value.why
 
 
 def test_a_dry_run_needs_no_account(project: Project) -> None:

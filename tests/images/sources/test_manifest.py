@@ -175,7 +175,7 @@ TOO_MANY = to_json({"schemaVersion": 2, "config": {}, "layers": [describe(b"", L
         (MANIFEST.replace(b"layer.v1.tar", b"layer.v1.tar+encrypted"), (), "encrypted"),
         (changed(config={**describe(CONFIG, CONFIG_TYPE), "size": 1 << 40}), (), "more than 4194304"),
         (make_index({**describe(MANIFEST, MANIFEST_TYPE), "size": 1 << 40}), (MANIFEST,), "more than 4194304"),
-        (make_index(*[describe(b"%d" % n, MANIFEST_TYPE) for n in range(2)]), (), "none of the 2 images"),
+        (make_index(*[describe(b"%d" % n, MANIFEST_TYPE) for n in range(2)]), (), "it lists 2 images, and none"),
         (*with_config(rootfs=None), "names 0 layers"),
         (*with_config(rootfs={"diff_ids": ["sha256:1"] * 2}), "is not a digest"),
         (*with_config(config={"Env": {"A": 1}}), "'Env' is not a list"),
@@ -208,7 +208,7 @@ def test_indexes_within_indexes_end_after_four() -> None:
     assert read(chain[3], *chain).digest == digest_of(MANIFEST)
     with pytest.raises(RunnerError, match="cannot read the manifest") as caught:
         read(chain[4], *chain)
-    assert "more than 4 deep" in caught.value.why
+    assert "nested more than 4 levels deep" in caught.value.why
 
 
 JSON = st.recursive(

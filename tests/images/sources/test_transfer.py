@@ -208,7 +208,7 @@ def test_a_blob_of_another_size_than_in_the_manifest_is_refused() -> None:
     assert f"{len(data):,}" in caught.value.why
     with pytest.raises(RunnerError) as caught:
         fetched(serving(lambda request: request.blob(data, ranges=False)), len(data) + 10)
-    assert f"announces {len(data):,} bytes" in caught.value.why
+    assert f"the server sends {len(data):,} bytes" in caught.value.why
 
 
 def test_another_range_than_asked_is_refused() -> None:
