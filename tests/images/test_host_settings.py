@@ -61,7 +61,7 @@ def test_local_folders_and_file_indexes_are_mounted_and_rewritten(tmp_path: Path
     assert "find-links = /dev/runner/packages-0\n    https://far.example/whl\n" in found.files["pip.conf"]
     assert "extra-index-url = file:///dev/runner/packages-1/simple\n" in found.files["pip.conf"]
     assert str(tmp_path) not in found.files["pip.conf"]
-    assert any("absent is left out" in note for note in found.notes)
+    assert any("absent, which does not exist" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("name", ["PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])

@@ -88,7 +88,7 @@ def test_several_images_need_a_tag(tmp_path: Path) -> None:
     assert caught.value.why == "their tags are localhost/x:two, one"
     with pytest.raises(RunnerError, match="no image has the tag 'three'") as caught:
         read(folder, "three")
-    assert caught.value.why == "it has: localhost/x:two, one"
+    assert caught.value.why == "its tags are localhost/x:two, one"
 
 
 def test_one_tag_for_several_platforms(tmp_path: Path) -> None:

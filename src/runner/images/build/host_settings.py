@@ -120,7 +120,7 @@ def _offer(word: str, mounts: dict[str, str], notes: list[str]) -> str:
         return word
     path = Path(unquote(urlsplit(word).path) if word.startswith("file:") else word).expanduser()
     if not path.exists():
-        notes.append(f"not {word}, because it does not exist")
+        notes.append(f"without {word}, which does not exist")
         return ""
     folder, below = (path, "") if path.is_dir() else (path.parent, path.name)
     if folder.name == "simple" and folder.parent != Path("/"):
