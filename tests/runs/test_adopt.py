@@ -112,7 +112,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
         (("-e", "HF_TOKEN=hf_x", "i"), "HF_TOKEN=…: not carried over: the value is a secret"),
         (("-e", "A=", "i"), "-e A=: not carried over: in an EDF an empty value unsets"),
-        (("--env-file", "nope", "i"), "--env-file nope: not carried over: cannot read it: No such file"),
+        (("--env-file", "nope", "i"), "--env-file nope: not carried over: cannot read the file: No such file"),
         (("--entrypoint", "/e", "i"), "--entrypoint /e: becomes the beginning of the command"),
         (("--rootfs", "/a"), "--rootfs /a: not carried over"),
         (("--some-new-option=1", "i"), "--some-new-option=1: not carried over"),

@@ -78,7 +78,7 @@ def test_a_config_is_found_as_file_as_folder_and_by_name_in_the_cache(tmp_path: 
         ({"model_type": "mamba"}, "cannot estimate the memory of"),
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"hidden_size": None}, "does not set hidden_size"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers is -1"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers cannot be -1"),
     ],
 )
 def test_what_no_paper_covers_is_refused(change: dict[str, object], expected: str) -> None:

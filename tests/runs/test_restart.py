@@ -235,7 +235,7 @@ def test_the_job_file_says_it(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text('command = ["true"]\n[restart]\ntime_limit = 20\npreemption = 5\n')
     assert load_job_file(path)["restart"].value == Restart(time_limit=20, preemption=5)
-    for text, said in (("time_limit = -1", "3: time_limit is -1"), ("timelimit = 1", "timelimit"),
+    for text, said in (("time_limit = -1", "3: time_limit cannot be -1"), ("timelimit = 1", "timelimit"),
                        ("without_checkpoint = 0", "must be 1 or more"), ('hang = "x"', "hang")):  # fmt: skip
         path.write_text(f'command = ["true"]\n[restart]\n{text}\n')
         with pytest.raises(RunnerError, match=said):
