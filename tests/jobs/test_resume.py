@@ -185,7 +185,7 @@ class TestAnotherModel:
         from peft import LoraConfig, get_peft_model
 
         adapted = get_peft_model(self.model(), LoraConfig(r=2, target_modules=["q_proj"]))
-        with pytest.raises(JobError, match="it is a whole model, this run trains a LoRA adapter"):
+        with pytest.raises(JobError, match="the checkpoint has a whole model, but this run trains a LoRA adapter"):
             resume.refuse_other_model(self.checkpoint(tmp_path), adapted)
         adapted.save_pretrained(tmp_path / "adapter")
         resume.refuse_other_model(resume.Checkpoint(tmp_path / "adapter", 1, 1), adapted)
