@@ -201,7 +201,7 @@ def test_a_field_that_the_driver_does_not_know_is_passed_over(tmp_path: Path, mo
 def test_memory_and_clock(tmp_path: Path) -> None:
     text = "MemTotal:       900000000 kB\nMemAvailable:   {} kB\nHugePages_Total:       0\n"
     assert preflight.check_memory(text.format(800000000)) == "762 of 858 GiB of memory free"
-    with pytest.raises(preflight.Busy, match="processes of another job"):
+    with pytest.raises(preflight.Busy, match="another job may use the rest"):
         preflight.check_memory(text.format(80000000))
     # this job has 64 GiB of a shared node
     assert preflight.check_memory(text.format(80000000), 64 << 30) == "76 of 858 GiB of memory free"

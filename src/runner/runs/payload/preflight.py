@@ -109,7 +109,7 @@ def check_memory(meminfo: str, limit: int | None = None) -> str:
     total, free = kibibytes["MemTotal"], kibibytes["MemAvailable"]
     ours = min(total, total if limit is None else limit >> 10)
     if free < 0.1 * ours:
-        raise Busy(f"only {free >> 20} of {total >> 20} GiB of memory is free: another job's processes?")
+        raise Busy(f"only {free >> 20} of {total >> 20} GiB of memory is free; another job may use the rest")
     return f"{free >> 20} of {total >> 20} GiB of memory free"
 
 
