@@ -1,7 +1,7 @@
-"""A bash script split into commands, words and here-documents. It is read, never run.
+"""Split a bash script into commands, words and here-documents, without running it.
 
-A word is kept as EDF text: `${NAME}` for a variable, everything else literal. What only a shell can evaluate (`$(…)`,
-`${X%.*}`, a file pattern) makes a word `computed`; its text is then the script's.
+A word is stored as EDF text: `${NAME}` is a variable, and everything else is literal. If only a shell can evaluate it
+(`$(…)`, `${X%.*}`, a file pattern), the word is `computed`, and its text is unchanged from the script.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Word:
     """One word of a command."""
 
     text: str
-    """as in an EDF: `${NAME}` is a variable; the script's text if `computed`"""
+    """EDF text, in which `${NAME}` is a variable; if `computed`, the text of the script"""
     raw: str
     """as in the script"""
     computed: bool = False
     splits: bool = False
-    """one variable without quotes: its value may be several words"""
+    """it is a single unquoted variable, whose value may be several words"""
     array: str = ""
-    """all elements of this array"""
+    """the array whose elements the word expands to; empty: none"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Command:
     line: int
     raw: str
     nested: bool = False
-    """it is in a function, a loop or a condition: it may run never, or several times"""
+    """it is inside a function, a loop or a condition, so it may never run, or run several times"""
     array: str = ""
     """the words are the elements assigned to this array"""
     redirections: tuple[str, ...] = ()
@@ -73,7 +73,7 @@ def commands(text: str) -> tuple[Command, ...]:
 
 
 def here_documents(text: str) -> tuple[HereDocument, ...]:
-    """The here-documents of a bash script, in their order; the body is empty where the text ends before it."""
+    """The here-documents of a bash script, in order; the body is empty if the text ends before it."""
     reader = _Reader(text.replace("\r\n", "\n"))
     for _ in reader.commands():
         pass
@@ -85,7 +85,8 @@ class _Reader:
         self.text = text
         self.position = 0
         self.depth = 0
-        self.opened: list[tuple[str, bool]] = []  # (mark, quoted) of those whose bodies begin on the next line
+        # (mark, quoted) of the here-documents whose bodies begin on the next line
+        self.opened: list[tuple[str, bool]] = []
         self.here_documents: list[HereDocument] = []
 
     def commands(self) -> Iterator[Command]:
@@ -281,7 +282,7 @@ class _Reader:
 
 
 def written(pieces: list[str | Variable]) -> str | None:
-    """The EDF text of these pieces; None if it has none: a dollar sign directly before a variable."""
+    """The EDF text of these pieces; None if EDF text cannot express them (a dollar sign directly before a variable)."""
     merged: list[str | Variable] = []
     for piece in pieces:
         if isinstance(piece, str) and merged and isinstance(merged[-1], str):

@@ -1,7 +1,6 @@
-"""argv -> command: the only parser, the only place where a RunnerError becomes an exit code.
+"""The command line: parses argv, runs the command, and turns a RunnerError into an exit code.
 
-Exit codes: 0 done, 1 the user can fix it, 2 usage, 3 our bug (log kept), 130 Ctrl-C;
-`shell` and `launch --wait` pass the child's code on.
+Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 a bug in runner (a log is kept), 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from runner.commands.options import Parser
 
 # verb -> (module in runner.commands, one line of help); the groups are those of the printed overview.
-# Only the module of the verb in use is imported, and argparse only where there is something to parse: that keeps
-# `runner --help` near the start of Python itself.
+# Only the module of the current verb is imported, and argparse only if there is something to parse. This keeps
+# `runner --help` almost as fast as starting Python.
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "images": {
         "build": ("build", "Containerfile -> OCI image; prints NAME:TAG"),
@@ -126,7 +125,7 @@ def find_verb(words: Sequence[str]) -> int | None:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace | None:
-    """The parsed command, or None where only help or version was asked for (and printed)."""
+    """The parsed command, or None if only help or the version was requested (and printed)."""
     words, rest, has_rest = split_rest(argv)
     at = find_verb(words)
     if at is None:
@@ -174,7 +173,7 @@ def run(argv: Sequence[str]) -> int:
         console.error_line("runner: stopped by Ctrl-C")
         return 130
     except BrokenPipeError:
-        # the reader of our stdout (head, grep -q) has ended: end silently
+        # the program that reads our stdout (head, grep -q) has ended: exit silently
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What the Slurm of this machine says of its nodes and of this user: for `runner init --site`, which asks it once."""
+"""What Slurm on this machine reports about its nodes and this user. `runner init --site` uses it."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ _GRES_GPU = re.compile(r"gpu(?::([^:,(]+))?:(\d+)|gpu(?=[,(]|$)")
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition by the largest group of nodes in it that are alike."""
+    """A partition, described by its largest group of identical nodes."""
 
     name: str
     default: bool
-    """jobs that name none go here"""
+    """whether jobs that name no partition run here"""
     nodes: int
     cpus_per_node: int
     memory: str
     """of a node, as sbatch writes it"""
     gpus_per_node: int
     gpu: str
-    """the kind, as the site calls it; empty where it has no name"""
+    """the type of GPU, as the site names it; empty if it has no name"""
     time_limit: str
     """as sinfo writes it: 12:00:00, 1-00:00:00, infinite"""
 
 
 def partitions() -> tuple[Partition, ...]:
-    """The partitions of the cluster; none where no Slurm answers."""
+    """The partitions of the cluster; empty if Slurm does not answer."""
     return parse_partitions(_output(_SINFO))
 
 
 def parse_partitions(stdout: str) -> tuple[Partition, ...]:
-    """What `sinfo --format=%P|%D|%c|%m|%G|%l` prints: of each partition one line per group of nodes.
+    """Parse the output of `sinfo --format=%P|%D|%c|%m|%G|%l`, which has one line per partition and group of nodes.
 
-    `*` behind a name marks the default; `+` behind a number: some nodes have more. Source: sinfo(1), Slurm 22.05.
+    `*` after a name marks the default partition; `+` after a number means that some nodes have more. Source: sinfo(1),
+    Slurm 22.05.
     """
     found: dict[str, Partition] = {}
     for line in stdout.splitlines():
@@ -69,14 +70,14 @@ def parse_partitions(stdout: str) -> tuple[Partition, ...]:
 
 
 def likely(partitions: Sequence[Partition]) -> Partition | None:
-    """The partition that training jobs would go to: the default one, unless only others have GPUs."""
+    """The partition for training jobs: the default one, unless only other partitions have GPUs."""
     with_gpus = [partition for partition in partitions if partition.gpus_per_node]
     candidates = with_gpus or list(partitions)
     return max(candidates, key=lambda partition: (partition.default, partition.nodes), default=None)
 
 
 def node_architecture(partition: str) -> str | None:
-    """The processors of a partition's nodes, in OCI's words; None where Slurm does not say."""
+    """The architecture of a partition's nodes, as OCI names it; None if Slurm does not report it."""
     names = _output(("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N")).split()
     if not names:
         return None
@@ -85,7 +86,7 @@ def node_architecture(partition: str) -> str | None:
 
 
 def accounts() -> tuple[str, ...]:
-    """The accounts that this user may charge; none where Slurm keeps no accounts."""
+    """The accounts that this user may charge; empty if Slurm has no accounting."""
     words = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}")
     return tuple(dict.fromkeys(_output((*words, "format=Account")).split()))
 

@@ -1,4 +1,5 @@
-"""Which site this machine belongs to, and what its Slurm says of itself: the machine is asked, never the network."""
+"""Detect the site that this machine belongs to, and its Slurm. Only local files and commands are used, not the
+network."""
 
 from __future__ import annotations
 
@@ -24,13 +25,13 @@ def find_site(name: str | None, environ: Mapping[str, str]) -> tuple[Site, str]:
 
 
 def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The name of the site that this machine looks like, and the sign of it. Asks the machine, never the network."""
+    """The name of the site that this machine appears to belong to, and the reason. Does not use the network."""
     from runner.machine import process  # slow to import, and with --site not needed
 
     slurm = _slurm_answers(environ)
     cluster = cluster_name(environ) if slurm or environ.get("CLUSTER_NAME") else None
     mentioned = ("paths", cluster) if cluster else ("paths",)
-    # the user's own sites first; of a site's files, the one that counts most says by what it is known
+    # the user's own sites first; of a site's files, only the strongest one says how to recognize the site
     own = {path.stem for path in user_folder(environ).glob("*.toml")}
     for name in sorted(site_names(environ), key=lambda name: (name not in own, name)):
         for kind, word in signs(name, environ, mentioned):
@@ -51,14 +52,14 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def slurm_configuration(environ: Mapping[str, str]) -> Path | None:
-    """Slurm's configuration file on this machine; None on clusters that hand it out from their controller."""
+    """Slurm's configuration file on this machine; None if the controller distributes it instead (configless Slurm)."""
     named = environ.get("SLURM_CONF")
     places = (named,) if named else ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/opt/slurm/etc/slurm.conf")
     return next((Path(place) for place in places if Path(place).is_file()), None)
 
 
 def _slurm_answers(environ: Mapping[str, str]) -> bool:
-    """Whether this machine belongs to a Slurm cluster: an installed package alone is not enough."""
+    """Whether this machine belongs to a Slurm cluster. An installed Slurm package alone is not enough."""
     from runner.machine import process  # slow to import, and with --site not needed
 
     if process.which("sbatch") is None or slurm_configuration(environ) is not None:
@@ -69,7 +70,7 @@ def _slurm_answers(environ: Mapping[str, str]) -> bool:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str | None:
-    """The name of this Slurm cluster: from the environment, Slurm's configuration file, else its controller."""
+    """The name of this Slurm cluster, from the environment, Slurm's configuration file, or else its controller."""
     from runner.machine import process  # slow to import, and with --site not needed
 
     named = environ.get("SLURM_CLUSTER_NAME") or environ.get("CLUSTER_NAME")
@@ -85,7 +86,7 @@ def cluster_name(environ: Mapping[str, str]) -> str | None:
 
 @lru_cache(maxsize=1)
 def slurm_plugins() -> frozenset[str]:
-    """The options that container plugins add to srun here: `environment`, `edf`, `container-image`."""
+    """The options that container plugins add to this machine's srun: `environment`, `edf`, `container-image`."""
     from runner.machine import process  # slow to import, and with --site not needed
 
     if process.which("srun") is None:

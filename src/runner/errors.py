@@ -29,7 +29,7 @@ class RunnerError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> RunnerError:
-    """The error for a name that does not exist: a close name is suggested, all known names are listed."""
+    """The error for a name that does not exist. It suggests a similar name and lists all known names."""
     import difflib  # slow to import, and only errors need it
 
     names = sorted(known)
@@ -44,7 +44,7 @@ def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> Runner
 
 
 def _edits(one: str, other: str) -> int:
-    """How many letters must be added, removed, replaced or swapped with the next to make one word of the other."""
+    """The edit distance of two words: letters to add, remove, replace, or swap with the next one."""
     before: list[int] = []
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):

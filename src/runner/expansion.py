@@ -1,7 +1,7 @@
 """References to variables in text: `${VAR}`, `${VAR:-default}`, and `$${VAR}` for the literal text `${VAR}`.
 
-That is the grammar of the Container Engine. `$VAR` without braces is plain text to it, and to us; to Sarus Suite it is
-a variable, so text goes there through `sarus_text`.
+This is the grammar of the Container Engine. There, and in runner, `$VAR` without braces is plain text. In Sarus Suite
+it is a variable, so `sarus_text` converts text for Sarus Suite.
 Source: CSCS documentation, software/container-engine/edf.md, "Environment variables" (2026-08-20).
 """
 
@@ -18,14 +18,14 @@ _OPEN = re.compile(r"\$?\$\{")
 
 
 class Variable(NamedTuple):
-    """`${name}` or `${name:-default}`; the default may hold references of its own."""
+    """`${name}` or `${name:-default}`; the default may contain references itself."""
 
     name: str
     default: str | None = None
 
 
 def parts(text: str, what: str = "text") -> tuple[str | Variable, ...]:
-    """Text cut into literal pieces and variables. Raises RunnerError for a reference that is cut off or misspelt."""
+    """Split text into literal pieces and variables. Raises RunnerError for an incomplete or invalid reference."""
     found: list[str | Variable] = []
     literal, position = "", 0
     while match := _OPEN.search(text, position):
@@ -64,7 +64,7 @@ def _variable(text: str, start: int, what: str) -> tuple[Variable, int]:
 
 
 def names(text: str, what: str = "text") -> tuple[str, ...]:
-    """The names of the variables in a text, those inside defaults included."""
+    """The names of the variables in a text, including those inside defaults."""
     found: list[str] = []
     for part in parts(text, what):
         if isinstance(part, Variable):
@@ -73,7 +73,7 @@ def names(text: str, what: str = "text") -> tuple[str, ...]:
 
 
 def expand(text: str, variables: Mapping[str, str], what: str) -> str:
-    """The text with every reference replaced; a default counts where the variable is unset or empty.
+    """The text with every reference replaced. A default is used if the variable is unset or empty.
 
     Raises RunnerError for a variable that is not defined and has no default.
     """
@@ -93,12 +93,12 @@ def _value(variable: Variable, variables: Mapping[str, str], what: str) -> str:
 
 
 def literal(text: str) -> str:
-    """The text written so that expansion gives it back unchanged."""
+    """The text, escaped so that expansion returns it unchanged."""
     return text.replace("${", "$${")
 
 
 def join(pieces: tuple[str | Variable, ...]) -> str:
-    """The text that `parts` cuts into these pieces."""
+    """The text that `parts` splits into these pieces."""
     return "".join(
         literal(piece)
         if isinstance(piece, str)
@@ -110,9 +110,10 @@ def join(pieces: tuple[str | Variable, ...]) -> str:
 
 
 def sarus_text(text: str, what: str) -> str:
-    """The text as Sarus Suite must be given it: there `$NAME` without braces is a variable too, and `$$` is a `$`.
+    """The text, converted for Sarus Suite, where `$NAME` without braces is a variable too, and `$$` is a `$`.
 
-    Raises RunnerError for a default that holds a variable or a brace: it is read up to the first `}`, as plain text.
+    Raises RunnerError for a default that contains a variable or a brace: Sarus Suite reads it up to the first `}`, as
+    plain text.
     Source: sarus-suite/raster@20f75bd src/common.rs; shellexpand 3.1.1, env_with_context.
     """
     written = ""

@@ -1,6 +1,6 @@
-"""TOML files with the line of every key, so that each complaint and each value can say where it stands.
+"""TOML files with the line number of every key, so that error messages and listed values can name their line.
 
-`tomllib` reads the file and is the only judge of its syntax; toml_lines.py then finds where each key stands.
+`tomllib` parses the file and checks its syntax; toml_lines.py then finds the line of each key.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Document:
 
     @cached_property
     def lines(self) -> Mapping[Keys, int]:
-        """The line of each key path; found when the first is wanted, which takes longer than to read the data."""
+        """The line of each key path. Computed on first use, because it takes longer than parsing the data."""
         return key_lines(self.text)
 
     def place(self, *keys: str) -> Place:
-        """The line of a key; of the nearest table around it if the key itself is not in the file."""
+        """The line of a key, or of the innermost table that contains it if the key itself is not in the file."""
         for length in range(len(keys), 0, -1):
             if keys[:length] in self.lines:
                 return Place(self.path, self.lines[keys[:length]])
@@ -110,7 +110,7 @@ def _syntax_advice(message: str) -> str:
 
 
 def refuse_unknown_keys(document: Document, table: Keys, known: Iterable[str], kind: str) -> None:
-    """Raise RunnerError for the first key of a table that is not one of `known`; its line and the nearest name."""
+    """Raise RunnerError for the first key of a table that is not in `known`, with its line and a similar name."""
     names = sorted(known)
     content = document.get(*table) if table else document.data
     for key in content or ():
@@ -152,7 +152,7 @@ def typed(document: Document, keys: Keys, kind: type[T], default: T) -> T: ...
 @overload
 def typed(document: Document, keys: Keys, kind: type[T], default: None = None) -> T | None: ...
 def typed(document: Document, keys: Keys, kind: type[T], default: T | None = None) -> T | None:
-    """The value at a key path, or the default where the key is absent. Raises RunnerError for another type."""
+    """The value at a key path, or the default if the key is absent. Raises RunnerError for a wrong type."""
     value = document.get(*keys)
     if value is None:
         return default
@@ -164,7 +164,7 @@ def typed(document: Document, keys: Keys, kind: type[T], default: T | None = Non
 
 
 def strings(document: Document, keys: Keys, default: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """An array of strings as a tuple. Raises RunnerError that names the line of an element of another type."""
+    """An array of strings as a tuple. Raises RunnerError, with the line, for an element of another type."""
     values = typed(document, keys, list)
     if values is None:
         return default
@@ -180,7 +180,7 @@ def strings(document: Document, keys: Keys, default: tuple[str, ...] = ()) -> tu
 
 
 def string_table(document: Document, keys: Keys) -> dict[str, str]:
-    """A table of strings. Raises RunnerError that names the line of a value of another type."""
+    """A table of strings. Raises RunnerError, with the line, for a value of another type."""
     table = typed(document, keys, dict, {})
     for name, value in table.items():
         if not isinstance(value, str):

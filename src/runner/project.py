@@ -1,4 +1,4 @@
-"""Where recipes, environments and jobs are looked up: the user's project first, else the shipped copy."""
+"""Where recipes, environments and jobs are found: in the user's project, or else among the shipped files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job"}
 
 @dataclass(frozen=True)
 class Project:
-    """A project's root (None outside a project) and the shipped folder for what the project lacks."""
+    """A project's root (None outside a project), and the shipped folder for files that the project does not have."""
 
     root: Path | None
     shipped: Path
@@ -22,12 +22,12 @@ class Project:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """The folders that are searched, the user's own first."""
+        """The folders to search, the user's own first."""
         return tuple(dict.fromkeys(folder for folder in (self.root, self.shipped) if folder is not None))
 
     @property
     def runs(self) -> Path:
-        """The project's own folder of runs, used where the site names none."""
+        """The project's folder for runs, used if the site does not set one."""
         return (self.root or self.start) / "runs"
 
     def names(self, kind: str) -> tuple[str, ...]:
@@ -69,8 +69,8 @@ def shipped_folder() -> Path:
 def find_project(start: Path | None = None) -> Project:
     """The project that contains `start` (default: the current folder).
 
-    Its root is the nearest folder upwards with a `runner.toml`, else the git root where that has one of the three
-    folders `containers/`, `edf/`, `jobs/` or a `Containerfile.*`, else `start` itself where it has.
+    The root is the nearest folder, from `start` upwards, that contains `runner.toml`. If there is none, the root is the
+    git root, or else `start`, provided that it contains `containers/`, `edf/`, `jobs/` or a `Containerfile.*`.
     """
     here = (start or Path.cwd()).resolve()
     shipped = shipped_folder()
@@ -89,7 +89,7 @@ def _has_parts(folder: Path) -> bool:
 
 
 def is_shared_place(folder: Path) -> bool:
-    """Whether a folder is home, the root or a place for everybody's temporary files: never copied whole."""
+    """Whether a folder is the home folder, `/` or a shared temporary folder, which must never be copied as a whole."""
     import tempfile  # slow, and most projects have a runner.toml
 
     places = {Path.home(), Path("/"), Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path(tempfile.gettempdir())}

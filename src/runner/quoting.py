@@ -1,7 +1,7 @@
-"""Words for a script: the user's text stays text, and in an engine's flags only `${NAME}` is alive.
+"""Quoting for the batch script: the user's text stays literal, and in an engine's flags only `${NAME}` is expanded.
 
-Three readers take the words of a batch script, each with a grammar of its own: bash, sbatch (the `#SBATCH` lines),
-and `/bin/sh` inside the container. What one of them cannot take is refused here, with the reason.
+Three programs read a batch script, each with its own grammar: bash, sbatch (the `#SBATCH` lines), and `/bin/sh`
+inside the container. A word that one of them cannot represent raises a RunnerError here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from runner.errors import RunnerError
 from runner.expansion import Variable, parts
 
 WORD_BYTES = 131_071
-"""the longest word a program can be given. Source: Linux, MAX_ARG_STRLEN of 32 pages with the final NUL"""
+"""the longest argument of a program. Source: Linux, MAX_ARG_STRLEN: 32 pages with the final NUL"""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+:,./=-]+")
 _ESCAPES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 
 
 def literal(word: str, what: str = "a word of the command") -> str:
-    """The word as bash reads it back unchanged, always on one line. Raises RunnerError for what cannot be one."""
+    """The word, quoted for bash, always on one line. Raises RunnerError if the word cannot be an argument."""
     encoded = _checked(word, what)
     if _PLAIN.fullmatch(word):
         return word
@@ -29,7 +29,7 @@ def literal(word: str, what: str = "a word of the command") -> str:
 
 
 def live(word: str, what: str = "a flag of the container engine") -> str:
-    """The word with `${NAME}` left to bash, `$${NAME}` as the text `${NAME}`, and every other character literal."""
+    """The word, quoted so that bash expands `${NAME}`, but not `$${NAME}`, which is the text `${NAME}`."""
     pieces = parts(word, what)
     if not any(isinstance(piece, Variable) for piece in pieces):
         return literal("".join(str(piece) for piece in pieces), what)
@@ -49,9 +49,10 @@ def live(word: str, what: str = "a flag of the container engine") -> str:
 
 
 def directive(word: str, what: str) -> str:
-    """The word as sbatch reads it back from an `#SBATCH` line.
+    """The word, quoted for an `#SBATCH` line.
 
-    sbatch takes quotes and backslashes there, begins a comment at every bare `#`, quoted or not, and expands nothing.
+    There, sbatch understands quotes and backslashes, starts a comment at every `#` that is not escaped, even inside
+    quotes, and expands nothing.
     Raises RunnerError for line breaks and for `$`. Source: Slurm, src/sbatch/opt.c, _get_argument.
     """
     _checked(word, what)
@@ -72,10 +73,10 @@ def directive(word: str, what: str) -> str:
 
 
 def past_srun(word: str) -> str:
-    r"""The word as it outlives srun, which takes a bare `:` for the mark between parts of a heterogeneous step.
+    r"""The word, escaped for srun, which treats the word `:` as the separator between parts of a heterogeneous step.
 
-    Backslashes and one colon get one more backslash; payload/task.sh takes it off again. Source: srun(1) of Slurm
-    22.05, "heterogeneous job steps"; srun looks for the mark among the words of the command too.
+    A word that consists of backslashes and one colon gets another backslash, which payload/task.sh removes. Source:
+    srun(1) of Slurm 22.05, "heterogeneous job steps"; srun looks for `:` in the words of the command too.
     """
     return "\\" + word if re.fullmatch(r"\\*:", word) else word
 
@@ -105,7 +106,8 @@ def _checked(word: str, what: str) -> bytes:
 
 
 def _ansi_c(character: str) -> str:
-    r"""A character inside `$'…'`; bytes that are not text as three octal digits, which never run into what follows."""
+    r"""A character, escaped for `$'…'`. Bytes that are not text become three octal digits, so that a digit may
+    follow."""
     if character in _ESCAPES:
         return _ESCAPES[character]
     if character.isprintable():

@@ -1,4 +1,4 @@
-"""What differs between clusters, as data in which every value has a source and a date."""
+"""A site: what differs between clusters, as data. Every value has a source and a date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.located_toml import Place
 from runner.project import Project
 
 LOCAL = "local"
-"""the scheduler of a site without one"""
+"""the `scheduler` of a site that has none"""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class Origin:
 
 @dataclass(frozen=True)
 class Site:
-    """One cluster, or this machine. None: not known; an error asks for it where it is needed."""
+    """One cluster, or this machine. None means not known; if the value is needed, an error asks for it."""
 
     name: str
     summary: str
     scheduler: str
     """`slurm` or `local`"""
     engine: str
-    """a name of environments.engines.ENGINES, or `auto`: chosen by what the machine has"""
+    """a name from environments.engines.ENGINES, or `auto`: the first one that this machine supports"""
     image_folder: str
     """the folder of squashfs files; `${VAR}` is expanded when it is used"""
     image_striping: str | None = None
@@ -44,15 +44,15 @@ class Site:
     run_folder: str | None = None
     """the folder of run folders; None: PROJECT/runs"""
     container_storage: str | None = None
-    """where podman must keep its images on a compute node; None: its default is good. The build script has it between
-    double quotes on purpose: the node expands `${USER}`. site_files refuses quotes, backticks and `$(`."""
+    """where podman must store its images on a compute node; None: podman's default works. The build script puts it
+    in double quotes on purpose, so that the node expands `${USER}`. site_files refuses quotes, backticks and `$(`."""
     architecture: str | None = None
-    """of the compute nodes, in OCI's words: amd64, arm64"""
+    """of the compute nodes, as OCI names it: amd64, arm64"""
     gpu: str | None = None
-    """the GPU's kind, in the vendor's words"""
+    """the GPU model, as the vendor names it"""
     gpus_per_node: int | None = None
     cpus_per_node: int | None = None
-    """the most that a job may request"""
+    """the largest number that a job may request"""
     cpus_per_gpu: int | None = None
     """the limit per GPU; None: a job may use all CPUs of a node"""
     memory: str | None = None
@@ -64,49 +64,50 @@ class Site:
     partition: str | None = None
     """the default partition"""
     partitions: Mapping[str, str] = field(default_factory=dict)
-    """name -> what it is for, and its limits"""
+    """name -> its purpose and limits"""
     account: str | None = None
     account_required: bool = False
     time_minutes: int | None = None
     """time limit of a job that does not set one"""
     launcher: str = "torchrun"
     restart_by: str = "requeue"
-    """how a job is restarted: `requeue`, `submit` (a new job of the same file, where requeue is forbidden),
-    `chain` (jobs that were submitted before, where nodes may not submit either)"""
+    """how a job is restarted: `requeue`, `submit` (submit the same file as a new job, if requeue is forbidden),
+    `chain` (jobs submitted in advance, if compute nodes may not submit jobs either)"""
     nccl_network: str | None = None
-    """the network that NCCL must report between nodes (`Using network …`); anything else means TCP"""
+    """the network that NCCL must report between nodes (`Using network …`); with any other, NCCL has fallen back to
+    TCP"""
     allreduce_within: int | None = None
-    """the least bus bandwidth, in GB/s, of an all-reduce over a node's GPUs"""
+    """the minimum bus bandwidth, in GB/s, of an all-reduce over the GPUs of a node"""
     allreduce_across: int | None = None
-    """the same across nodes"""
+    """the minimum bus bandwidth, in GB/s, of an all-reduce across nodes"""
     confirm_gpu_hours: int | None = None
-    """`launch` asks before a run that may use more; None: never"""
+    """`launch` asks for confirmation if a run may use more GPU hours; None: never"""
     sbatch: tuple[str, ...] = ()
-    """flags that every sbatch gets"""
+    """flags for every sbatch"""
     srun: tuple[str, ...] = ()
-    """flags that every srun gets"""
+    """flags for every srun"""
     refused: Mapping[str, str] = field(default_factory=dict)
     """flag that the site's Slurm refuses -> why, and what to use instead"""
     env: Mapping[str, str] = field(default_factory=dict)
-    """in every container, unless the environment sets them: what the fabric needs"""
+    """variables for every container, unless the environment sets them, such as those that the network needs"""
     mounts: tuple[str, ...] = ()
-    """in every container, unless the environment mounts something there"""
+    """mounts for every container, unless the environment mounts something at the same target"""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """of every environment, unless it sets them; for the Container Engine's hooks"""
+    """annotations for every environment, unless it sets them; for the Container Engine's hooks"""
     modules: tuple[str, ...] = ()
-    """loaded on the host, before the step"""
+    """modules to load on the host, before the step"""
     host_setup: tuple[str, ...] = ()
     """lines of bash on the host, after the modules and before the step"""
     inside: tuple[str, ...] = ()
-    """prefixes of the variables of host_setup that win over the image's in every task"""
+    """prefixes of variable names: variables of host_setup with these prefixes override the image's in every task"""
     task_setup: tuple[str, ...] = ()
-    """lines of sh that every task reads inside the container, before the job's task_prolog"""
+    """lines of sh that every task runs inside the container, before the job's task_prolog"""
     prolog: str | None = None
-    """what the site itself does on a node before and after a job"""
+    """what the site's own prolog and epilog do on a node before and after a job"""
     versions: Mapping[str, str] = field(default_factory=dict)
     """program -> version on the site, with its date"""
     quirks: Mapping[str, str] = field(default_factory=dict)
-    """keyword -> a sentence about what is different on this site"""
+    """keyword -> a sentence about a peculiarity of this site"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """`key`, and `key.NAME` or `key.INDEX` for each item of a table or list"""
 
@@ -116,12 +117,12 @@ class Site:
         return self.scheduler == LOCAL
 
     def images(self, environ: Mapping[str, str]) -> Path:
-        """The folder of squashfs files; RUNNER_IMAGES wins. Raises RunnerError for an undefined variable."""
+        """The folder of squashfs files: RUNNER_IMAGES or the site's. Raises RunnerError for an undefined variable."""
         text = environ.get("RUNNER_IMAGES") or expand(self.image_folder, environ, f"the image folder of {self.name}")
         return Path(text).absolute()
 
     def runs(self, environ: Mapping[str, str], project: Project) -> Path:
-        """The folder of runs; RUNNER_RUNS wins, then the site's, then the project's own."""
+        """The folder of runs: RUNNER_RUNS, or else the site's, or else the project's."""
         text = environ.get("RUNNER_RUNS") or (
             self.run_folder and expand(self.run_folder, environ, f"the run folder of {self.name}")
         )

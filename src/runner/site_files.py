@@ -1,4 +1,4 @@
-"""Site files: `NAME.toml`, as shipped and as the user has them, read and laid over each other."""
+"""Site files: the shipped `NAME.toml`, overlaid by the user's file of the same name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("allreduce_within", "allreduce_across", "confirm_gpu_hours"), int),
     **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
-}  # the rest are text
+}  # all other values are text
 _WORDS = {
     "scheduler": ("slurm", LOCAL),
     "gpu_request": ("gpus-per-node", "gres", "none"),
@@ -35,19 +35,19 @@ _WORDS = {
 
 
 def user_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where a user's own site files lie: they add sites, and overlay the values of those that we ship."""
+    """The folder of the user's own site files. They add sites, and override values of the shipped sites."""
     environ = os.environ if environ is None else environ
     config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
     return Path(config) / "runner" / "sites"
 
 
 def site_names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Every known site, the user's own included."""
+    """The names of all known sites, including the user's own."""
     return tuple(sorted({path.stem for folder in (SHIPPED, user_folder(environ)) for path in folder.glob("*.toml")}))
 
 
 def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple[Document, ...]:
-    """The files that make a site, the one that counts most last: of its base, as shipped, of the user.
+    """The files that define a site, the strongest last: the files of its base, the shipped file, the user's file.
 
     Raises RunnerError that lists the known sites.
     """
@@ -83,10 +83,10 @@ def _site_document(path: Path) -> Document:
 
 
 def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
-    """A site by name: the shipped file, overlaid by the user's file of the same name; `base` names another to build on.
+    """Load a site: the shipped file, overlaid by the user's file of the same name. `base` names a site to inherit from.
 
-    Tables (env, quirks, …) are merged by name, everything else is replaced as a whole. Raises RunnerError for an
-    unknown site (the known ones listed) and for any fault of a file (line and key named).
+    Tables (env, quirks, …) are merged key by key; all other values are replaced as a whole. Raises RunnerError for an
+    unknown site (lists the known ones) and for any error in a file (names line and key).
     """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = {}
@@ -118,7 +118,7 @@ def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
 
 
 def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
-    """A value, and the origins of it and of its items."""
+    """A value, and the origins of the value and of its items."""
     whole: Keys = ("values", key)
     sourced = _is_sourced(document, whole)
     keys = (*whole, "value") if sourced else whole
@@ -146,7 +146,7 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
 
 
 def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
-    """Raise RunnerError for a word that cannot begin a variable's name: bash lists the names that begin so."""
+    """Raise RunnerError for a prefix that no variable name can have. The batch script expands it as `${!PREFIX*}`."""
     bad = [item for item in items if not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)] if key == "inside" else []
     if bad:
         raise RunnerError(
@@ -157,7 +157,7 @@ def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
 
 
 def _table(document: Document, key: str) -> tuple[dict[str, str], dict[str, Origin]]:
-    """A table each of whose items has a source of its own; the origin of the whole is that of its last item."""
+    """A table, each item of which has its own source. The origin of the table is that of its last item."""
     found: dict[str, str] = {}
     origins: dict[str, Origin] = {}
     for name in typed(document, ("values", key), dict, {}):
@@ -177,7 +177,7 @@ def _is_sourced(document: Document, keys: Keys) -> bool:
 
 
 def _origin(document: Document, keys: Keys) -> Origin:
-    """Where a value of a site file came from. A user's own file may give a value without naming a source."""
+    """The origin of a value. A value in a user's own file does not need a source."""
     place, key = document.place(*keys), keys[-1]
     source = typed(document, (*keys, "source"), str) if _is_sourced(document, keys) else None
     if source is None:
@@ -201,7 +201,7 @@ def _origin(document: Document, keys: Keys) -> Origin:
 
 
 def _measured() -> dict[str, Any]:
-    """Values measured on this machine, which is the compute node itself."""
+    """Values measured on this machine, for a site where this machine is the compute node."""
     gpus = Path("/proc/driver/nvidia/gpus")
     return {
         "architecture": probe.architecture(),
@@ -213,9 +213,10 @@ def _measured() -> dict[str, Any]:
 def signs(
     name: str, environ: Mapping[str, str] | None = None, mentioned: Sequence[str] = ("detect",)
 ) -> Iterator[tuple[str, str]]:
-    """(`clusters`, `paths` or `partitions`; word) by which a site is known: the user's file's, else the shipped one's.
+    """The (kind, word) pairs by which a site is recognized, from the user's file, or else from the shipped one.
 
-    Never those of a base: a variant of a cluster is not that cluster.
+    The kind is `clusters`, `paths` or `partitions`. Those of a base do not count: a variant of a cluster is another
+    site.
     """
     for document in _own_documents(name, environ, mentioned):
         kinds = ("clusters", "paths", "partitions")
@@ -226,7 +227,7 @@ def signs(
 
 
 def own_image_folder(name: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """The image folder that a site's own files set, unexpanded; None where it is that of a base."""
+    """The image folder that a site's own files set, unexpanded; None if it is inherited from a base."""
     for document in _own_documents(name, environ, ("image_folder",)):
         keys = ("values", "image_folder")
         if text := typed(document, (*keys, "value") if _is_sourced(document, keys) else keys, str):
@@ -235,9 +236,9 @@ def own_image_folder(name: str, environ: Mapping[str, str] | None = None) -> str
 
 
 def _own_documents(name: str, environ: Mapping[str, str] | None, words: Sequence[str]) -> Iterator[Document]:
-    """The files of a site itself, the user's first; without those that have none of the words.
+    """The site's own files, the user's first. Files that contain none of the words are skipped.
 
-    These are not parsed: some commands look at every site.
+    Skipping saves parsing them, because some commands look at every site.
     """
     for folder in (user_folder(environ), SHIPPED):
         path = folder / f"{name}.toml"

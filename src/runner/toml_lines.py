@@ -1,7 +1,7 @@
 """The line on which each key, array element and table of TOML text begins.
 
-The text must be valid: `tomllib` is the only judge of that. What follows is one walk over it that knows strings,
-comments, brackets and dotted keys, and nothing about values.
+The text must be valid TOML, which `tomllib` has checked. This module makes one pass over the text. It understands
+strings, comments, brackets and dotted keys, but not values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BARE = re.compile(r"[^,\]}\n#]+")
 
 
 class _Locator:
-    """One walk over valid TOML text; `lines` maps each key path to its line."""
+    """One pass over valid TOML text; `lines` maps each key path to its line."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -66,7 +66,7 @@ class _Locator:
         return None
 
     def _keys(self) -> Keys:
-        """A dotted key; the position is left behind it."""
+        """Read a dotted key; the position is then after the key."""
         keys: list[str] = []
         while True:
             self._skip()
