@@ -1,4 +1,4 @@
-"""Progress: a live bar on a terminal, a plain line now and then elsewhere."""
+"""Progress: a live bar on a terminal, and a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def live_bar(what: str, total: int | None, unit: str) -> Iterator[Callable[[int]
 
 @contextmanager
 def plain_bar(report: Report, what: str, total: int | None, unit: str) -> Iterator[Callable[[int], None]]:
-    """A line at the start, and one every few seconds while the yielded function counts on."""
+    """Print a line at the start and then every few seconds; the yielded function advances the count."""
     report.say(what)
     done = 0
     said = time.monotonic()

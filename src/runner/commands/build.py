@@ -132,7 +132,7 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
 
 
 def image_maker(project: Project, environ: Mapping[str, str], report: Report) -> MakeImage:
-    """The function that makes the image which an environment names: IMAGES/RECIPE.sqsh."""
+    """A function that builds and imports the image that an environment names: IMAGES/RECIPE.sqsh."""
     from runner.images.build.base import BuildOptions
     from runner.images.build.build import build
     from runner.images.importer.importer import import_image
@@ -161,7 +161,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
 
 
 class BuildConsole:
-    """The console, with the newest line of output below the current step (on a terminal)."""
+    """The console for a build. On a terminal it shows the newest output line below the current step."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -183,7 +183,7 @@ class BuildConsole:
         self.console.warn(line)
 
     def passing(self, line: str) -> None:
-        """The step's last output line; with -v, or without a terminal, a line as any other with -v."""
+        """Show the step's newest output line; with -v, or without a terminal, treat it like `detail`."""
         if self.console.verbose or not self.console.terminal:
             if line:
                 self.console.detail(line)

@@ -1,4 +1,4 @@
-"""completion: the script that completes words in a shell, and the words that it asks for."""
+"""completion: the completion scripts for shells, and the words that they offer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# Each asks `runner completion words -- WORDS…` for the words that may follow; where there are none it offers files.
+# Each script asks `runner completion words -- WORDS…` for the possible words. If there are none, it offers files.
 SCRIPTS = {
     "bash": """\
 _runner() {
@@ -63,7 +63,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def print_completion(args: argparse.Namespace, console: Console) -> int:
-    """`runner completion SHELL`: the script; `runner completion words -- WORDS…`: what the last word may become."""
+    """`runner completion SHELL`: print the script. `runner completion words -- WORDS…`: complete the last word."""
     if args.shell != "words":
         console.answer(SCRIPTS[args.shell])
         return 0
@@ -75,7 +75,7 @@ def print_completion(args: argparse.Namespace, console: Console) -> int:
 def complete(
     words: Sequence[str], verbs: Sequence[str], parser_of: Callable[[str], argparse.ArgumentParser]
 ) -> list[str]:
-    """What the last word may become, sorted; empty where files fit, or nothing does."""
+    """The possible completions of the last word, sorted; empty if only file names, or nothing, can follow."""
     *before, current = words or ("",)
     if "--" in before:
         return []
@@ -93,7 +93,7 @@ def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 
 
 def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: str) -> list[str]:
-    """The words for a verb's parser, or that of its action (`env show`)."""
+    """The completions from the parser of a verb or of its action (`env show`)."""
     options = parser._option_string_actions
     places = 0
     for n, word in enumerate(before):
@@ -120,7 +120,7 @@ def _starting(text: str, words: Iterable[str]) -> list[str]:
 
 
 def _values(action: argparse.Action) -> list[str]:
-    """The values of an option or a word, by what stands for them in the help."""
+    """The possible values of an option or argument, by its placeholder in the help."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     if action.dest == "site" or (action.dest, action.metavar) == ("name", "NAME"):
@@ -162,7 +162,7 @@ def _recipes() -> list[str]:
 
 
 def _runs() -> list[str]:
-    """The names of the runs, and `last`; their records are not read, since there may be thousands."""
+    """The names of the runs, and `last`. The records are not read, because there may be thousands of runs."""
     from runner.commands.options import runs_folder
     from runner.errors import RunnerError
     from runner.runs.run import RECORD
@@ -170,5 +170,5 @@ def _runs() -> list[str]:
     try:
         folder: Path = runs_folder(None)
         return ["last", *(path.parent.name for path in folder.glob(f"*/{RECORD}"))]
-    except RunnerError:  # the site's folder of runs is not known here
+    except RunnerError:  # the site's folder of runs is not known on this machine
         return ["last"]

@@ -1,4 +1,4 @@
-"""Output of commands: the answer on stdout, the rest on stderr, progress bars if stderr is a terminal."""
+"""Output of commands: the answer on stdout, everything else on stderr, progress bars if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from runner.runs.status import RunStatus
 
 
-# What moves the cursor, renames the window, reaches the clipboard or reorders the text of a terminal: C0, C1, bidi.
+# Control characters that move the cursor, rename the window, access the clipboard or reorder text: C0, C1, bidi.
 _BIDI = (0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if n not in (9, 10)}
 _CONTROLS |= {n: f"\\u{n:04x}" for n in _BIDI}
@@ -28,17 +28,17 @@ _COLOURS = {"RUNNING": "36", "COMPLETED": "32", "ok": "32", "PENDING": "33", "CO
 
 
 def visible(text: str) -> str:
-    """The text with control characters escaped, so that a log or a registry cannot control the terminal."""
+    """The text with control characters escaped, so that text from a log or a registry cannot control the terminal."""
     return text if text.isprintable() else text.translate(_CONTROLS)
 
 
 class LogFilter:
-    """Output of a job for the terminal: colours stay, other control sequences are shown as escapes."""
+    """Filter a job's output for the terminal: colours are kept, other control sequences are shown as escapes."""
 
     def __init__(self) -> None:
         import re
 
-        # UTF-8 of C1 and bidi; of C0 all but tab, line feed and carriage return
+        # C1 and bidi as UTF-8; C0 except tab, line feed and carriage return
         bidi = rb"\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
         bad = rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]|" + bidi
         self.bad = re.compile(rb"(\x1b\[[0-9;:]*m)|" + bad)
@@ -47,14 +47,14 @@ class LogFilter:
         self.rest = b""
 
     def __call__(self, data: bytes) -> bytes:
-        """What can be shown of the next piece; what a cut sequence may still become waits for the piece after."""
+        """Filter the next piece of output. An incomplete sequence at its end is held back until the next call."""
         data = self.rest + data
         cut = self.cut.search(data, max(len(data) - 34, 0))
         self.rest = data[cut.start() :] if cut else b""
         return self._clean(data[: cut.start()] if cut else data)
 
     def _clean(self, data: bytes) -> bytes:
-        if data.isascii() and not data.translate(None, self.plain):  # nearly always, and ten times as fast
+        if data.isascii() and not data.translate(None, self.plain):  # true for nearly all pieces, and ten times as fast
             return data
         return self.bad.sub(lambda found: found[1] or visible(found[0].decode()).encode(), data)
 
@@ -78,7 +78,7 @@ class Console:
         sys.stdout.write(text if text.endswith("\n") or not text else text + "\n")
 
     def line(self, text: str) -> None:
-        """Print a line of an answer for people, which quotes what others have written."""
+        """Print a line of the answer that may contain text from other sources; control characters are escaped."""
         self.answer(visible(text), exact=True)
 
     def answer_json(self, data: object) -> None:
@@ -94,7 +94,8 @@ class Console:
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], *, wrap: bool = False) -> None:
         """Print the answer as columns, each as wide as its widest cell.
 
-        On a terminal the widest are cut to its width, unless `--wide` is given; with `wrap` the last is wrapped.
+        On a terminal, the widest columns are shortened to fit, unless `--wide` is given; with `wrap`, the last one is
+        wrapped instead.
         """
         lines = [tuple(header), *(tuple(visible(cell).replace("\n", " ") for cell in row) for row in rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
@@ -122,7 +123,7 @@ class Console:
         self._write(f"{self._paint('warning:', '33')} {visible(line)}")
 
     def error(self, error: RunnerError) -> None:
-        """A RunnerError in its three parts."""
+        """Print a RunnerError with its three parts."""
         text = visible(str(error))
         self._write(text.replace("runner:", self._paint("runner:", "31"), 1))
 
@@ -139,7 +140,7 @@ class Console:
             pass
 
     def bug(self, error: Exception, argv: Sequence[str]) -> int:
-        """Keep the traceback of our own fault in a file and say where; returns exit code 3."""
+        """Save the traceback of a bug in runner to a file, print its path, and return exit code 3."""
         import traceback
 
         from runner.machine import files
@@ -164,14 +165,14 @@ class Console:
             self.detail(line)
 
     def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
-        """A live bar on a terminal, a line now and then elsewhere."""
+        """A live bar on a terminal, and a line every few seconds elsewhere."""
         from runner.commands.bars import live_bar, plain_bar
 
         return live_bar(visible(what), total, unit) if self.terminal else plain_bar(self, what, total, unit)
 
 
 def say_end(status: RunStatus, console: Console) -> None:
-    """Print how a run has ended."""
+    """Print how a run ended."""
     code = "" if status.exit_code is None else f", exit code {status.exit_code}"
     console.say(f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}")
 
@@ -187,7 +188,7 @@ def _columns() -> int:
 
 
 def _fitted(widths: list[int], least: list[int], room: int, *, last: bool) -> list[int]:
-    """The widths with the widest made smaller until they fit, or only the last one."""
+    """Reduce the widest columns, or only the last one, until the table fits into `room` characters."""
     widths = list(widths)
     if last:
         widths[-1] = min(widths[-1], max(room - sum(widths[:-1]), 30))
@@ -203,7 +204,7 @@ def _fitted(widths: list[int], least: list[int], room: int, *, last: bool) -> li
 
 
 def _wrapped(line: Sequence[str], widths: Sequence[int]) -> list[tuple[str, ...]]:
-    """The line as several, the last cell wrapped at blanks."""
+    """Split a row into several rows, with the last cell wrapped at spaces."""
     import textwrap
 
     parts = textwrap.wrap(line[-1], widths[-1], break_on_hyphens=False) or [""]

@@ -35,7 +35,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def show_difference(args: argparse.Namespace, console: Console) -> int:
-    """`runner diff`: one line per difference; exit code 0 where there is none, 1 where there are."""
+    """`runner diff`: print one line per difference. Exit code: 0 if there are none, 1 if there are some."""
     from runner.detection import find_site
     from runner.project import find_project
     from runner.runs.diff import compare, run_side, shown
@@ -65,7 +65,7 @@ def show_difference(args: argparse.Namespace, console: Console) -> int:
 
 
 def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
-    """What the run's own command line would make of the code, the environment and the site that are here now."""
+    """The launch that the run's command line would produce now, with the current code, environment and site."""
     from runner.commands.launch import launch_request
     from runner.machine.report import Quiet
     from runner.runs.diff import side_of_plan

@@ -22,7 +22,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def examine_machine(args: argparse.Namespace, console: Console) -> int:
-    """`runner doctor`: a line per check, then what the machine is ready for; 1 when something is wrong."""
+    """`runner doctor`: print a line per check, then what the machine is ready for. Exit code 1 if a check failed."""
     import os
 
     from runner.detection import find_site

@@ -94,7 +94,7 @@ def show_environment(args: argparse.Namespace, console: Console) -> int:
 
 
 def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]]:
-    """(field, value, where it came from) of everything that an environment says."""
+    """(field, value, origin) of every value of an environment."""
     import json
 
     def origin(field: str) -> str:

@@ -33,7 +33,7 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def adopt_environment(args: argparse.Namespace, console: Console) -> int:
-    """`runner env adopt`: prints the EDF, or the paths of the files written; notes go to stderr."""
+    """`runner env adopt`: print the EDF, or the paths of the files written; notes go to stderr."""
     from pathlib import Path
 
     from runner.runs.adopt.adopted import Adopted
@@ -101,7 +101,7 @@ def _check_words(args: argparse.Namespace) -> None:
 
 
 def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str, Program]:
-    """(what was read, in words, its program)."""
+    """(a description of the input, its program)."""
     from pathlib import Path
 
     from runner.errors import RunnerError
@@ -121,7 +121,7 @@ def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str
 
 
 def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:
-    """The text of the EDF. Raises RunnerError where the input has no container, or the EDF would be invalid."""
+    """The text of the EDF. Raises RunnerError if the input has no container, or if the EDF would be invalid."""
     from pathlib import Path
 
     from runner.environments.edf import layer_of

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_ROUNDS = 8  # of --fix: two findings of one key are fixed one after the other
+_ROUNDS = 8  # of --fix: several findings for the same key are fixed one per round
 
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: 
 
 
 def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], console: Console) -> Setting:
-    """Site, engine and version of enroot; whether this machine is of that site."""
+    """The site, the engine, the version of enroot, and whether this machine belongs to the site."""
     import re
 
     from runner.environments.engines import ENGINES, choose

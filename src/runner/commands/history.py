@@ -96,7 +96,7 @@ def _columns(found: Sequence[Launch]) -> list[tuple[str, list[str]]]:
 
 
 def _results(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Steps and losses of the runs of a single sweep; reading the metrics of ten thousand runs would be slow."""
+    """Columns with steps and losses, only for a single sweep: reading the metrics of all runs would be slow."""
     from runner.runs import metrics
 
     if not runs[0].sweep or {run.sweep for run in runs} != {runs[0].sweep}:

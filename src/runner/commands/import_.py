@@ -86,7 +86,7 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
 
 
 def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
-    """The options of `import`; `build --import` has the defaults."""
+    """The options of `import`; `build --import` uses the defaults."""
     from pathlib import Path
 
     from runner.images.importer.plan import STRIPING, ImportOptions

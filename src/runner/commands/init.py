@@ -1,4 +1,4 @@
-"""init: files to edit in a project of the user's own, or a site file."""
+"""init: create files to edit, in a project of the user's own, or a site file."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
 
 
 def _first_files(shipped: Path, environment: str) -> list[Path]:
-    """The files to begin with: an environment, a job file and its script."""
+    """The files to start with: an environment, a job file and its script."""
     return [shipped / "edf" / f"{environment}.toml", shipped / "jobs/sft.py", shipped / "jobs/sft.toml"]
 
 
 def _editable(shipped: Path) -> list[Path]:
-    """The files that a user edits; the package jobs/training always comes from runner."""
+    """The shipped files that users edit. The package jobs/training is not copied: it always comes from runner."""
     found = [*shipped.glob("Containerfile.*")]
     for kind in ("containers", "edf", "jobs"):
         found += [path for path in (shipped / kind).rglob("*") if path.is_file()]
@@ -90,7 +90,7 @@ def _editable(shipped: Path) -> list[Path]:
 
 
 def _init_site(args: argparse.Namespace, console: Console) -> int:
-    """Write the user's own site file: values over a known site, else a new site."""
+    """Write the user's site file: it overrides values of a known site, or defines a new one."""
     from runner.errors import RunnerError
     from runner.machine import files
     from runner.site_files import user_folder
@@ -148,7 +148,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What the cluster says of itself; empty where there is none."""
+    """What Slurm reports about the cluster; empty if there is no Slurm."""
 
     name: str | None = None
     partitions: tuple[cluster_facts.Partition, ...] = ()
@@ -156,13 +156,13 @@ class Seen:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def partition(self, name: str | None) -> cluster_facts.Partition | None:
-        """The partition of that name, else the likely one."""
+        """The partition with that name, or else the most likely one."""
         named = [partition for partition in self.partitions if partition.name == name]
         return named[0] if named else None if name else cluster_facts.likely(self.partitions)
 
 
 def look(environ: Mapping[str, str]) -> Seen:
-    """Ask this machine's Slurm, where it belongs to one."""
+    """Query Slurm, if this machine belongs to a Slurm cluster."""
     found, _ = find_site(None, environ)
     if found.is_local or process.which("sinfo") is None:
         return Seen()
@@ -170,7 +170,7 @@ def look(environ: Mapping[str, str]) -> Seen:
 
 
 def base_of(name: str, seen: Seen, environ: Mapping[str, str]) -> Site:
-    """The site to build on: itself where it is known; the one with such partitions; what the machine looks like."""
+    """The site to inherit from: the known site of this name, one with the same partitions, or the detected one."""
     if name in site_names(environ):
         return load_site(name, environ)
     there = {partition.name for partition in seen.partitions}
@@ -184,7 +184,7 @@ def base_of(name: str, seen: Seen, environ: Mapping[str, str]) -> Site:
 def site_file(
     name: str, account: str | None, partition: str | None, environ: Mapping[str, str], seen: Seen
 ) -> tuple[str, tuple[str, ...]]:
-    """(the file's text, what is still to be answered)."""
+    """(the text of the file, the values that the user still has to fill in)."""
     base = base_of(name, seen, environ)
     known = name in site_names(environ)
     lines = [f"# My values for the site {name}. They override the values that runner ships (runner site show {name})."]
@@ -215,7 +215,7 @@ def site_file(
 
 
 def _found(seen: Seen, name: str | None, base: Site) -> dict[str, str | int]:
-    """What the cluster says of the nodes of the partition that is used."""
+    """The values that Slurm reports for the nodes of the partition."""
     partition = seen.partition(name or base.partition) or seen.partition(name)
     if partition is None:
         return {}
@@ -223,7 +223,7 @@ def _found(seen: Seen, name: str | None, base: Site) -> dict[str, str | int]:
     return {
         "partition": partition.name,
         "cpus_per_node": partition.cpus_per_node,
-        # sizes of nodes differ by a little; what a shipped file asks for was chosen with care
+        # node sizes differ slightly, and the values in a shipped file were chosen with care
         **({"memory": partition.memory} if base.memory is None and base.memory_per_gpu is None else {}),
         **({"gpus_per_node": partition.gpus_per_node} if partition.gpus_per_node else {}),
         **({"gpu": partition.gpu} if partition.gpu and base.gpu is None else {}),

@@ -65,7 +65,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def launch_request(args: argparse.Namespace) -> Request:
-    """What a command line of `launch` asks for."""
+    """The request that the command line of `launch` makes."""
     from runner.runs.launch import Request
 
     return Request(
@@ -83,7 +83,7 @@ def launch_request(args: argparse.Namespace) -> Request:
 
 
 def launch_run(args: argparse.Namespace, console: Console) -> int:
-    """`runner launch`: print the run's name, or with --dry-run the batch script."""
+    """`runner launch`: print the run's name, or, with --dry-run, the batch script."""
     from runner.project import find_project
     from runner.runs.launch import prepare
 
@@ -119,7 +119,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
-    """Whether the user accepts the cost. Raises RunnerError where there is no terminal to ask on."""
+    """Whether the user accepts the cost. Raises RunnerError if there is no terminal to ask on."""
     from runner.errors import RunnerError
     from runner.runs.job import estimate
 
@@ -147,20 +147,20 @@ def _make_image(project: Project, console: Console) -> MakeImage:
 
 
 def _explain(plan: RunPlan, project: Project, console: Console) -> int:
-    """The batch script on stdout; on stderr how it would be submitted, and where every value comes from."""
+    """Print the batch script on stdout, and the submit command and the origin of every value on stderr."""
 
     for line in explain(plan, os.environ, project):
         console.say(line)
     for note in plan.notes:
         console.warn(note)
     sys.stdout.flush()
-    sys.stdout.buffer.write(plan.script.encode())  # the very bytes: no line end is added or changed
+    sys.stdout.buffer.write(plan.script.encode())  # bytes, so that no newline is added or changed
     sys.stdout.buffer.flush()
     return 0
 
 
 def _wait(run: Run, console: Console) -> int:
-    """Show the output on stderr until the run has ended; its exit code. Ctrl-C does not cancel the job."""
+    """Show the output on stderr until the run has ended, and return its exit code. Ctrl-C does not cancel the job."""
     from runner.commands.console import LogFilter
     from runner.runs.follow import One, follow, result_code
 
@@ -186,7 +186,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
     """The lines for stderr."""
     try:
         runs = str(plan.site.runs(environ, project))
-    except RunnerError:  # a variable that is defined on the site, and not here
+    except RunnerError:  # the path contains a variable that is defined only on the site
         runs = str(plan.site.run_folder)
     yield f"would run: {_command_line(plan, runs)}"
     yield f"image: {plan.image.reference or 'none (no container)'}"
@@ -205,7 +205,7 @@ def _short(source: str, project: Project) -> str:
 
 
 def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
-    """(name, value, source) of everything that the script was made of."""
+    """(name, value, source) of every value that the script was rendered from."""
     job = plan.job
     for name, key in KEYS.items():
         value = getattr(job.resources, name, None) if hasattr(job.resources, name) else getattr(job, name, None)
@@ -268,12 +268,12 @@ def _code(plan: RunPlan) -> Iterator[str]:
 
 
 def _command_line(plan: RunPlan, runs: str) -> str:
-    """The submission by hand."""
+    """The command that submits the script without runner."""
     return f"cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
 
 
 def _sweep_of(args: argparse.Namespace) -> Sweep | None:
-    """The sweep that a command line of `launch` asks for."""
+    """The sweep that the command line of `launch` requests; None without --sweep."""
     if not args.sweep and args.at_once is None:
         return None
     from runner.runs.sweep import parse
@@ -293,7 +293,7 @@ def _sweep_of(args: argparse.Namespace) -> Sweep | None:
 
 
 def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
-    """Print what the runs of a sweep would be; returns the plan of the first."""
+    """Print the runs that a sweep would have, and return the plan of the first one."""
     from runner.runs.sweep import ARRAY, array_script, with_values
 
     for number, values in enumerate(sweep.combinations):

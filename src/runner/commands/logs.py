@@ -30,7 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def show_logs(args: argparse.Namespace, console: Console) -> int:
-    """`runner logs`: what a run, or some of its ranks, have printed."""
+    """`runner logs`: print the output of a run, or of some of its ranks."""
     from runner.commands.console import LogFilter
     from runner.runs import follow
     from runner.runs.follow import Following

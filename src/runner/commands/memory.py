@@ -72,7 +72,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def show_memory(args: argparse.Namespace, console: Console) -> int:
-    """`runner memory`: a line per configuration and micro batch; 1 where a GPU is named and nothing fits."""
+    """`runner memory`: print a line per configuration and micro batch. Exit code 1 if none fits the given GPU."""
     from dataclasses import replace
 
     from runner.memory.estimate import Plan, estimate

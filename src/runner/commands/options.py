@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 DEFAULT_RECIPE = "ngc-deepspeed"
 
-# argparse looks up translations of its messages; runner has none, and the lookup slows each short command
+# argparse looks up translations of its messages. runner has none, and the lookup slows down short commands
 argparse._ = str  # type: ignore[attr-defined]
 
 
 class Formatter(argparse.HelpFormatter):
-    """argparse's own, which would import shutil for each option to learn how wide the terminal is."""
+    """argparse's formatter, without its import of shutil for the terminal width, which is slow."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_columns() - 2)
@@ -40,7 +40,7 @@ def _columns() -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with our error form (what, why, what to do) and without abbreviations."""
+    """argparse with errors in our form (what, why, fix) and without abbreviated options."""
 
     def __init__(self, **settings: object) -> None:
         settings.setdefault("formatter_class", Formatter)
@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
         return self.prog.removeprefix("runner").strip()
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
-        """As argparse does; but each verb reports unknown words itself, to show its own usage."""
+        """Like argparse, except that each verb reports unknown arguments itself, to show its own usage."""
         words = list(args or ())
         found, extras = super().parse_known_args(words, namespace)
         if extras and self._subparsers is None:
@@ -87,14 +87,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_job(verb: argparse.ArgumentParser) -> None:
-    """The words that say which job is meant."""
+    """Add the arguments that select the job."""
     verb.add_argument("job", nargs="?", metavar="JOB", help="a job file: a name in jobs/, or a path")
     verb.add_argument("--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF")
     verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")
 
 
 def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
-    """The options that set a value of a job, from the one table of them; with `shell` those that a shell takes."""
+    """Add the options that set values of a job, from the table KEYS; with `shell`, only those that `shell` accepts."""
     from runner.runs.job import KEYS
 
     verb.add_argument("--engine", help="the container engine (default: the site's)")
@@ -112,14 +112,14 @@ def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
 
 
 def settings(args: argparse.Namespace) -> Layer:
-    """What the options of `add_settings` say."""
+    """The layer of settings from the options of `add_settings`."""
     from runner.runs.job import KEYS, command_line
 
     return command_line({name: getattr(args, name, None) for name, key in KEYS.items() if key.flag})
 
 
 def add_wide(verb: argparse.ArgumentParser) -> None:
-    """The option of verbs that print a table; the console looks for it itself."""
+    """Add --wide, for verbs that print a table. The console reads it from the command line itself."""
     verb.add_argument("--wide", action="store_true", help="do not cut columns to the terminal's width")
 
 
@@ -132,7 +132,7 @@ def common_options() -> argparse.ArgumentParser:
 
 
 def chosen_site(args: argparse.Namespace, console: Console) -> Site:
-    """The site that the command line selects; prints which, and why."""
+    """The site that the command line selects. Prints its name and why it was selected."""
     from runner.detection import find_site
 
     site, why = find_site(args.site, os.environ)
@@ -141,7 +141,7 @@ def chosen_site(args: argparse.Namespace, console: Console) -> Site:
 
 
 def runs_folder(site: str | None) -> Path:
-    """The folder of the runs of a site, named or detected."""
+    """The folder of runs of a site, which is named or detected."""
     from runner.detection import find_site
     from runner.project import find_project
 

@@ -34,7 +34,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def plot_runs(args: argparse.Namespace, console: Console) -> int:
-    """`runner plot`: one picture per metric, all runs in it."""
+    """`runner plot`: draw one plot per metric, with all runs."""
     curves = _curves(args, console)
     for curve in curves:
         if curve.left_out:
@@ -91,7 +91,7 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
 
 
 def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Name and metrics of each run; a folder with metrics of a job run by hand is as good."""
+    """(name, metrics file) of each run. A folder with the metrics of a job that ran without runner works too."""
     from pathlib import Path
 
     from runner.detection import find_site
@@ -111,7 +111,7 @@ def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
 
 
 def _style(pictures: int) -> Style:
-    """What stdout can show: its size where it is a terminal, colours unless NO_COLOR, braille where it writes UTF-8."""
+    """What stdout can show: its size if it is a terminal, colours unless NO_COLOR is set, braille if it is UTF-8."""
     from runner.runs.plot import Style
 
     columns, rows = 80, 24

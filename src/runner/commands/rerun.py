@@ -55,7 +55,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
 
 
 def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console) -> Run:
-    """The launch of the lock's command line, in the code of its commit."""
+    """Launch the lock's command line again, with the code of its commit."""
     from pathlib import Path
 
     from runner.commands.launch import launch_request

@@ -31,7 +31,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def open_shell(args: argparse.Namespace, console: Console) -> int:
-    """`runner shell`: the exit code of the prompt or command."""
+    """`runner shell`: run a prompt or a command, and return its exit code."""
     from runner.machine import process
     from runner.project import find_project
     from runner.runs import shell

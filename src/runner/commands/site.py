@@ -78,7 +78,7 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
 
 
 def _items(site: Site, key: str) -> dict[str, object]:
-    """Where each item of a table or list comes from, by name or number."""
+    """The origin of each item of a table or list, by name or index."""
     items = {name.removeprefix(f"{key}."): str(origin) for name, origin in site.origins.items()
              if name.startswith(f"{key}.")}  # fmt: skip
     return {"items": items} if items else {}

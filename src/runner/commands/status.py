@@ -28,7 +28,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
-    """The words that say which runs are meant."""
+    """Add the arguments that select runs."""
     parser.add_argument(
         "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
     )
@@ -37,7 +37,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_runs(args: argparse.Namespace, console: Console) -> list[Run]:
-    """The runs that were named, else the newest; prints a hint if there are none."""
+    """The named runs, or else the newest ones. Prints a hint if there are none."""
     from runner.runs.run import find_runs, list_runs
 
     folder = runs_folder(args.site)
@@ -67,7 +67,7 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
 
 
 def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Header and rows; empty columns about training are left out."""
+    """(header, rows) of the table. Columns about training are left out if they are empty."""
     columns = [
         ("RUN", [each.run.name for each in found]),
         ("JOB ID", [each.job_id or each.run.job_id for each in found]),
@@ -87,7 +87,7 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
 
 
 def _age(created: str) -> str:
-    """How long ago it was launched: `45s`, `12m`, `7h`, `3d`; empty where the record does not say."""
+    """How long ago a run was launched: `45s`, `12m`, `7h`, `3d`; empty if the record has no valid time."""
     from datetime import datetime
 
     try:
@@ -101,7 +101,7 @@ def _age(created: str) -> str:
 
 
 def parameter_columns(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """What sweeps vary, a column each."""
+    """One column for each parameter that a sweep varies."""
     names = dict.fromkeys(name for run in runs for name in run.parameters)
     return [(name, [run.parameters.get(name, "") for run in runs]) for name in names]
 
@@ -113,7 +113,7 @@ def _training(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
 
 
 def _gpu_hours(found: Sequence[RunStatus]) -> list[tuple[str, list[str]]]:
-    """Spent, and of how many where the job file sets a limit."""
+    """A column with the GPU hours used, and the limit if the job file sets one."""
     cells = ["" if each.gpu_hours is None else f"{each.gpu_hours:.2f}" for each in found]
     limits = [f"/{each.run.gpu_hours}" if each.run.gpu_hours else "" for each in found]
     return [("GPU HOURS", [cell + limit for cell, limit in zip(cells, limits, strict=True)])] if any(cells) else []

@@ -1,4 +1,4 @@
-"""watch: the status of runs, shown again whenever it changes."""
+"""watch: show the status of runs, and show it again whenever it changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def watch_status(args: argparse.Namespace, console: Console) -> int:
-    """`runner watch`: on a terminal the table in place; elsewhere a new table after each change."""
+    """`runner watch`: update the table in place on a terminal; elsewhere, print a new table after each change."""
     from runner.runs.status import watch
 
     live = sys.stdout.isatty()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_LINE = 300  # characters of an evidence line that are shown; --json has all
+_LINE = 300  # longest part of an evidence line to show, in characters; --json prints it whole
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 
 def show_why(args: argparse.Namespace, console: Console) -> int:
-    """`runner why`: the cause, its evidence, the fix; 1 where no cause is known."""
+    """`runner why`: print the cause, its evidence and the fix. Exit code 1 if no cause is known."""
     from pathlib import Path
 
     from runner.errors import RunnerError

@@ -1,4 +1,4 @@
-"""Files that become visible only when complete: NAME.partial, fsync, rename; a lock per target."""
+"""Atomic file writes (NAME.partial, fsync, rename), and one lock per target file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from runner.errors import RunnerError
 
 
 def explain(error: OSError, what: str) -> RunnerError:
-    """The RunnerError for an OSError while doing `what` ("write /x/y.sqsh")."""
+    """The RunnerError for an OSError that occurred during `what` (for example "write /x/y.sqsh")."""
     fixes = {
         errno.ENOSPC: "free some space there, or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
         errno.EDQUOT: "remove files (your quota is used up), or choose another folder (RUNNER_IMAGES, RUNNER_RUNS)",
@@ -30,9 +30,9 @@ def explain(error: OSError, what: str) -> RunnerError:
 
 @contextlib.contextmanager
 def partial(target: Path) -> Iterator[Path]:
-    """Yield the path to write to; on success it is synced and renamed to `target`, else removed.
+    """Yield a path to write to. On success, sync it and rename it to `target`; otherwise, remove it.
 
-    The partial name carries the process id, so that a leftover of a killed process is not taken for this one's.
+    The path contains the process id, so that it is not confused with a file that a killed process left behind.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.parent / f".{target.name}.{os.getpid()}.partial"
@@ -54,7 +54,7 @@ def publish(unfinished: Path, target: Path, *, mask: int = 0o777) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file's bytes, or a folder's entries, to the disk."""
+    """Flush a file's bytes, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -69,7 +69,7 @@ def sync(path: Path) -> None:
 def content(path: str) -> bytes:
     """A file's bytes. Raises OSError.
 
-    For small files by the thousand: `open` and Path.read_text take three times as long.
+    For reading thousands of small files: `open` and Path.read_text take three times as long.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -82,14 +82,14 @@ def content(path: str) -> bytes:
 
 
 def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: bool = False) -> None:
-    """Write a whole file atomically. Raises RunnerError when the disk or the folder refuses.
+    """Write a whole file atomically. Raises RunnerError if it cannot be written.
 
-    The umask limits `mode`, as it does for open(2); with `keep_mode` the file keeps the mode that it has.
+    The umask limits `mode`, as for open(2). With `keep_mode`, an existing file keeps its mode.
     """
     data = content.encode() if isinstance(content, str) else content
     try:
         with partial(target) as unfinished:
-            unfinished.unlink(missing_ok=True)  # of a killed process that had our process id
+            unfinished.unlink(missing_ok=True)  # left behind by a killed process with the same process id
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(unfinished, flags, mode), "wb") as file:
                 file.write(data)
@@ -109,7 +109,7 @@ def write_new(prefix: str, suffix: str, text: str) -> Path:
 
 
 def refuse_to_replace(link: Path) -> None:
-    """Raise RunnerError if a file that is not a symlink has the name of a link."""
+    """Raise RunnerError if `link` exists and is not a symlink."""
     if link.exists() and not link.is_symlink():
         raise RunnerError(
             f"cannot create the link {link}",
@@ -140,18 +140,18 @@ def link(name: Path, target: str) -> None:
     unfinished.replace(name)
 
 
-# flock on a file system without locks: Lustre without the mount option flock, NFS without lockd; EBADF: NFS, where the
-# lock file is another user's, so that we cannot open it for writing. Source: flock(2), "NFS details"
+# Errors of flock on a file system without locks: Lustre without the mount option flock, NFS without lockd. EBADF: on
+# NFS, if another user owns the lock file, so that we cannot open it for writing. Source: flock(2), "NFS details"
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF)
 _LOCK_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 @contextlib.contextmanager
 def locked(target: Path, *, timeout_seconds: float | None = None) -> Iterator[bool]:
-    """Hold the lock of `target` (the file `.NAME.lock` beside it); waits for another holder.
+    """Hold the lock of `target` (the file `.NAME.lock` beside it). Waits while another process holds it.
 
-    Yields False, without a lock, on a file system that has no locks. The kernel drops a lock with its holder, so no
-    lock is ever stale. Raises RunnerError after the timeout.
+    Yields True, or False if the file system does not support locks. The kernel releases a lock when its holder ends, so
+    a lock is never stale. Raises RunnerError after the timeout.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock_path(target)
@@ -194,7 +194,8 @@ def _open_lock(lock: Path) -> int:
     try:
         return os.open(lock, os.O_RDWR | os.O_CREAT | _LOCK_FLAGS, 0o666)
     except PermissionError:
-        with contextlib.suppress(FileNotFoundError):  # another user's lock file: to lock it, reading is enough
+        # another user's lock file can be locked through a read-only descriptor
+        with contextlib.suppress(FileNotFoundError):
             return os.open(lock, os.O_RDONLY | _LOCK_FLAGS)
         raise
 

@@ -1,4 +1,4 @@
-"""Folders that runner creates: under a unique name, filled, removed as a whole."""
+"""Folders that runner creates: with unique names, filled with files, and removed as a whole."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from runner.errors import RunnerError
 from runner.machine import files
 
 NUMBERS = ".numbers.json"
-"""the ledger of a folder of numbered folders: stem -> the highest number ever given"""
+"""a file beside numbered folders: stem -> the highest number ever used"""
 
 
 def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
-    """Make and return the folder PARENT/STEM-NNNN with a number that was never given before, to a deleted one either.
+    """Create and return the folder PARENT/STEM-NNNN with a new number. Numbers of deleted folders are not reused.
 
-    A ledger beside the folders remembers; where it is missing or damaged, the next number follows the folders that are
-    there. mkdir decides between simultaneous callers. Raises RunnerError where the parent cannot be written.
+    The file NUMBERS stores the highest number. If it is missing or damaged, the number follows the highest existing
+    one. If several processes try the same number, mkdir succeeds for only one. Raises RunnerError if the parent is
+    read-only.
     """
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -32,8 +33,9 @@ def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
             while True:
                 number += 1
                 folder = parent / f"{stem}-{number:0{digits}}"
-                # the ledger first: a number that is lost does no harm, one that is given twice does
-                with suppress(RunnerError):  # another user's ledger in a shared folder: the folders are counted then
+                # update NUMBERS first: skipping a number does no harm, but using one twice would
+                # in a shared folder, another user may own the file; the existing folders are counted then
+                with suppress(RunnerError):
                     files.write(parent / NUMBERS, json.dumps({**given, stem: number}, indent=1) + "\n")
                 try:
                     folder.mkdir()
@@ -59,7 +61,7 @@ def _read_numbers(ledger: Path) -> dict[str, int]:
 
 @contextmanager
 def _ledger_lock(parent: Path) -> Iterator[None]:
-    """The ledger's lock; none on a file system without locks, and if another user owns the lock."""
+    """Hold the lock of NUMBERS; without a lock if the file system has none, or if another user owns it."""
     with ExitStack() as held:
         with suppress(OSError):
             held.enter_context(files.locked(parent / "numbers"))
@@ -67,7 +69,7 @@ def _ledger_lock(parent: Path) -> Iterator[None]:
 
 
 def make(folder: Path) -> None:
-    """Make a folder and its parents, unless they exist."""
+    """Create a folder and its parents, unless they exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -75,9 +77,9 @@ def make(folder: Path) -> None:
 
 
 def fill(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the files (relative path -> text) below a folder of our own.
+    """Write the files (relative path -> text) into a folder of ours.
 
-    They are not synced one by one, as `files.write` does: what makes the folder count is the record written last.
+    Unlike `files.write`, this does not sync each file: the folder becomes valid only with the record, written last.
     """
     try:
         for name, text in texts.items():
@@ -89,9 +91,9 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False) -> None:
-    """Copy the named files (relative paths) with modes and times; symlinks stay symlinks; existing files are kept.
+    """Copy the named files (relative paths) with modes and times. Symlinks stay symlinks; existing files are kept.
 
-    With `link` as hard links where the file system has them: names of the same files.
+    With `link`, make hard links if the file system supports them.
     """
     made: set[Path] = set()
     try:
@@ -111,13 +113,13 @@ def _linked(source: Path, target: Path) -> bool:
     try:
         os.link(source, target, follow_symlinks=False)
         return True
-    except OSError:  # another file system, one without links, or too many of them: a copy does
+    except OSError:  # another file system, no support for hard links, or too many of them: copy instead
         return False
 
 
 @contextmanager
 def beside(target: Path, suffix: str) -> Iterator[Path]:
-    """A new folder `.TARGET.RANDOM+suffix` beside `target`, for this user alone; removed at the end with its files."""
+    """A new private folder `.TARGET.RANDOM+suffix` beside `target`, which is removed on exit."""
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=suffix, dir=target.parent))
     try:
         yield folder
@@ -126,7 +128,7 @@ def beside(target: Path, suffix: str) -> Iterator[Path]:
 
 
 def move(folder: Path, target: Path) -> None:
-    """Rename a folder. Raises RunnerError if that is not allowed."""
+    """Rename a folder. Raises RunnerError if that fails."""
     try:
         folder.rename(target)
     except OSError as error:
@@ -134,12 +136,12 @@ def move(folder: Path, target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder that we made, with all its content, as far as that is possible."""
+    """Remove a folder of ours with all its content, and ignore errors."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """The user's folder for data that can be recreated: private configurations, staged contexts, logs of builds."""
+    """The user's folder for data that can be recreated: private configurations, build contexts, build logs."""
     return Path(environ.get("XDG_CACHE_HOME") or home(environ) / ".cache") / "runner"
 
 
@@ -149,7 +151,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def open_to_others(folder: Path) -> bool:
-    """Whether every user may enter the folder: each of its parents has the right bit."""
+    """Whether every user may enter the folder: it and all its parents are executable for others."""
     try:
         return all(step.stat().st_mode & 0o001 for step in (folder, *folder.parents))
     except OSError:
@@ -158,11 +160,11 @@ def open_to_others(folder: Path) -> bool:
 
 @contextmanager
 def temporary(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new, private folder below `parent` (default: TMPDIR), removed on leaving."""
+    """A new, private folder below `parent` (default: TMPDIR), which is removed on exit."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as folder:
         yield Path(folder)
 
 
 def discard(file: Path) -> None:
-    """Remove a file of a folder that we are making."""
+    """Remove a file of a folder that is being created."""
     file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Steps as data: carried out, or printed as a bash script that does the same."""
+"""Steps as data, which can be run, or printed as a bash script that does the same."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Step:
-    """A program call, or a file to write. `why` is shown to the user; `env` is added to the environment."""
+    """A program to run, or a file to write. `why` is shown to the user; `env` is added to the environment."""
 
     why: str
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     pipe_to: tuple[str, ...] = ()
-    """a program that reads this one's stdout; empty: none"""
+    """a program that reads the stdout of this one; empty: none"""
     write: Path | None = None
-    """a file to write instead of a program call: every user of the machine can read arguments"""
+    """a file to write instead of running a program; for secrets, because every user can read a program's arguments"""
     text: str = ""
     """the content of the file; ends with a newline"""
     mode: int = 0o600
     logged: bool = False
-    """its output goes to the log, and is shown as progress"""
+    """the output goes to the log, and is shown as progress"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _line(step: Step) -> str:
 
 
 def _heredoc(step: Step) -> str:
-    """Shell text that writes the step's file; only the user can read it before its mode is set."""
+    """Shell text that writes the step's file. Until its mode is set, only the user can read it."""
     path, end, lines = shlex.quote(str(step.write)), "EOF", step.text.splitlines()
     while end in lines:
         end += "_"

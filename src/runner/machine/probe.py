@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-# names of the same processors at OCI, Debian and Slurm sites
+# names of the same architectures at OCI, Debian and Slurm sites
 _OCI_ARCHITECTURES = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -17,7 +17,7 @@ def architecture() -> str:
 
 
 def oci_architecture(name: str) -> str:
-    """An architecture name of any dialect (`x86_64`, `aarch64`, `amd64`) as OCI names it."""
+    """Convert an architecture name (`x86_64`, `aarch64`, `amd64`) to OCI's name."""
     return _OCI_ARCHITECTURES.get(name, name)
 
 
@@ -37,12 +37,12 @@ def fuse_usable() -> bool:
 
 
 def cpus() -> int:
-    """How many processors this process may use."""
+    """The number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def clock_synchronized() -> bool | None:
-    """Whether the kernel says that something keeps its clock right; None if the call is not allowed.
+    """Whether the kernel's clock is synchronized; None if the call is not allowed.
 
     Source: adjtimex(2): modes 0 reads; 5 (TIME_ERROR): the clock is not synchronized.
     """
@@ -57,7 +57,7 @@ def clock_synchronized() -> bool | None:
 
 
 def file_system(path: Path) -> tuple[str, str]:
-    """(kind, mount point) of the file system that holds a path, from the kernel's mount list; empty if not found."""
+    """(type, mount point) of the file system that contains a path, from the kernel's mount list; empty if not found."""
     try:
         lines = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Programs, started from argument tuples, never from shell text."""
+"""Start programs from tuples of arguments, never from shell text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO, NamedTuple, TextIO
 
 from runner.errors import RunnerError
 
-# Debian's package of each program, for errors
+# Debian's package for each program, for error messages
 PACKAGES = {
     "podman": "podman",
     "docker": "docker.io",
@@ -32,7 +32,7 @@ PACKAGES = {
 
 
 class Completed(NamedTuple):
-    """A finished program: its argv, exit code, and what it printed."""
+    """A finished program: its argv, exit code and output."""
 
     argv: tuple[str, ...]
     exit_code: int
@@ -47,7 +47,7 @@ def which(program: str, env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def need(programs: Iterable[str]) -> None:
-    """Raise one RunnerError that names every program of `programs` that is missing, and its package."""
+    """Raise one RunnerError that names all missing programs and their packages."""
     missing = [program for program in programs if which(program) is None]
     if missing:
         packages = sorted({PACKAGES.get(program, program) for program in missing})
@@ -64,7 +64,7 @@ def environment(extra: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _found(program: str, env: Mapping[str, str]) -> str:
-    """The path to start `program` by: `which` finds more than execvp. Raises RunnerError for a missing program."""
+    """The path of `program`, from `which`, which finds more than execvp. Raises RunnerError for a missing program."""
     if os.sep in program:
         return program
     path = which(program, env)
@@ -83,9 +83,9 @@ def run(
     timeout_seconds: float | None = None,
     own_session: bool = False,
 ) -> Completed:
-    """Run a program to its end and return what it printed; with `own_session` no Ctrl-C of the terminal reaches it.
+    """Run a program and return its output. With `own_session`, Ctrl-C in the terminal does not reach it.
 
-    Raises RunnerError when it is missing, hangs or (with `check`) fails; the error keeps the program's own words.
+    Raises RunnerError if it is missing, hangs or (with `check`) fails; the error includes the program's output.
     """
     whole = environment(env)
     try:
@@ -119,7 +119,7 @@ def run(
 
 
 class Started:
-    """A program in the background, without input; its output is kept for `finish`."""
+    """A program that runs in the background, without input; `finish` returns its output."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.argv = tuple(argv)
@@ -141,7 +141,7 @@ class Started:
             ) from error
 
     def finish(self) -> Completed:
-        """Wait for its end; returns its output."""
+        """Wait until it has ended, and return its output."""
         stdout, stderr = self._child.communicate()
         return Completed(self.argv, self._child.returncode, stdout, stderr)
 
@@ -164,10 +164,10 @@ def follow(
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> int:
-    """Run a program and pass on each line of its stdout and stderr as it arrives; returns the exit code.
+    """Run a program, pass on each line of its stdout and stderr as it arrives, and return the exit code.
 
-    With `pipe_to` that program reads the first one's stdout, the messages of both are handed over, and the first exit
-    code that is not 0 counts. On an exception (Ctrl-C among them) their process groups are ended before it goes on.
+    With `pipe_to`, that program reads the stdout of the first; the messages of both are passed on, and the first
+    nonzero exit code is returned. On an exception, including Ctrl-C, the process groups are ended before it propagates.
     """
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -190,7 +190,7 @@ def _start(
     env: Mapping[str, str],
     cwd: Path | None,
 ) -> TextIO:
-    """Start `argv`, piped to `pipe_to`, each in a session of its own; their output shares one pipe."""
+    """Start `argv`, piped to `pipe_to`, each in its own session; their messages share one pipe."""
     reading, writing = os.pipe()
     output = os.fdopen(reading, errors="replace")
     source: int | IO[bytes] = subprocess.DEVNULL
@@ -210,7 +210,7 @@ def _start(
             )
             children.append(child)
             if not isinstance(source, int):
-                source.close()  # so that the first program sees the death of the second
+                source.close()  # so that the first program gets SIGPIPE if the second one ends
             source = child.stdout or source
     except BaseException:
         output.close()
@@ -223,7 +223,7 @@ def _start(
 def end_group(pid: int, grace_seconds: float = 5.0) -> None:
     """End a process group that this process started: SIGTERM, then SIGKILL after the grace period.
 
-    Its leader's descendants in other groups are killed: podman 4.3 leaves the process of a build's RUN step running.
+    Also kill descendants in other groups: podman 4.3 leaves the process of a build's RUN step running.
     """
     import time
 
@@ -243,9 +243,9 @@ def end_group(pid: int, grace_seconds: float = 5.0) -> None:
 
 
 def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
-    """Run a program on this terminal (inherited stdin, stdout, stderr); returns its exit code.
+    """Run a program on this terminal (inherited stdin, stdout, stderr), and return its exit code.
 
-    128 + N for a program that signal N ended, as shells say it.
+    The exit code is 128 + N for a program that was ended by signal N, as in shells.
     """
     whole = environment(env)
     child = subprocess.Popen(tuple(argv), executable=_found(argv[0], whole), env=whole, cwd=cwd)
@@ -254,11 +254,11 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
             code = child.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
-            continue  # the terminal sent Ctrl-C to the program too: its own answer counts
+            continue  # the terminal sent Ctrl-C to the program too, which decides what to do
 
 
 def detached(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
-    """Start a program that outlives this process, with its output appended to `log`; returns its process id."""
+    """Start a program that outlives this process, append its output to `log`, and return its process id."""
     whole = environment(env)
     with log.open("ab") as output:
         child = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""How long work reports lines and progress to its caller; the library itself never prints."""
+"""The interface through which long operations report messages and progress. Library code never prints."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Protocol
 
 
 class Report(Protocol):
-    """Where lines and progress go. `commands/console.py` shows them on stderr; tests collect them."""
+    """Receives messages and progress. `commands/console.py` shows them on stderr; tests collect them."""
 
     def say(self, line: str) -> None:
-        """One line that every user should see."""
+        """A message for every user."""
 
     def detail(self, line: str) -> None:
-        """One line that is shown with -v."""
+        """A message that is shown only with -v."""
 
     def warn(self, line: str) -> None:
-        """One line about a problem that does not stop the work."""
+        """A message about a problem that does not stop the operation."""
 
     def passing(self, line: str) -> None:
-        """The newest output line of a running step; the next one replaces it, an empty one removes it."""
+        """Show the newest output line of a running step. The next line replaces it; an empty line removes it."""
         if line:
             self.detail(line)
 
@@ -29,7 +29,7 @@ class Report(Protocol):
 
 
 class Quiet(Report):
-    """A report that keeps its lines and shows nothing."""
+    """A report that stores its messages and shows nothing."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -1,8 +1,8 @@
-"""The user's secrets: where they are, how to recognize them, and a check that no record contains one.
+"""The user's secrets: where they are stored, how to recognize them, and a check that no record contains one.
 
-They come from a file that only the user can read, NAME=VALUE lines, or from the environment; NAME=!COMMAND asks a
-keyring, or whatever else prints the value. The batch script reads the file on the node (payload/secrets.sh), so that a
-value is never part of a script, a command line or a record.
+Secrets come from the environment, or from a file of NAME=VALUE lines that only the user can read. For a line
+NAME=!COMMAND, the value is the output of the command, such as a query to a keyring. The batch script reads the file on
+the node (payload/secrets.sh), so that no value becomes part of a script, a command line or a record.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from runner.errors import RunnerError
 
 VARIABLE = "RUNNER_SECRETS"
 LEAST_LENGTH = 8
-"""a shorter value is found by chance in texts that have nothing to do with it"""
+"""shorter values are ignored, because they occur in unrelated text by chance"""
 
 _COMMAND_SECONDS = 10.0
 _NAME = re.compile(
     r"(^|[-_.])(token|secret|passwd|password|passphrase|credentials?|api_?key|access_?key|private_?key|auth|key|webhook)s?$",
     re.IGNORECASE,
 )
-# names that end like a secret's and are none
+# names that look like a secret's but are not
 _HARMLESS = re.compile(
     r"(max|min|num|n|pad|eos|bos|new|sort|group|primary|foreign|per|gpg)[-_]?(tokens?|keys?)$", re.IGNORECASE
 )
@@ -36,25 +36,25 @@ _VALUE = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of this name holds a secret; payload/secrets.sh has the same names."""
+    """Whether a variable or option with this name holds a secret. payload/secrets.sh uses the same rules."""
     return bool(_NAME.search(name) and not _HARMLESS.search(name))
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a value should stay out of records, by its name or by its form: the only place that decides it."""
-    # a count, a switch or the path of a file is not a secret, whatever its name
+    """Whether a value must stay out of records, judged by its name or by its form. All of runner uses this function."""
+    # a number, a switch or a path is not a secret, whatever its name
     harmless = value.isdigit() or value.lower() in {"", "true", "false"} or value.startswith(("/", "~", "./"))
     return bool(_VALUE.search(value)) or (is_secret_name(name) and not harmless)
 
 
 def path(environ: Mapping[str, str] = os.environ) -> Path:
-    """The user's file of secrets, there or not; payload/secrets.sh looks in the same place."""
+    """The path of the user's file of secrets, which may not exist. payload/secrets.sh uses the same path."""
     settings = environ.get("XDG_CONFIG_HOME") or f"{environ.get('HOME') or '~'}/.config"
     return Path(environ.get(VARIABLE) or f"{settings}/runner/secrets").expanduser()
 
 
 def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The names in the user's file. Raises RunnerError where others can read it, or a line is not NAME=VALUE."""
+    """The names in the user's file. Raises RunnerError if others can read it, or if a line is not NAME=VALUE."""
     file = path(environ)
     try:
         mode = file.stat().st_mode & 0o777
@@ -82,7 +82,7 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Secret value -> its name, of the file and of the environment; short ones are left out."""
+    """Secret value -> its name, from the file and the environment, without short values."""
     try:
         own = _pairs(path(environ).read_text(errors="replace").splitlines())
     except OSError:
@@ -94,7 +94,7 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise RunnerError where a text holds the value of a secret that is known here. The error never repeats it."""
+    """Raise RunnerError if `content` contains the value of a known secret. The error does not repeat the value."""
     for value, name in known(environ).items():
         if value.encode(errors="surrogateescape") in content:
             raise RunnerError(
@@ -111,7 +111,7 @@ def _pairs(lines: list[str]) -> dict[str, str]:
 
 @cache
 def _printed(command: str) -> str:
-    """What a command of the user's file prints; "" where it fails here, as it may where the keyring is another's."""
+    """The output of a command in the user's file; "" if it fails, for example because this machine has no keyring."""
     from runner.machine import process
 
     try:

@@ -1,6 +1,6 @@
-"""Process sessions that outlive this process: identify a process, check whether it runs, end it.
+"""Process sessions that outlive this process: identify their processes, check whether they run, and end them.
 
-A process id alone is reused by the kernel; together with the start time and the boot it is unique.
+The kernel reuses process ids; together with the start time and the boot id, a process id is unique.
 Source: proc(5), /proc/PID/stat field 22, /proc/sys/kernel/random/boot_id.
 """
 
@@ -38,21 +38,21 @@ def descendants(pid: int) -> dict[int, str]:
     for child, stat in _processes().items():
         children.setdefault(stat[1], []).append(child)
     found = [pid]
-    for each in found:  # grows
+    for each in found:  # the list grows during the loop
         found += children.get(str(each), [])
     return {each: identity(each) for each in found[1:]}
 
 
 def kill(processes: Mapping[int, str]) -> None:
-    """SIGKILL those that still run and have the same identity."""
+    """Send SIGKILL to the processes that still run and have the same identity."""
     _kill(tuple(pid for pid, known in processes.items() if known and identity(pid) == known), signal.SIGKILL)
 
 
 def end(session: int, grace_seconds: float) -> bool:
-    """End a session: SIGTERM to its leader, which forwards it, or to all members if the leader has ended;
-    SIGKILL to all after the grace period. Returns whether all processes have ended.
+    """End a session: send SIGTERM to its leader, which forwards it, or to all members if the leader has ended;
+    send SIGKILL to all after the grace period. Returns whether all processes have ended.
 
-    A second SIGTERM would interrupt a program that saves on the first. Only processes of that session are affected.
+    Each process gets only one SIGTERM: a second one would interrupt a program that saves on the first.
     """
     deadline = time.monotonic() + grace_seconds
     led = bool(identity(session))
@@ -83,7 +83,7 @@ def _processes() -> dict[int, list[str]]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from `state` on (the name before it may contain anything); None if it has ended."""
+    """The fields of /proc/PID/stat from `state` on (the name before may contain spaces); None if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -92,11 +92,11 @@ def _stat(pid: int) -> list[str] | None:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold a Ctrl-C back until the block is done.
+    """Delay Ctrl-C until the block is done.
 
-    For the moment between a submission and the record of it: a job without a record must not exist. The terminal
-    sends Ctrl-C to programs started inside too, unless they have a session of their own (a blocked signal would not
-    do: sbatch unblocks it).
+    For the time between a submission and its record, so that there is no job without a record. The terminal also sends
+    Ctrl-C to programs that are started inside the block, unless they have their own session. (Blocking the signal is
+    not enough, because sbatch unblocks it.)
     """
     came: list[int] = []
 
@@ -105,7 +105,7 @@ def uninterrupted() -> Iterator[None]:
 
     try:
         before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread: Ctrl-C does not come here
+    except ValueError:  # not the main thread, which alone receives Ctrl-C
         yield
         return
     try:
