@@ -1,4 +1,4 @@
-"""`launch --after RUN`: a run that starts when others have ended, and finds what they have left."""
+"""`launch --after RUN`: a run that starts when other runs have ended, and can read their folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from runner.runs.status import RunStatus
 
 PLACE = "{after}"
-"""in a word of the user's: the folder of the run that is waited for"""
+"""the placeholder, in the user's command, for the folder of the run to wait for"""
 FILE = "after"
-"""of the run folder: that folder's path, which payload/attempt.sh exports as RUNNER_AFTER"""
+"""a file of the run folder. It contains the path of that folder, which payload/attempt.sh exports as RUNNER_AFTER"""
 MOUNT = Mount("${RUNNER_AFTER}", "${RUNNER_AFTER}", ("ro",))
 
 
 class Dependencies(NamedTuple):
-    """The runs that come before."""
+    """The runs to wait for."""
 
     succeeded: tuple[Run, ...] = ()
-    """those that must end well"""
+    """runs that must end with exit code 0"""
     ended: tuple[Run, ...] = ()
-    """those that must end"""
+    """runs that must end, with any exit code"""
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -37,7 +37,7 @@ class Dependencies(NamedTuple):
 
     @property
     def mounts(self) -> tuple[Mount, ...]:
-        """What the job's containers see of them: the first one's folder, to read."""
+        """The mounts for the job's containers: the folder of the first run, read-only."""
         return (MOUNT,) if self.runs else ()
 
     @property
@@ -46,7 +46,7 @@ class Dependencies(NamedTuple):
         return {FILE: f"{self.runs[0].folder}\n"} if self.runs else {}
 
     def with_folder(self, job: Job) -> Job:
-        """The job with `{after}` in its words replaced. Raises RunnerError where it does not say which run."""
+        """The job with `{after}` in its command replaced. Raises RunnerError if there is not exactly one run."""
         words = (*job.command, *job.arguments)
         if not any(PLACE in word for word in words):
             return job
@@ -65,10 +65,10 @@ class Dependencies(NamedTuple):
 
 
 def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site) -> Dependencies:
-    """The runs that the user's words mean. Raises RunnerError for one of another cluster."""
+    """Find the runs that the user named. Raises RunnerError for a run of another cluster."""
     if not succeeded and not ended:
         return Dependencies()
-    from runner.runs.run import find_runs  # most launches wait for nothing
+    from runner.runs.run import find_runs  # slow to import, and most launches have no --after
 
     waits = Dependencies(
         *(tuple(run for word in words for run in find_runs(word, runs)) for words in (succeeded, ended))
@@ -84,7 +84,7 @@ def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site)
 
 
 def still_pending(waits: Dependencies) -> Dependencies:
-    """Those that are still to be waited for. Raises RunnerError for one that has ended badly, and must not have."""
+    """The runs that have not ended yet. Raises RunnerError if a run of `succeeded` has failed."""
     if not waits.runs:
         return waits
     from runner.runs.status import ask

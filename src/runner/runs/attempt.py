@@ -1,4 +1,4 @@
-"""An attempt: one start of a run; the one reader of RUN/attempts/N/, which the batch script (payload/) writes."""
+"""An attempt: one start of a run. Reads RUN/attempts/N/, which the batch script (payload/) writes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from runner.machine import files
 
-_SIGNS_OF_LIFE = ("ended", "cause", "alive", "first_failure")  # payload/restart.sh counts the same
+_SIGNS_OF_LIFE = ("ended", "cause", "alive", "first_failure")  # payload/restart.sh uses the same files
 _MARK = b"job.sbatch: attempt "
 _BEGIN = re.compile(rb"job\.sbatch: attempt (\d{1,6}) on ")
 _PIECE_BYTES = 1 << 20
-_OVERLAP_BYTES = 64  # of two pieces: more than _BEGIN matches
+_OVERLAP_BYTES = 64  # overlap of two pieces: longer than any match of _BEGIN
 
 
 class FirstFailure(NamedTuple):
@@ -25,22 +25,22 @@ class FirstFailure(NamedTuple):
     exit_code: int
     rank: int
     node: str
-    """its number in the job"""
+    """the number of the node in the job, from 0"""
 
 
 class Log(NamedTuple):
-    """A file that a rank, or a node before its ranks start, prints into."""
+    """A log file: of a rank, or of a node before its ranks start."""
 
     path: Path
     rank: int | None
-    """None: a node's"""
+    """None: the log of a node"""
     node: int | None
-    """None: a rank's"""
+    """None: the log of a rank"""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """`RUN/attempts/N`. Every part is None or empty where the folder does not have it (yet)."""
+    """`RUN/attempts/N`. A property is None or empty if its file does not exist (yet)."""
 
     folder: Path
 
@@ -49,14 +49,14 @@ class Attempt:
         return int(self.folder.name)
 
     def time(self, name: str) -> float | None:
-        """When a file of the folder was last changed, Unix seconds."""
+        """The modification time of a file of the folder, in Unix seconds."""
         try:
             return os.stat(f"{self.folder}/{name}").st_mtime  # noqa: PTH116 (history reads 10,000 of these)
         except OSError:
             return None
 
     def text(self, name: str) -> str:
-        """What a file of the folder says."""
+        """The content of a file of the folder."""
         try:
             return files.content(f"{self.folder}/{name}").decode(errors="replace").strip()
         except OSError:
@@ -72,7 +72,7 @@ class Attempt:
 
     @property
     def elapsed(self) -> str:
-        """How long it has run, or ran, as squeue writes it."""
+        """How long the attempt has run, in squeue's format."""
         if self.started is None:
             return ""
         seconds = int((self.ended or time.time()) - self.started)
@@ -83,13 +83,13 @@ class Attempt:
 
     @property
     def last_sign(self) -> float | None:
-        """When it last showed that it lives; of a killed attempt this is its end."""
+        """The time of its last sign of life. For a killed attempt, this counts as its end."""
         signs = [seen for name in _SIGNS_OF_LIFE if (seen := self.time(name)) is not None]
         return max(signs, default=self.started)
 
     @property
     def newest_change(self) -> float:
-        """When anything in the folder was last changed."""
+        """The newest modification time in the folder."""
         names = os.listdir(self.folder) if self.folder.is_dir() else ()  # noqa: PTH208
         return max((self.time(name) or 0.0 for name in (".", *names)), default=0.0)
 
@@ -99,7 +99,7 @@ class Attempt:
 
     @property
     def gpus(self) -> int:
-        """In all."""
+        """The total number of GPUs."""
         found = self._start("gpus")
         return int(found) if found.isdigit() else 0
 
@@ -110,7 +110,7 @@ class Attempt:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, or when it was killed."""
+        """The exit code; None while the attempt runs, or if it was killed."""
         try:
             return int(self.text("exit_code"))
         except ValueError:
@@ -118,7 +118,7 @@ class Attempt:
 
     @property
     def cause(self) -> str:
-        """Why it has ended, in the word of payload/restart.sh."""
+        """Why the attempt ended: one of the causes of payload/restart.sh."""
         return self.text("cause")
 
     @property
@@ -130,17 +130,17 @@ class Attempt:
 
     @property
     def environment(self) -> Path | None:
-        """The shell file with the variables of its tasks."""
+        """The shell file that sets the variables of the tasks."""
         path = self.folder / "environment.sh"
         return path if path.is_file() else None
 
     @property
     def log_times(self) -> Path:
-        """When the logs grew (payload/log_times.sh)."""
+        """The file that records when the logs grew (payload/log_times.sh)."""
         return self.folder / "log-times"
 
     def logs(self, processes_per_node: int) -> Iterator[Log]:
-        """The files of single nodes and ranks.
+        """The log files of individual nodes and ranks.
 
         torchrun writes LOG_DIR/RUN_ID/attempt_K/LOCAL_RANK/std*.log.
         Source: torch 2.13, torch/distributed/elastic/multiprocessing/api.py
@@ -162,7 +162,7 @@ def _last_number(stem: str) -> int | None:
 
 
 def begins(log: Path) -> list[tuple[int, int]]:
-    """(number, byte where it begins) of each attempt in a run's one appended job.log; empty where it cannot be read."""
+    """(number, byte offset) of each attempt in job.log, to which all attempts append; empty if it cannot be read."""
     found: list[tuple[int, int]] = []
     try:
         with log.open("rb") as file:

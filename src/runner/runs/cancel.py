@@ -1,4 +1,4 @@
-"""Ending runs."""
+"""Cancel runs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from runner.runs.status import ask
 
 
 def explain(runs: Sequence[Run]) -> Iterator[str]:
-    """The commands that `cancel` would run."""
+    """The commands that `cancel` runs."""
     runs = [with_newest_job(run) for run in runs]
     for scheduler, some in by_scheduler(runs):
         yield from scheduler.explain_cancel(some)
 
 
 def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
-    """End those of the runs that are not over; returns each run and whether it was ended by us.
+    """End the runs that are not over. Returns each run, and whether this call ended it.
 
-    A run is marked before its processes get a signal, so that `status` and `watch` know why it ends.
+    A run is marked as cancelled before its processes get a signal, so that `status` and `watch` show why it ends.
     """
     found = [status for status in ask(runs) if status.active or status.state == "UNKNOWN"]
     active = [status.run for status in found]
@@ -37,7 +37,7 @@ def cancel(runs: Sequence[Run], report: Report) -> tuple[tuple[Run, bool], ...]:
             )
     for run in active:
         save(replace(run, state=CANCELLED))
-        files.write(run.folder / STOP, "runner cancel\n")  # no attempt follows, whatever the job file allows
+        files.write(run.folder / STOP, "runner cancel\n")  # prevents further attempts, whatever [restart] allows
     live = {status.run.folder: status.live or (status.run.job_id,) for status in found}
     for scheduler, some in by_scheduler(active):
         scheduler.cancel([(run, live[run.folder]) for run in some], report)

@@ -19,9 +19,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,59}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MEMORY = re.compile(r"\d+[KMGT]?")
 
-# set for every task by the launcher or by us: another value would break the world size or meet another job's port
+# the launcher or the batch script sets these for every task: other values would break the world size, or use another
+# job's port
 _LAUNCHERS_OWN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-# variables that a shell sets, protects or lives by: bash-as-sh, dash and busybox each refuse or change some of them
+# variables that a shell sets, protects or needs: bash as sh, dash and busybox each reject or change some of them
 _SHELLS_OWN = {"_", "IFS", "PWD", "OLDPWD", "OPTIND", "OPTARG", "OPTERR", "PPID", "UID", "EUID", "GROUPS", "LINENO",
                "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "SHLVL", "FUNCNAME", "DIRSTACK",
                "PIPESTATUS", "SHELLOPTS", "HISTCMD", "COMP_WORDBREAKS", "POSIXLY_CORRECT"}  # fmt: skip
@@ -32,7 +33,7 @@ MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND
 
 
 def check(job: Job, site: Site) -> None:
-    """Raise RunnerError for the first value of the job that cannot work on this site."""
+    """Raise RunnerError for the first value of the job that does not work on this site."""
     _check_name(job.name)
     _check_numbers(job)
     _check_site(job, site)
@@ -143,7 +144,7 @@ def _check_site(job: Job, site: Site) -> None:
 
 
 def lacks_account(job: Job, site: Site) -> bool:
-    """Whether the site refuses the job because neither the job nor the site names an account."""
+    """Whether the site requires an account, and neither the job nor the site sets one."""
     given = job.resources.account is not None or any(word.startswith(("--account=", "-A")) for word in job.sbatch)
     return site.account_required and not given
 
@@ -162,7 +163,7 @@ def _check_chain(links: int, site: Site) -> None:
 
 
 def check_variable(name: str, value: str) -> None:
-    """Raise RunnerError for a variable that no shell can set, or that another part sets for each task."""
+    """Raise RunnerError for a variable that a shell cannot set, or that runner or the launcher sets for each task."""
     if not _VARIABLE.fullmatch(name):
         raise RunnerError(
             f"cannot set the variable {name!r}",
@@ -204,9 +205,9 @@ def _check_shell_text(text: str, what: str) -> None:
 
 
 def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: bool = False) -> tuple[str, ...]:
-    """Warnings about mounts that cannot be judged here. Raises RunnerError for a source that is missing.
+    """Warnings about mounts that cannot be checked on this machine. Raises RunnerError for a missing source.
 
-    `here`: the job runs on this machine, so every mount can be judged.
+    `here`: the job runs on this machine, so every mount can be checked.
     """
     notes: list[str] = []
     for mount in environment.mounts:
@@ -236,7 +237,7 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
 
 
 def check_run_folder(folder: Path, site: Site, engine: str) -> None:
-    """Raise RunnerError for a path that Slurm or a container engine would read as something else.
+    """Raise RunnerError for a path that Slurm or a container engine would misinterpret.
 
     Source: sbatch(1), "filename pattern"; the mount syntax SOURCE:TARGET of all engines, pyxis' comma between mounts.
     """

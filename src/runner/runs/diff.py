@@ -1,4 +1,4 @@
-"""What differs between two launches: each a run folder, or what a launch here would be made of now."""
+"""Compare two launches. Each is a run folder, or the launch that would result from the current files."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from runner.runs.snapshot import Snapshot
 
 Table = Mapping[str, Any]
 
-# table of the lock -> what a person calls it; a table that is not named here is shown under its own name
+# table of the lock -> name to display; other tables are shown under their own name
 _KINDS = {"job": "arguments", "job.resources": "resources", "job.env": "variables", "environment.env": "variables",
           "site.env": "variables", "site.values": "site", "image": "image", "recipe": "image"}  # fmt: skip
-# names, places and times of one launch; where a value came from; what the code, the image and the EDF themselves tell
+# not compared: names, paths and times of a launch; origins of values; keys that describe the code, image and EDF, which
+# are compared directly
 _OWN = {"run": {"name", "created", "command_line", "project", "script_sha256", "again", "after"},
         "environment": {"path", "edf_sha256"},
         "image": {"link", "size_bytes"}, "job": {"name"}}  # fmt: skip
 _SKIPPED = {"code", "job.sources", "site.sources", "files", "sweep"}
-# compared where both sides know them: an image that is not here has no sum, and Slurm is not asked about itself
+# compared only if both sides have them: an image that does not exist here has no checksum, and a plan does not ask
+# Slurm
 _IF_KNOWN = {("image", "digest"), ("image", "sha256"), ("image", "content"), ("slurm", "version")}
-_NOTED = {"packages", "inside"}  # by the job itself: unknown of a launch that has not begun
+_NOTED = {"packages", "inside"}  # recorded by the job, so not known for a launch that has not started
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,11 @@ class Side:
 
     name: str
     tables: Mapping[str, Table]
-    """of its lock, dotted names; and of what its newest attempt found in its container"""
+    """dotted name -> table: those of the lock, and those that the newest attempt recorded inside its container"""
     edf: str
-    """the text of its EDF; empty where there is none"""
+    """the text of the EDF; empty if there is none"""
     code: Tree | None
-    """None where the snapshot is gone"""
+    """None if the snapshot was removed"""
 
 
 @dataclass(frozen=True)
@@ -56,20 +58,20 @@ class Difference:
     """code, arguments, resources, image, EDF, variables, site, packages, inside, or a table of the lock"""
     name: str
     left: Any
-    """None: not there"""
+    """None: this side does not have the value"""
     right: Any
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs, and what could not be compared."""
+    """The differences, and what could not be compared."""
 
     differences: tuple[Difference, ...]
     left_out: tuple[str, ...] = field(default=())
 
 
 def run_side(run: Run) -> Side:
-    """The side of a run folder. Raises RunnerError where its lock cannot be read."""
+    """The side for a run folder. Raises RunnerError if its lock cannot be read."""
     path = run.folder / "lock.toml"
     try:
         tables = lock.read(path.read_text())
@@ -88,7 +90,7 @@ def run_side(run: Run) -> Side:
 
 
 def _inside(run: Run) -> Mapping[str, Table]:
-    """What the newest attempt that got so far noted of its container (payload/inside.sh)."""
+    """What the newest attempt with an inside.toml recorded about its container (payload/inside.sh)."""
     for attempt in reversed(run.attempts):
         with suppress(ValueError):
             if not (table := tomllib.loads(attempt.text("inside.toml"))):
@@ -98,14 +100,14 @@ def _inside(run: Run) -> Mapping[str, Table]:
 
 
 def side_of_plan(plan: RunPlan, run: Run) -> Side:
-    """The side of a launch that was only planned; `run` is the one that it is compared with."""
+    """The side for a planned launch; `run` is the run to compare it with."""
     tables = lock.read(lock.lock_text(lock.tables(plan, run)))
-    tables.pop("slurm", None)  # that of the other run
+    tables.pop("slurm", None)  # it belongs to the other run
     return Side(".", tables, plan.files[EDF], tree_of_snapshot(plan.snapshot))
 
 
 def compare(left: Side, right: Side) -> Comparison:
-    """What differs between two launches, code first."""
+    """Compare two launches; differences of the code come first."""
     found: list[Difference] = []
     left_out: list[str] = []
     if left.code is None or right.code is None:
@@ -146,10 +148,13 @@ def _table(name: str, left: Table, right: Table) -> Iterator[Difference]:
 
 
 def _edf(left: str, right: str) -> Iterator[Difference]:
-    """Comments and variables apart (the lock has these, without secrets); of lists the items that one side lacks."""
+    """Compare two EDFs, except comments and variables, which are in the lock without secrets.
+
+    For lists, report the items that only one side has.
+    """
     sides = [lock.read(text) for text in (left, right)]
     for name in dict.fromkeys((*sides[0], *sides[1])):
-        if name in ("env", "image"):  # the image is compared by what it holds
+        if name in ("env", "image"):  # the image is compared by its content
             continue
         for each in _table(name, *(side.get(name, {}) for side in sides)):
             key = f"{name}.{each.name}".removesuffix(".")
@@ -162,12 +167,12 @@ def _edf(left: str, right: str) -> Iterator[Difference]:
 def _items(key: str, left: Sequence[Any], right: Sequence[Any]) -> Iterator[Difference]:
     missing = [Difference("EDF", key, item, None) for item in left if item not in right]
     added = [Difference("EDF", key, None, item) for item in right if item not in left]
-    # the same items in another order: of two mounts on one place the later counts
+    # the same items in another order: if two mounts have the same target, the later one applies
     yield from (missing + added) or [Difference("EDF", key, shown(left), shown(right))]
 
 
 def shown(value: Any) -> str:
-    """A value as a person reads it in a table."""
+    """A value, formatted for a table."""
     if isinstance(value, list | tuple):
         return shlex.join(map(str, value))
     if isinstance(value, bool):
@@ -180,17 +185,17 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Tree:
-    """The files of a snapshot, or those that would go into one."""
+    """The files of a snapshot, or the files that a snapshot would contain."""
 
     name: str
     files: Mapping[str, Path]
-    """path in the snapshot -> where it lies"""
+    """path in the snapshot -> path of the file"""
     since: float = float("inf")
-    """a file that is newer may be the job's own, which works in this folder; infinite where no job has"""
+    """files that are newer than this time may be output of the job, which ran in this folder; infinite if no job did"""
 
 
 def tree_of_run(run: Run, count: int) -> Tree | None:
-    """The tree of RUN/code, which had `count` files at launch; None where it is gone."""
+    """The tree of RUN/code, which had `count` files at launch; None if it was removed."""
     if not run.code.is_dir():
         return None
     files: dict[str, Path] = {}
@@ -205,13 +210,13 @@ def tree_of_run(run: Run, count: int) -> Tree | None:
 
 
 def tree_of_snapshot(snapshot: Snapshot) -> Tree:
-    """The tree that a snapshot would become; of two sources with the same file the first one's counts."""
+    """The tree that the snapshot would have. If two sources have the same file, the first one applies."""
     return Tree(".", {name: source.root / name for source in reversed(snapshot.sources) for name in source.files})
 
 
 def compare_trees(left: Tree, right: Tree) -> tuple[list[tuple[str, str | None, str | None]], list[tuple[str, int]]]:
-    """(file, left, right) for each file that differs, None where one has it not; and (name, count) of files that a
-    run has written among its code, which are left out.
+    """(file, left, right) for each file that differs, with None if a side lacks it; and (name, count) of files that a
+    run wrote into its code folder, which are not compared.
     """
     found: list[tuple[str, str | None, str | None]] = []
     written = {left.name: 0, right.name: 0}
@@ -232,7 +237,7 @@ def compare_trees(left: Tree, right: Tree) -> tuple[list[tuple[str, str | None, 
 
 
 def _difference(left: Path, right: Path) -> tuple[str, str] | None:
-    """What two files of the same name have unlike."""
+    """How two files with the same name differ; None if they are equal."""
     one, two = left.lstat(), right.lstat()
     if stat.S_ISLNK(one.st_mode) or stat.S_ISLNK(two.st_mode):
         targets = tuple(f"link to {path.readlink()}" if path.is_symlink() else "a file" for path in (left, right))

@@ -1,4 +1,4 @@
-"""What a run prints: its files, followed until the run has ended."""
+"""Follow the output files of a run until the run has ended."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Tail:
-    """The part of a file that was not read yet; the file may not exist at first."""
+    """Reads what is appended to a file. The file need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
 
     def read(self) -> bytes:
-        """What was added since the last call (a whole file at first); empty when there is nothing new."""
+        """What was appended since the last call (first: the whole file); empty if there is nothing new."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
@@ -37,10 +37,10 @@ class Tail:
 
 
 class Watch:
-    """When a run's status is worth asking for: often at first and near the end, seldom in between.
+    """Decides when to ask for a run's status: often at first and near the end, rarely in between.
 
-    The controller of a cluster serves everybody: squeue is asked every 2 s at first, later every 15 s; the run
-    folder, which costs nothing, is looked at all the time.
+    All users share the cluster's controller, so squeue is called every 2 s at first, and every 15 s later. Reading the
+    run folder is cheap, and happens every time.
     """
 
     def __init__(self, run: Run) -> None:
@@ -50,11 +50,11 @@ class Watch:
         self.seen: tuple[int, int | None] | None = None
 
     def status(self) -> RunStatus | None:
-        """The status when it is time to ask, else None."""
+        """The status if it is time to ask, else None."""
         now = time.monotonic()
         newest = self.run.newest
         attempts = (newest.number if newest else 0, newest.exit_code if newest else None)
-        if attempts != self.seen:  # an attempt has begun or ended: things move
+        if attempts != self.seen:  # an attempt has begun or ended: ask more often again
             self.seen, self.next = attempts, now
         if now < self.next:
             return None
@@ -65,22 +65,22 @@ class Watch:
 
 
 def has_ended(status: RunStatus) -> bool:
-    """Whether nothing will follow."""
+    """Whether the run has ended, and no further attempt follows."""
     return not status.active
 
 
 class Growing(Protocol):
-    """Files that grow."""
+    """Log files that grow."""
 
     def new(self) -> Iterator[bytes]:
         """What was added since the last call."""
 
     def last(self) -> Iterator[bytes]:
-        """The same, when nothing more will come."""
+        """What was added since the last call, including an incomplete last line, because the run has ended."""
 
 
 class One:
-    """A single file, as it is."""
+    """A single file, unchanged."""
 
     def __init__(self, path: Path) -> None:
         self.tail = Tail(path)
@@ -94,9 +94,9 @@ class One:
 
 
 def follow(run: Run, files: Growing, write: Callable[[bytes], None], report: Report) -> RunStatus:
-    """Hand over what the files get until the run has ended; returns the last status.
+    """Pass on what is appended to the files until the run has ended, and return its last status.
 
-    Changes of state that print nothing (waiting in the queue) are reported.
+    Also reports changes of state while there is no output, such as waiting in the queue.
     """
     watch = Watch(run)
     said = ""
@@ -116,17 +116,17 @@ def follow(run: Run, files: Growing, write: Callable[[bytes], None], report: Rep
 
 
 def result_code(status: RunStatus) -> int:
-    """The exit code that `launch --wait` passes on: the job's own; 1 where it left none, or was ended from outside."""
+    """The exit code for `launch --wait`: that of the job, or 1 if it has none or was ended from outside."""
     if status.state == "COMPLETED":
         return status.exit_code or 0
     return status.exit_code or 1
 
 
-_SEARCH_SECONDS = 1.0  # between two looks for new files
+_SEARCH_SECONDS = 1.0  # between two searches for new files
 
 
 class Following:
-    """What is new in a run's files since the last look; files that appear meanwhile are found."""
+    """Reads what is appended to a run's files, including files that are created meanwhile."""
 
     def __init__(self, run: Run, ranks: Sequence[int] = ()) -> None:
         self.run, self.ranks = run, tuple(ranks)
@@ -137,13 +137,13 @@ class Following:
             self.tails[run.log] = (Stream(run.log, 1), Tail(run.log))
 
     def new(self) -> Iterator[bytes]:
-        """New whole lines, each with its rank."""
+        """New complete lines, each labelled with its rank."""
         if time.monotonic() - self.searched > _SEARCH_SECONDS:
             self._search()
         for path, (stream, tail) in tuple(self.tails.items()):
             while data := tail.read():
                 if len(self.tails) == 1 and not (stream.label and not self.ranks):
-                    yield data  # one file, as it is
+                    yield data  # a single file is passed on unchanged
                     continue
                 data = self.rest.pop(path, b"") + data
                 cut = data.rfind(b"\n") + 1
@@ -152,7 +152,7 @@ class Following:
                     yield labelled(stream.label, data[:cut])
 
     def last(self) -> Iterator[bytes]:
-        """What is new when the run has ended, and the lines that were never finished."""
+        """What is new after the run has ended, including incomplete last lines."""
         self._search()
         yield from self.new()
         for path, data in self.rest.items():
@@ -161,7 +161,7 @@ class Following:
     def _search(self) -> None:
         attempts = self.run.attempts
         found = all_streams(self.run, self.ranks) if self.ranks else ()
-        if not self.ranks:  # of earlier attempts nothing new appears
+        if not self.ranks:  # files of earlier attempts do not grow any more
             newest = attempts[-1:] if self.searched else attempts
             found = tuple(each for attempt in newest for each in of_attempt(self.run, attempt) if each.rank != 0)
         for each in found:

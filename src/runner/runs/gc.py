@@ -1,4 +1,4 @@
-"""Which runs, and which snapshots of code, may go: those that are over, old enough, and that no live job uses."""
+"""Select the runs and code snapshots to remove: ended, old enough, and not used by an active job."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from runner.runs.schedulers.scheduler import by_scheduler
 from runner.runs.status import ask
 
 _QUIET_SECONDS = 86_400
-"""an attempt that has left no exit code is taken for a live one until nothing has changed in it for so long"""
+"""an attempt without an exit code counts as running until its folder has not changed for this long"""
 _LAUNCH_SECONDS = 3600
-"""how long a launch that is not submitted yet is taken for one at work"""
+"""for this long, a launch that is not submitted yet counts as in progress"""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A run that stays, and why."""
+    """A run to keep, and why."""
 
     run: Run
     why: str
@@ -32,14 +32,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class Selection:
-    """What may go, and what stays although it is old enough."""
+    """What to remove, and what to keep although it is old enough."""
 
     going: tuple[Run, ...]
     kept: tuple[Kept, ...]
 
 
 def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Selection:
-    """The runs that were launched before that moment, by whether they may go. The scheduler is asked twice, for all."""
+    """Divide the runs launched before a moment into those to remove and those to keep."""
     old = [run for run in runs if _time(run) < before.timestamp()]
     live = _live(runs)
     needed = {name for run in runs if run.name in live for name in run.after}
@@ -56,7 +56,7 @@ def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Selection:
 
 
 def _live(runs: Sequence[Run]) -> dict[str, str]:
-    """Name -> why it counts as live, of the runs that do."""
+    """Name -> reason, for the runs that count as active."""
     found: dict[str, str] = {}
     asked = {run.scheduler: scheduler.work_folders() for scheduler, (run, *_) in by_scheduler(runs)}
     work = {folder for folders, _ in asked.values() for folder in folders}
@@ -90,7 +90,7 @@ def _changed(path: Path) -> float:
 
 
 def _time(run: Run) -> float:
-    """When it was launched; now where the record does not say so, so that the run is kept."""
+    """When the run was launched. If the record has no valid time, this is now, so that the run is kept."""
     try:
         return datetime.fromisoformat(run.created).timestamp()
     except ValueError:
@@ -98,7 +98,7 @@ def _time(run: Run) -> float:
 
 
 def size_bytes(folder: Path) -> int:
-    """What a folder takes, symlinks not followed."""
+    """The size of a folder on disk, without following symlinks."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:
@@ -110,14 +110,14 @@ def size_bytes(folder: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder of a run; under another name first, so that what is left is never mistaken for a run."""
+    """Remove a run folder. Rename it first, so that an incomplete removal never looks like a run."""
     hidden = path.parent / f".going-{path.name}"
     folders.move(path, hidden)
     folders.remove(hidden)
 
 
 def empty_sweeps(runs_folder: Path) -> tuple[Path, ...]:
-    """The folders of sweeps all of whose runs are gone."""
+    """The folders of sweeps that have no runs left."""
     found = [path.parent for path in runs_folder.glob("*/array.sbatch")]
     return tuple(folder for folder in found if not members(folder))
 
@@ -127,24 +127,24 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class ImageUse:
-    """A squashfs file, the symlinks to it, and the runs that name it."""
+    """A squashfs file, the symlinks to it, and the runs that use it."""
 
     squashfs: Squashfs
     links: tuple[str, ...]
     runs: tuple[Run, ...]
     active: tuple[str, ...]
-    """the names of those that wait or run, or of which the scheduler does not say"""
+    """the names of the runs that wait or run, or whose state the scheduler does not know"""
 
     @property
     def shown_runs(self) -> str:
-        """The newest runs, in one cell of a table."""
+        """The newest runs, formatted for a table cell."""
         names = [run.name for run in reversed(self.runs)]
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return ", ".join(names[:_SHOWN]) + more
 
 
 def uses_of(found: Sequence[tuple[Squashfs, tuple[str, ...]]], runs: Sequence[Run]) -> tuple[ImageUse, ...]:
-    """Who uses each file. The scheduler is asked once, about the runs that name one of them."""
+    """The runs that use each file. Asks the scheduler once, about the runs that use any of the files."""
     names = {str(squashfs.path.resolve()): squashfs.path for squashfs, _ in found}
     naming = [run for run in runs if run.image and str(Path(run.image).resolve()) in names]
     active = {status.run.name for status in ask(naming) if status.active or status.state == "UNKNOWN"}
@@ -159,12 +159,12 @@ def uses_of(found: Sequence[tuple[Squashfs, tuple[str, ...]]], runs: Sequence[Ru
 
 
 def unused_images(uses: Sequence[ImageUse], *, ended: bool) -> tuple[ImageUse, ...]:
-    """Those that no symlink and no run names; with `ended`, also those that only runs name which are over."""
+    """The images without symlinks and runs; with `ended`, also those that are used only by runs that have ended."""
     return tuple(use for use in uses if not use.links and not use.active and (ended or not use.runs))
 
 
 def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) -> tuple[ImageUse, ...]:
-    """The files that a user named. Raises RunnerError for an unknown one, and for one that a job waits for or uses."""
+    """The files that the user named. Raises RunnerError for an unknown file, and for one that an active run uses."""
     found: list[ImageUse] = []
     for word in words:
         path = Path(word).expanduser()

@@ -1,4 +1,4 @@
-"""What git says about a folder: the files that it tracks, the commit, and what differs from that."""
+"""Ask git about a folder: its tracked files, its commit, and its changes since that commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.machine import process
 
 @dataclass(frozen=True)
 class Git:
-    """What git says about a folder."""
+    """The state of a folder, from git."""
 
     commit: str
     """empty before the first commit"""
@@ -25,7 +25,7 @@ class Git:
 
 
 def work_tree(folder: Path) -> Path | None:
-    """The top of the git work tree that contains a folder; None outside of one (or without git)."""
+    """The root of the git work tree that contains a folder; None if there is none, or git is not installed."""
     for parent in (folder, *folder.parents):
         if (parent / ".git").exists():
             return parent
@@ -33,12 +33,12 @@ def work_tree(folder: Path) -> Path | None:
 
 
 def command(folder: Path, *words: str) -> tuple[str, ...]:
-    """A call of git in a folder; without locks, so that it never blocks the user's own git."""
+    """A git command for a folder. It takes no locks, so that it never blocks the user's own git."""
     return ("git", "-C", str(folder), "--no-optional-locks", *words)
 
 
 class Question:
-    """git at work, asked at once and in the background: it answers while other things are done."""
+    """git commands that run in the background while runner does other things."""
 
     def __init__(self, folder: Path) -> None:
         top = work_tree(folder)
@@ -49,7 +49,7 @@ class Question:
         )
 
     def answer(self) -> tuple[tuple[str, ...], Git] | str:
-        """The tracked files, relative to the folder, and the state; or git's own words where it refuses."""
+        """(the tracked files, relative to the folder; the state), or git's error message if it fails."""
         done = (self._tracked.finish(), self._status.finish())
         for each in done:
             if each.exit_code != 0:
@@ -59,14 +59,15 @@ class Question:
 
 
 def parse_status(entries: list[str], below: str = "") -> Git:
-    """The state in the entries of `git status --porcelain=v2 --branch -z --no-renames`.
+    """Parse the entries of `git status --porcelain=v2 --branch -z --no-renames`.
 
-    Paths are relative to the top of the work tree there; `below` (`a/b/`) is taken off. Source: git-status(1).
+    Paths in the entries are relative to the root of the work tree; the prefix `below` (`a/b/`) is removed. Source:
+    git-status(1).
     """
     commit = ""
     modified: list[str] = []
     untracked: list[str] = []
-    # kind of an entry -> how many words precede its path, kind included
+    # type of an entry -> the number of words before its path, including the type
     words_before = {"1": 8, "u": 10}
     for entry in entries:
         kind, _, rest = entry.partition(" ")

@@ -1,4 +1,4 @@
-"""Past launches, ten thousand of them in a moment: from their folders, and for those not over from `status`."""
+"""Past launches, read from their folders (fast even for ten thousand) and, for unfinished runs, from `status`."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 STATES = ("PREPARING", "PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL",
           "OUT_OF_MEMORY", "LOST", "UNKNOWN", *sorted(ACTIVE - {"PENDING", "RUNNING"}))  # fmt: skip
 """the states of `runner status`"""
-_REMEMBERED_SECONDS = 900  # how long after its end Slurm may still tell more of a job than its folder (MinJobAge)
+_REMEMBERED_SECONDS = 900  # for this long after a job's end, Slurm may know more than the run folder (MinJobAge)
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch, as its folder tells it."""
+    """A launch, as its folder describes it."""
 
     run: Run
     state: str
-    """one of STATES; from the folder alone, PENDING or RUNNING where no exit code was left"""
+    """one of STATES; PENDING or RUNNING if the folder contains no exit code"""
     exit_code: int | None
     """of the newest attempt"""
     attempts: int
     script: str
-    """its path in the project; empty where a command was launched, or the lock is gone"""
+    """the script's path in the project; empty for a command, or if the lock is missing"""
     command: tuple[str, ...]
     settled: bool = True
-    """whether the folder tells all that there is to know about its end"""
+    """whether the folder completely describes how the run ended"""
 
     @property
     def program(self) -> str:
-        """The script, else the command as one would type it."""
+        """The script, or else the command as typed in a shell."""
         return self.script or shlex.join(self.command)
 
     def record(self) -> dict[str, object]:
@@ -62,21 +62,21 @@ class Launch:
 
 @dataclass(frozen=True)
 class Filters:
-    """Which launches to show; an empty value lets all pass. Words may be patterns: `*`, `?`, `[...]`."""
+    """Which launches to show. An empty value matches all. Words may be patterns: `*`, `?`, `[...]`."""
 
     env: str = ""
     script: str = ""
-    """its path, file name or stem; of a command its first word"""
+    """the script's path, file name or stem, or the first word of the command"""
     job: str = ""
-    """of the run, or its sweep"""
+    """the name of the job of the run or its sweep"""
     tags: tuple[str, ...] = ()
-    """all of them"""
+    """the run must have all of these"""
     site: str = ""
     states: tuple[str, ...] = ()
     since: datetime | None = None
 
     def passes_record(self, run: Run) -> bool:
-        """Whether run.json alone lets it pass: no other file of the folder needs to be read else."""
+        """Whether run.json matches. If it does not, no other file of the folder needs to be read."""
         return (
             _matches(self.env, run.environment)
             and (_matches(self.job, run.job) or self.job == run.sweep)
@@ -86,7 +86,7 @@ class Filters:
         )
 
     def passes(self, launch: Launch) -> bool:
-        """Whether state and script let it pass too."""
+        """Whether the state and the script match."""
         return (not self.states or launch.state in self.states) and (not self.script or self._is_script(launch))
 
     def _is_script(self, launch: Launch) -> bool:
@@ -95,7 +95,7 @@ class Filters:
 
 
 def find(runs: Sequence[Run], filters: Filters) -> Iterator[Launch]:
-    """The launches that pass the filters, in the order given."""
+    """The launches that match the filters, in the given order."""
     found = [look(run) for run in runs if filters.passes_record(run)]
     now = _now([launch.run for launch in found if not launch.settled])
     for launch in found:
@@ -106,7 +106,7 @@ def find(runs: Sequence[Run], filters: Filters) -> Iterator[Launch]:
 
 
 def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
-    """Name -> status of the runs of which a scheduler, or this machine, may know more than their folders."""
+    """Name -> status of the runs about which the scheduler, or this machine, may know more than the run folder."""
     if not runs:
         return {}
     from runner.runs.status import ask
@@ -115,7 +115,7 @@ def _now(runs: Sequence[Run]) -> dict[str, RunStatus]:
 
 
 def look(run: Run) -> Launch:
-    """What the folder of a run tells."""
+    """Read a launch from its run folder."""
     attempts = run.attempts
     newest = attempts[-1] if attempts else None
     code = newest.exit_code if newest else None
@@ -131,14 +131,14 @@ def _state(run: Run, newest: Attempt | None, code: int | None) -> str:
     if run.state == PREPARING or not run.job_ids:
         return "PREPARING"
     if is_cancelled(run) if run.state == CANCELLED else newest is not None and newest.cause == "cancelled":
-        return "CANCELLED"  # whatever code it left: it may have saved and ended with 0
+        return "CANCELLED"  # whatever its exit code: a program that saved on the signal ends with 0
     if code is not None:
         return "FAILED" if code else "COMPLETED"
     return "RUNNING" if newest else "PENDING"
 
 
 def _is_old(attempt: Attempt) -> bool:
-    """Whether the attempt ended so long ago that no scheduler remembers more of it."""
+    """Whether the attempt ended so long ago that the scheduler no longer knows about it."""
     return time.time() - (attempt.time("exit_code") or 0.0) > _REMEMBERED_SECONDS
 
 
@@ -146,10 +146,10 @@ _PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|command) = (.*\n(?:   
 
 
 def _program(lock: str) -> tuple[str, tuple[str, ...]]:
-    """The script, or the command, of the table [job] of a lock.
+    """The script, or the command, from the table [job] of a lock.
 
-    Not by tomllib, which would take seconds for ten thousand locks: the lock is our own writing (lock.py), in which
-    texts and lists of texts are JSON but for the comma after a list's last line.
+    Does not use tomllib, which would take seconds for ten thousand locks. In a lock (lock.py writes it), strings and
+    lists of strings are JSON, except for the comma after the last item.
     """
     try:
         found = _PROGRAM.search(files.content(lock).decode())
@@ -164,7 +164,7 @@ def _matches(pattern: str, text: str) -> bool:
 
 
 def _created(run: Run) -> datetime:
-    """When it was launched; the beginning of time where the record does not say so."""
+    """When the run was launched; datetime.min if the record has no valid time."""
     try:
         return datetime.fromisoformat(run.created).astimezone()
     except ValueError:

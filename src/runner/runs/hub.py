@@ -1,4 +1,4 @@
-"""What a job's arguments name on the Hugging Face hub, and whether `runner prefetch` has brought it here."""
+"""The models and datasets of the Hugging Face hub that a job's arguments name, and whether they are in the cache."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from runner.runs.job import Job
 from runner.site import Site
 
 HOME = "huggingface"
-"""in the shared cache: HF_HOME of jobs that do not say otherwise; jobs/training/run.py decides the same"""
+"""the folder in the shared cache that is HF_HOME by default; jobs/training/run.py uses the same"""
 NOTES = "prefetched"
 OWN = frozenset({"tiny-llama", "python-docs"})
-"""made by the scripts themselves: jobs/training/arguments.py"""
+"""names that the scripts generate themselves: jobs/training/arguments.py"""
 
-# argument -> kind, part; the names are those of transformers' and TRL's scripts
+# argument -> (kind, part); the arguments of transformers' and TRL's scripts
 _NAMES = {
     "model_name_or_path": ("model", ""),
     "tokenizer_name": ("model", "tokenizer"),
@@ -35,7 +35,8 @@ _NAMES = {
 _PARTS = ("dataset_config", "dataset_config_name")
 _REVISIONS = {"model": ("model_revision",), "dataset": ("dataset_revision",)}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_FILE = r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$"  # compiled where a job names something
+# a string, so that it is compiled only if a job names something
+_FILE = r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$"
 _LINE = r"(?m)^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))"
 
 
@@ -47,28 +48,28 @@ class Repository(NamedTuple):
     name: str
     revision: str = "main"
     part: str = ""
-    """of a dataset: its configuration; of a model: `tokenizer`, where its weights are not asked for"""
+    """for a dataset: its configuration; for a model: `tokenizer` if the weights are not needed"""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.name!r}"
 
     @property
     def note(self) -> str:
-        """The name of the note that says it is here. jobs/prefetch.py writes it under the same name."""
+        """The name of the file that records the prefetch. jobs/prefetch.py writes it."""
         words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
         return "--".join(word for word in words if word) + ".json"
 
 
 class State(NamedTuple):
-    """Whether a repository is here."""
+    """Whether a repository is in the cache."""
 
     ready: bool
     fault: str = ""
-    """what is wrong with one that was here; empty where it never was"""
+    """what is wrong with a repository that was prefetched; empty if it never was"""
 
 
 def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tuple[Repository, ...]:
-    """What the words of a script name on the hub; names found in one of the `folders` are local."""
+    """The hub repositories that a script's arguments name. Names that exist in one of the `folders` are local."""
     roots = tuple(folders)
     values = {**_config_values(arguments, roots), **_values(arguments)}
     found: dict[Repository, None] = {}
@@ -84,13 +85,13 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
 
 
 def pushes(arguments: Sequence[str], folders: Iterable[Path] = ()) -> bool:
-    """Whether the job writes to the hub, so that it cannot be kept from the network."""
+    """Whether the job uploads to the hub, so that it cannot run offline."""
     values = {**_config_values(arguments, tuple(folders)), **_values(arguments)}
     return values.get("push_to_hub", "false").lower() in ("", "true", "1", "yes")
 
 
 def cache_state(home: Path, each: Repository) -> State:
-    """Whether every file that the note of a prefetch lists is there in its size."""
+    """Whether every file that the prefetch recorded exists with the same size."""
     try:
         note = json.loads((home / NOTES / each.note).read_text(encoding="utf-8"))
         folder = home / Path(str(note["folder"])).relative_to(_home_of(note))
@@ -110,12 +111,12 @@ def cache_state(home: Path, each: Repository) -> State:
 
 
 def _home_of(note: Mapping[str, str]) -> Path:
-    """HF_HOME as the prefetch saw it, in a container perhaps: FOLDER is HOME/hub/REPOSITORY/snapshots/COMMIT."""
+    """HF_HOME as the prefetch used it, possibly in a container: FOLDER is HOME/hub/REPOSITORY/snapshots/COMMIT."""
     return Path(str(note["folder"])).parents[3]
 
 
 def in_hub_cache(home: Path, each: Repository) -> bool:
-    """Whether the hub's own cache has some commit of it: fetched by hand, or by an earlier job."""
+    """Whether the hub's own cache has any commit of it, which the user or an earlier job has downloaded."""
     folder = home / "hub" / f"{each.kind}s--{each.name.replace('/', '--')}" / "snapshots"
     return folder.is_dir() and any(folder.iterdir())
 
@@ -138,7 +139,7 @@ def _values(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def _config_values(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, str]:
-    """The plain `name: value` lines of the YAML file that `--config` names, where it can be read here."""
+    """The plain `name: value` lines of the YAML file that `--config` names, if it can be read here."""
     name = _values(arguments).get("config", "")
     for folder in folders if name else ():
         try:
@@ -150,11 +151,11 @@ def _config_values(arguments: Sequence[str], folders: Sequence[Path]) -> dict[st
 
 
 CACHE_MOUNT = Mount("${RUNNER_CACHE}", "${RUNNER_CACHE}")
-"""at the same path inside and outside; payload/attempt.sh sets the variable for a job"""
+"""mounted at the same path as on the host; payload/attempt.sh sets the variable for a job"""
 
 
 def shared_cache(run_folder: Path, environ: Mapping[str, str]) -> Path:
-    """The folder: RUNNER_CACHE, else `.cache` beside the run. payload/attempt.sh decides the same for a job."""
+    """The shared cache: RUNNER_CACHE, or else `.cache` beside the run. payload/attempt.sh uses the same rule."""
     named = environ.get("RUNNER_CACHE", "")
     usable = named.startswith("/") and not set(named) & {":", ","}
     return Path(named) if usable else run_folder.parent / ".cache"
@@ -164,7 +165,7 @@ NOT_HERE = "(not here yet)"
 
 
 def revisions(words: Sequence[str], run_folder: Path, env: Mapping[str, str]) -> dict[str, str]:
-    """`model NAME`, `dataset NAME` -> commit, for what the words of a job name on the hub."""
+    """`model NAME` or `dataset NAME` -> commit, for the hub repositories that a job's command names."""
     named = env.get("HF_HOME", "")
     home = Path(named) if named.startswith("/") else shared_cache(run_folder, os.environ) / HOME
     return {f"{each.kind} {each.name}": _commit(home, each) for each in repositories(words)}
@@ -183,17 +184,18 @@ TRUE = ("1", "true", "yes", "on")
 
 
 def model_folders(project: Project) -> tuple[Path, ...]:
-    """Where a relative path among a script's arguments may lie."""
+    """The folders in which a relative path in a script's arguments may exist."""
     return tuple(dict.fromkeys((project.start, *((project.root,) if project.root else ()))))
 
 
 def hub_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's own variables that matter here: they enter every container."""
+    """The user's own variables for the hub, which are passed into every container."""
     return {name: environ[name] for name in ("HF_HOME", OFFLINE) if name in environ}
 
 
 def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -> Path:
-    """HF_HOME of a job: what its variables say, else in the cache that runs share. Raises RunnerError."""
+    """HF_HOME of a job: from its variables, or else in the shared cache. Raises RunnerError if it cannot be
+    expanded."""
     cache = shared_cache(runs / "run", environ)
     text = given.get("HF_HOME")
     return Path(expand(text, {**environ, "RUNNER_CACHE": str(cache)}, "HF_HOME")) if text else cache / HOME
@@ -202,10 +204,10 @@ def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -
 def choose_offline(
     job: Job, environment: Environment, project: Project, site: Site, environ: Mapping[str, str], *, strict: bool = True
 ) -> tuple[Job, tuple[str, ...]]:
-    """The job, offline where all that it names is here; and notes on what is not.
+    """The job, set to offline mode if everything that it names is in the cache; and notes about what is not.
 
-    Raises RunnerError, where `strict`, for what was prefetched and is damaged, and for a job that is offline and lacks
-    something; a note otherwise.
+    If `strict`, raises RunnerError for a damaged prefetch, and for an offline job that lacks a repository. Otherwise,
+    these become notes.
     """
     try:
         return _settled(job, environment, project, site, environ)

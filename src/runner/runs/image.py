@@ -1,4 +1,4 @@
-"""The image of a launch: what its emitted EDF names, and where that is."""
+"""The image of a launch: the reference in its emitted EDF, and the squashfs file."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 RUN_MOUNT = Mount("${RUNNER_RUN}", "${RUNNER_RUN}")
 CODE_MOUNT = Mount("${RUNNER_RUN}/code", "${RUNNER_RUN}/code", ("ro",))
-"""over RUN_MOUNT: a job cannot change the code it was launched with"""
+"""mounted over RUN_MOUNT, so that a job cannot change the code that it was launched with"""
 
 
 class LaunchImage(NamedTuple):
-    """What the emitted EDF names as its image."""
+    """The image in the emitted EDF."""
 
     reference: str
-    """an absolute squashfs path named by content, a registry reference, or empty: no container"""
+    """the absolute path of a squashfs file named by its content, or a registry reference; empty: no container"""
     squashfs: Squashfs | None = None
-    """what is known of a file that `runner import` made; None for anybody else's"""
+    """facts about a file that `runner import` made; None for other files"""
     stable: Path | None = None
-    """the path that the EDF names, a symlink as a rule"""
+    """the path in the user's EDF, which is usually a symlink"""
     notes: tuple[str, ...] = ()
 
     @property
     def missing(self) -> bool:
-        """Whether a file is named that is not there."""
+        """Whether the image is a file that does not exist."""
         return self.stable is not None and not self.stable.exists()
 
 
 def find_image(environment: Environment, site: Site, environ: Mapping[str, str], *, strict: bool = True) -> LaunchImage:
-    """The image that an environment names, with its squashfs file resolved to the one named by content.
+    """The image of an environment. A squashfs path is resolved to the file that is named by its content.
 
-    Where the path has a variable that is not defined here, the job's own counts (`strict`: RunnerError).
+    If that fails, `strict` raises the RunnerError; otherwise, the image is not checked, and the notes say so.
     """
     text = environment.image
     if not environment.is_squashfs:
@@ -62,7 +62,7 @@ def find_image(environment: Environment, site: Site, environ: Mapping[str, str],
 def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage:
     stable = Path(expand(environment.image, variables, f"the image of {environment.name}"))
     if not stable.is_absolute():
-        # plain srun reads it from where it is started; the file's own folder is what its author meant
+        # plain srun resolves a relative path from the current folder, but the author of the EDF meant the EDF's folder
         stable = ((environment.path or Path.cwd() / "x").parent / stable).absolute()
     if not stable.exists():
         return LaunchImage(str(stable), None, stable)
@@ -73,7 +73,7 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
 
 
 def _foreign(stable: Path) -> LaunchImage:
-    """A squashfs file that somebody else has made (enroot, an admin): used as it is. Raises RunnerError otherwise."""
+    """A squashfs file that runner did not make (enroot, an admin). Raises RunnerError if it is not one."""
     path = stable.resolve()
     try:
         with path.open("rb") as file:
@@ -90,7 +90,7 @@ def _foreign(stable: Path) -> LaunchImage:
 
 
 def missing_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> RunnerError:
-    """The error for an image that is not there, with the commands that make it, or the folder that has it."""
+    """The error for a missing image. It names the commands that build it, or a folder that contains it."""
     assert image.stable is not None
     recipe = image.stable.name.removesuffix(".sqsh")
     what = f"the image of environment {environment.name!r} does not exist: {image.stable}"
@@ -109,7 +109,7 @@ def missing_image(image: LaunchImage, environment: Environment, environ: Mapping
 
 
 def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | None:
-    """The site, and its image folder, that has the image."""
+    """Another site whose image folder contains the image, and that folder; None if there is none."""
     from runner.site_files import own_image_folder, site_names
 
     for name in site_names(environ):
@@ -124,7 +124,7 @@ def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | No
 
 
 def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
-    """Warnings, none as a rule. Raises RunnerError where the image is for other processors than the site's nodes."""
+    """Warnings, usually none. Raises RunnerError if the image's architecture differs from that of the site's nodes."""
     if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
         return ()
     own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
@@ -138,5 +138,5 @@ def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
 
 
 def run_environment(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:
-    """The environment as the job gets it: image by content; run folder and shared cache mounted at their own paths."""
+    """The environment for the job: the image by content; run folder and shared cache mounted at their own paths."""
     return replace(environment, image=image.reference, mounts=(*environment.mounts, RUN_MOUNT, CACHE_MOUNT, *more))

@@ -1,4 +1,4 @@
-"""The result of reading a command line or script: the fields of an EDF, the command, and notes about the rest."""
+"""What `env adopt` reads from a command line or script: EDF fields, the command, and notes about everything else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 @dataclass
 class Adopted:
-    """Filled in by the readers of command lines and scripts. Texts are EDF text."""
+    """The result, which the readers of command lines and scripts fill in. All texts are EDF text."""
 
     base: str = ""
     """the environment named by `--environment`"""
@@ -35,26 +35,26 @@ class Adopted:
     devices: list[str] = field(default_factory=list)
     command: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """what was not carried over, or is not needed, in the order of the words"""
+    """what was not carried over, or is not needed, in the order of the input"""
     folder: Path | None = None
-    """the folder of relative paths; a job runs in another one"""
+    """the folder to which relative paths refer; the job will run in a different one"""
     where: str = ""
-    """prefix of notes: the line of the script"""
+    """the prefix of notes: the line of the script"""
 
     def not_carried_over(self, what: str, why: str) -> None:
-        """Note what an EDF or job file cannot express."""
+        """Add a note about something that an EDF or job file cannot express."""
         self._note(f"{short(what)}: not carried over: {why}")
 
     def not_needed(self, what: str, why: str) -> None:
-        """Note what every engine does anyway."""
+        """Add a note about something that every engine does by default."""
         self._note(f"{short(what)}: not needed: {why}")
 
     def note(self, what: str, why: str) -> None:
-        """Note what was carried over in a way that the reader may not expect."""
+        """Add a note about something that was carried over in a way that the user may not expect."""
         self._note(f"{short(what)}: {why}")
 
     def computed(self, what: str) -> None:
-        """Note a value that only a shell can evaluate."""
+        """Add a note about a value that only a shell can evaluate."""
         self.not_carried_over(what, "only a shell can evaluate this text: write its value")
 
     def _note(self, text: str) -> None:
@@ -63,7 +63,7 @@ class Adopted:
             self.notes.append(line)
 
     def mount(self, text: str, given: str) -> None:
-        """Add the mount `SOURCE[:TARGET[:FLAGS]]`; one that an EDF cannot express is noted."""
+        """Add the mount `SOURCE[:TARGET[:FLAGS]]`, or a note if an EDF cannot express it."""
         try:
             mount = parse_mount(text)
         except RunnerError as error:
@@ -74,13 +74,13 @@ class Adopted:
             self.mounts.append(mount)
 
     def absolute(self, text: str) -> str:
-        """A path of the host; a relative one becomes absolute."""
+        """A path on the host, made absolute."""
         if self.folder is None or not text.startswith(("./", "../")):
             return text
         return os.path.normpath(os.path.join(literal(str(self.folder)), text))  # noqa: PTH118 (the text may hold variables)
 
     def variable(self, name: str, value: str, given: str) -> None:
-        """Add a variable of [env]; one that an EDF cannot express is noted."""
+        """Add a variable to [env], or a note if an EDF cannot express it."""
         if not _VARIABLE.fullmatch(name):
             self.not_carried_over(given, f"{name!r} is not a variable name")
         elif looks_secret(name, plain(value) or ""):
@@ -96,7 +96,7 @@ class Adopted:
             self.env[name] = value
 
     def set_defaults(self) -> None:
-        """Decide `entrypoint` and `writable` of a new EDF: the engines disagree on their defaults."""
+        """Set `entrypoint` and `writable` in a new EDF, because their defaults differ between engines."""
         if self.base:
             return
         self.entrypoint = bool(self.entrypoint)
@@ -106,7 +106,7 @@ class Adopted:
         self.writable = True if self.writable is None else self.writable
 
     def changes(self, present: Mapping[str, object] | None = None) -> list[Change]:
-        """What to write into an EDF with the content `present`; mounts and devices that it has already are kept."""
+        """The changes to an EDF whose content is `present`. Mounts and devices that it already has are kept."""
         there = dict(present or {})
         wanted: list[Change] = []
         for key, value in (("base_environment", self.base), ("image", self.image), ("workdir", self.workdir)):
@@ -140,7 +140,7 @@ def plain(text: str) -> str | None:
 
 
 def image_reference(text: str) -> tuple[str, str]:
-    """(`[USER@][REGISTRY#]IMAGE[:TAG]` for an EDF, why there is none); one of the two is empty.
+    """(`[USER@][REGISTRY#]IMAGE[:TAG]` for an EDF, the reason if that is not possible); one of them is empty.
 
     Source: enroot 4, src/docker.sh.
     """

@@ -11,7 +11,7 @@ from runner.expansion import literal
 from runner.runs.adopt.adopted import Adopted, image_reference
 from runner.runs.adopt.options import CONTAINER, Option, split
 
-# what every engine does anyway
+# options whose effect every engine has by default
 _NOT_NEEDED = {
     "rm": "the container is always removed; what it writes outside mounts is lost",
     "interactive": "`runner shell` gives a prompt",
@@ -134,7 +134,7 @@ def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
 
 
 def _after_variable(value: str) -> tuple[str, str, str]:
-    """Source, colon and rest of a volume whose source begins with a variable, perhaps one with a default."""
+    """(source, colon, rest) of a volume whose source begins with a variable, which may have a default."""
     source, *rest = split_fields(value)
     return source, ":" if rest else "", ":".join(rest)
 

@@ -30,12 +30,13 @@ _NOT_NEEDED = {
     "chdir": "tasks start in the snapshot of the code",
     "pty": "`runner shell` gives a prompt", "get-user-env": "the container gets the host's variables",
 }  # fmt: skip
-_NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}  # Source: pyxis 0.24.0, what is kept from enroot
+# Source: pyxis 0.24.0, the variables that it does not pass to enroot
+_NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}
 
 
 @dataclass
 class Draft:
-    """The job file in progress."""
+    """The job file that is being assembled."""
 
     check: Check
     check_variable: CheckVariable
@@ -59,7 +60,7 @@ class Draft:
                 self._other(option, value, program, adopted)
 
     def _number(self, option: Option, value: str) -> bool:
-        """Whether the option is a count; reads it."""
+        """Whether the option is a count; if so, read its value."""
         name = option.name
         if name in _NUMBERS and value.isdigit() and int(value) > 0:
             self.resources[_NUMBERS[name]] = int(value)
@@ -114,7 +115,7 @@ class Draft:
                 self.flags[program][name] = flag
 
     def variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
-        """Read a variable that the job exports; its value is EDF text."""
+        """Read a variable that the job exports. The value is EDF text."""
         text = plain(value)
         if name in RENDEZVOUS:
             adopted.not_needed(given, "runner sets it for each task")
@@ -207,7 +208,7 @@ class Program:
 
 
 def read_program(words: Sequence[Word], tasks_per_node: int | None, adopted: Adopted) -> Program:
-    """The program that these words start in each task."""
+    """The program that these words start in every task."""
     words = _without_prefixes(list(words), adopted)
     first = words[0].text.rsplit("/", 1)[-1] if words else ""
     launcher, grammar, behind = "", PYTHON, 1
@@ -237,7 +238,7 @@ def read_program(words: Sequence[Word], tasks_per_node: int | None, adopted: Ado
 
 
 def _without_prefixes(words: list[Word], adopted: Adopted) -> list[Word]:
-    """The words without `exec` and `env -u NAME NAME=VALUE`, whose variables go to [env]."""
+    """The words without a leading `exec` or `env -u NAME NAME=VALUE`. The variables of `env` go to [env]."""
     while words and words[0].text in {"exec", "env", "time"}:
         prefix = words.pop(0)
         while prefix.text == "env" and words:
@@ -285,7 +286,7 @@ def _say(option: Option, adopted: Adopted) -> None:
 
 
 def _program(launcher: str, rest: Sequence[Word], words: Sequence[Word], processes: int | None = None) -> Program:
-    """The script with its arguments; the command if there is no script, or if a shell must evaluate the words."""
+    """The script with its arguments, or a command if there is no script, or if a shell must evaluate the words."""
     texts = [plain(word.text) if not word.computed else None for word in rest]
     if texts and None not in texts and str(texts[0]).endswith((".py", ".sh")):
         script, *arguments = (str(text) for text in texts)
@@ -301,7 +302,7 @@ def _program(launcher: str, rest: Sequence[Word], words: Sequence[Word], process
 
 
 def shell_text(word: Word) -> str:
-    """The word for a shell: variables stay variables, text is quoted; computed words are unchanged."""
+    """The word as shell text: variables stay variables, other text is quoted, computed words are unchanged."""
     if word.computed or re.fullmatch(r"[A-Za-z0-9_@%+:,./=-]+", word.text):
         return word.raw if word.computed else word.text
     written = ""

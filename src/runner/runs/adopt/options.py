@@ -1,4 +1,4 @@
-"""Options of other programs as data: which have a value, and their short forms."""
+"""The options of other programs as data: which options have a value, and their short forms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runner.bash import Word
 
 @dataclass(frozen=True)
 class Grammar:
-    """The options of one program. Those not in `flags` have a value."""
+    """The options of one program. Every option that is not in `flags` or `optional` has a value."""
 
     short: Mapping[str, str]
     """letter -> long name"""

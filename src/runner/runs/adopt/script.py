@@ -1,4 +1,4 @@
-"""A batch script, read into an EDF and a job file: its directives, its variables, and its main step."""
+"""Read a batch script into an EDF and a job file: its directives, its variables, and its main step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Step:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """The main step has the highest rank: steps in a container first, then any srun; the last of them."""
+        """The step with the highest rank is the main step: prefer steps in a container, then srun, then later steps."""
         contained = self.kind in _ENGINES or any(containers.is_flag(option) for option in self.options)
         return (3 if contained else 2 if self.kind == "srun" else 1, self.command.line)
 
@@ -54,7 +54,7 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
     container = tuple(option for option in directives if containers.is_flag(option))
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
     containers.read_flags(container, adopted)
-    # as if submitted from here
+    # as if the script were submitted from the current folder
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
     adopted.folder = folder
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
@@ -80,7 +80,7 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
 
 
 def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
-    """The options of the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
+    """The options in the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
     words: list[Word] = []
     ended = False
     for number, line in enumerate(text.splitlines(), 1):
@@ -103,7 +103,7 @@ def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
 
 
 def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[tuple[Command, str]]]:
-    """(the steps in order, the other commands with the reason why they are not carried over)."""
+    """(the steps in order, the other commands, each with the reason why it is not carried over)."""
     steps: list[Step] = []
     others: list[tuple[Command, str]] = []
     for command in commands(text):
@@ -191,7 +191,7 @@ def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
 
 
 def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> tuple[Word, ...]:
-    """Read the words after `srun`, `docker run` or `podman run`; returns those of the program."""
+    """Read the words after `srun`, `docker run` or `podman run`, and return those of the program."""
     if kind in _ENGINES:
         read_container_run(words, adopted, kind, folder)
         return tuple(adopted.command)
@@ -216,14 +216,14 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
 
 
 def _name_variables(listed: str, adopted: Adopted, draft: Draft) -> None:
-    """Move variables whose exported value must beat the image's to [env] of the EDF."""
+    """Move variables whose exported value must override the image's to [env] of the EDF."""
     for name in listed.split(","):
         if name in draft.env:
             adopted.env[name] = literal(draft.env.pop(name))
 
 
 def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folder: Path) -> Program:
-    """Read a command line; returns the program. A shell has read the words, so they contain no variables.
+    """Read a command line, and return the program. The shell has already expanded all variables in the words.
 
     Raises RunnerError for an unknown program.
     """
@@ -254,7 +254,7 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
 
 
 def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:
-    """Read `sbatch OPTIONS SCRIPT`; the options win over the script."""
+    """Read `sbatch OPTIONS SCRIPT`. The options override those in the script."""
     options, rest = split(words, SBATCH)
     program = Program("none")
     if rest:
@@ -278,7 +278,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
 
 @dataclass
 class Scope:
-    """The variables of the script so far."""
+    """The variables that the script has set so far."""
 
     values: dict[str, str] = field(default_factory=dict)
     """EDF text"""
@@ -303,7 +303,7 @@ class Scope:
         return tuple(found)
 
     def value(self, text: str) -> str:
-        """EDF text with known variables replaced; the others stay."""
+        """EDF text with known variables replaced. Other variables are unchanged."""
         pieces: list[str | Variable] = []
         for part in parts(text, "a word"):
             known = self.values.get(part.name) if isinstance(part, Variable) else None
@@ -332,7 +332,7 @@ class Scope:
 
 
 def assign_default(words: Sequence[Word], scope: Scope, command: Command) -> bool:
-    """Whether the words are `"${NAME:=value}"`, which sets a variable that is unset."""
+    """Whether the words are `"${NAME:=value}"`, which sets NAME if it is unset."""
     found = re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S) if words else None
     if found and found[1] not in scope.values:
         [value, *_] = commands(f'{found[1]}="{found[2]}"')
@@ -341,7 +341,7 @@ def assign_default(words: Sequence[Word], scope: Scope, command: Command) -> boo
 
 
 def note_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
-    """Note the variables of the EDF, the program and the exports whose value only the script knows."""
+    """Add notes about variables of the EDF, the program and the exports that only the script sets."""
     texts = [adopted.image, adopted.workdir, adopted.base, *adopted.env.values(), *adopted.annotations.values()]
     texts += [mount.text() for mount in adopted.mounts]
     in_edf = {name for text in texts for name in names(text)}
