@@ -1,7 +1,7 @@
-"""A job: script or command, environment, resources, launcher, arguments; each value with where it came from.
+"""A job: script or command, environment, resources, launcher and arguments. Every value has an origin.
 
-`KEYS` declares each setting once. The command line, a job file and a site are layers, name -> value and origin;
-`resolve` makes a job of them, and `checks` refuses a job that cannot run.
+`KEYS` declares each setting once. The command line, a job file and a site are layers that map names to values with
+origins. `resolve` combines them into a job, and `checks` rejects a job that cannot run.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ HANG_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Restart:
-    """How often a job is restarted after each cause; 0: never."""
+    """How many times a job is restarted after each cause; 0: never."""
 
     time_limit: int = 0
-    """after the time limit, or whenever the program asks to be continued (exit code 75)"""
+    """after the time limit, or if the program asks for another attempt (exit code 75)"""
     preemption: int = 0
     node_failure: int = 0
     hang: int = 0
-    """after it was ended for lack of progress"""
+    """after it was ended because it made no progress"""
     script_failure: int = 0
     """after any other exit code than 0 and 75"""
     without_checkpoint: int = 3
-    """attempts in a row without a new checkpoint after which it stops, whatever else is allowed"""
+    """after this many attempts in a row without a new checkpoint, there is no further restart, whatever the cause"""
     gpu_hours: int = 0
-    """of all attempts together, after which no new one begins; 0: no limit"""
+    """no attempt starts after all attempts together have used this many GPU hours; 0: no limit"""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What is asked of the scheduler. None: left to the cluster's default."""
+    """What the job requests from the scheduler. None: the cluster's default."""
 
     nodes: int = 1
     gpus_per_node: int = 0
@@ -56,7 +56,7 @@ class Resources:
     cpus_per_task: int = 1
     """for each of these processes"""
     memory: str | None = None
-    """per node, as sbatch writes it: 450G"""
+    """per node, in sbatch's format: 450G"""
     time_minutes: int | None = None
     partition: str | None = None
     account: str | None = None
@@ -64,104 +64,105 @@ class Resources:
 
 @dataclass(frozen=True)
 class Job:
-    """What a batch script is rendered from."""
+    """The job from which a batch script is rendered."""
 
     name: str
     environment: Environment
     script: str | None = None
-    """path of a .py or .sh file relative to the snapshot; None: `command` runs"""
+    """path of a .py or .sh file, relative to the snapshot; None: run `command`"""
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     launcher: str = "none"
     resources: Resources = Resources()
     env: Mapping[str, str] = field(default_factory=dict)
-    """set inside the container: wins over the EDF, the image and the host"""
+    """variables set inside the container; they override those of the EDF, the image and the host"""
     setup: str = ""
-    """shell text that runs inside the container, once per node, before any task goes on"""
+    """shell text that runs inside the container once per node, before the tasks start"""
     task_prolog: str = ""
-    """shell text that each task reads before its command, so that its exports count"""
+    """shell text that each task sources before its command, so that its exports apply to the command"""
     task_epilog: str = ""
-    """shell text that each task reads after its command, with its exit code in RUNNER_EXIT_CODE"""
+    """shell text that each task sources after its command; RUNNER_EXIT_CODE is the exit code of the command"""
     notify: tuple[str, ...] = ("requeue", "failure", "end")
-    """events that are posted to the user's webhook, if there is one"""
+    """events to post to the user's webhook, if there is one"""
     mail_user: str = ""
     mail_events: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
     save_seconds: int = SAVE_SECONDS
-    """how long before the time limit the job is signalled to save and exit; 0: no signal"""
+    """how many seconds before the time limit the job gets the signal to save and exit; 0: no signal"""
     hang_seconds: int = HANG_SECONDS
-    """without a sign of progress, after which the job is ended; 0: never"""
+    """end the job after this many seconds without progress; 0: never"""
     preflight: bool = False
-    """whether each node is tried before the program starts"""
+    """whether each node is tested before the program starts"""
     restart: Restart | None = None
-    """None: it is never restarted"""
+    """None: never restart the job"""
     chain: int = 0
-    """jobs to submit, each resuming from the last one's checkpoint; 0: a single job"""
+    """number of jobs to submit, each of which resumes from the checkpoint of the one before; 0: a single job"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """warnings, one line each"""
 
     @property
     def one_task_per_node(self) -> bool:
-        """Whether the launcher itself starts a node's processes."""
+        """Whether srun starts one task per node, and the launcher starts the processes of the node."""
         return self.launcher in ("torchrun", "accelerate")
 
     @property
     def tasks_per_node(self) -> int:
-        """Tasks that srun starts on a node."""
+        """The number of tasks that srun starts on each node."""
         return 1 if self.one_task_per_node else self.resources.tasks_per_node
 
     @property
     def tasks(self) -> int:
-        """Tasks that srun starts in all."""
+        """The total number of tasks that srun starts."""
         return self.resources.nodes * self.tasks_per_node
 
     @property
     def cpus_per_step_task(self) -> int:
-        """CPUs of each task that srun starts: a launcher's task has those of all its processes."""
+        """The number of CPUs for each task that srun starts. A launcher's task gets those of all its processes."""
         return self.resources.cpus_per_task * (self.resources.tasks_per_node if self.one_task_per_node else 1)
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
+        """The total number of GPUs."""
         return self.resources.nodes * self.resources.gpus_per_node
 
     @property
     def world_size(self) -> int:
-        """Processes in all."""
+        """The total number of processes."""
         return self.resources.nodes * self.resources.tasks_per_node
 
 
 class Key(NamedTuple):
-    """How a setting of a job is written: on the command line, in a job file, in a site file."""
+    """How a setting of a job is spelled on the command line, in a job file and in a site file."""
 
     kind: type
-    """`tuple` and `dict` hold text"""
+    """items of `tuple` and `dict` are text"""
     flag: str = ""
-    """of `launch`; empty: not an option"""
+    """the option of `launch`; empty: none"""
     shell: bool = False
-    """whether `shell` takes the flag too"""
+    """whether `shell` has the option too"""
     table: str = ""
-    """of the job file; empty: its top level"""
+    """the table in the job file; empty: the top level"""
     key: str = ""
-    """in the job file, where it differs from the setting's name"""
+    """the key in the job file, if it differs from the name of the setting"""
     in_file: bool = True
     site: bool = False
-    """whether a site may set it, under the same name"""
+    """whether a site can set it, under the same name"""
     adds: bool = False
-    """whether the values of all layers count, the command line's last; else the first layer that has one wins"""
+    """whether the values of all layers are concatenated, the command line's last; otherwise, the strongest layer
+    wins"""
     is_time_limit: bool = False
-    """text in Slurm's form, which becomes minutes"""
+    """the value is text in Slurm's format, which is converted to minutes"""
     metavar: str | None = None
     help: str | None = None
 
     def place(self, name: str) -> tuple[str, ...]:
-        """The keys that lead to the setting in a job file."""
+        """The key path of the setting in a job file."""
         return (*((self.table,) if self.table else ()), self.key or name)
 
 
-# Types and defaults of the values are those of the fields of Job and Resources.
+# The fields of Job and Resources define the types and defaults of the values.
 KEYS: Mapping[str, Key] = {
     "name": Key(str, "--name", in_file=False, help="the job's name (default: the script's)"),
     "script": Key(str),
@@ -224,23 +225,23 @@ KEYS: Mapping[str, Key] = {
 
 
 class Setting(NamedTuple):
-    """A value and where it comes from."""
+    """A value and its origin."""
 
     value: Any
     origin: Origin
 
 
 Layer = Mapping[str, Setting]
-"""what one source says about a job: the command line, a job file, a site"""
+"""the settings from one source: the command line, a job file or a site"""
 
 
 def value(layer: Layer, name: str) -> Any:
-    """The value of a setting; None where the layer does not have it."""
+    """The value of a setting; None if the layer does not have it."""
     return layer[name].value if name in layer else None
 
 
 def command_line(values: Mapping[str, Any]) -> Layer:
-    """The layer of the command line; None and empty values are left out. Raises RunnerError for a bad time limit."""
+    """The layer of the command line, without None and empty values. Raises RunnerError for an invalid time limit."""
     found: dict[str, Setting] = {}
     for name, value in values.items():
         key = KEYS[name]
@@ -253,12 +254,12 @@ def command_line(values: Mapping[str, Any]) -> Layer:
 
 
 def load_job_file(path: Path) -> Layer:
-    """The layer of the job file at `path`. Raises RunnerError that names line and key of what is wrong."""
+    """The layer of the job file at `path`. Raises RunnerError, with line and key, for an error in the file."""
     return layer_of(read_toml(path))
 
 
 def layer_of(document: Document) -> Layer:
-    """What the text of a job file says, and its name. Raises RunnerError that names line and key of what is wrong."""
+    """The layer of a parsed job file. Raises RunnerError, with line and key, for an error in the file."""
     keys = {name: key for name, key in KEYS.items() if key.in_file}
     tables = {key.table for key in keys.values() if key.table}
     top = {"summary", *tables, *(key.place(name)[0] for name, key in keys.items())}
@@ -293,7 +294,7 @@ def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
 
 
 def _restart(document: Document) -> Restart:
-    """The policy of [restart]. Raises RunnerError for a number below 0."""
+    """Read the table [restart]. Raises RunnerError for a negative number."""
     typed(document, ("restart",), dict)
     names = tuple(item.name for item in fields(Restart))
     refuse_unknown_keys(document, ("restart",), names, "job")
@@ -316,7 +317,7 @@ _FORMS = re.compile(
 
 
 def time_limit_minutes(text: str, what: str) -> int:
-    """Whole minutes, rounded up, of `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S`. Source: sbatch(1), --time."""
+    """Convert `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M` or `D-H:M:S` to minutes, rounded up. Source: sbatch(1), --time."""
     found = _FORMS.fullmatch(text.strip())
     if not found:
         raise RunnerError(
@@ -338,19 +339,19 @@ def time_limit_minutes(text: str, what: str) -> int:
 
 
 def time_limit_text(total: int) -> str:
-    """`HH:MM:00`, or `D-HH:MM:00` from a day on."""
+    """Convert minutes to `HH:MM:00`, or to `D-HH:MM:00` if it is at least one day."""
     days, rest = divmod(total, 24 * 60)
     clock = f"{rest // 60:02}:{rest % 60:02}:00"
     return f"{days}-{clock}" if days else clock
 
 
 class Estimate(NamedTuple):
-    """GPU hours."""
+    """The GPU hours that a job may use."""
 
     attempt: float
-    """of one attempt that takes all of its time"""
+    """one attempt that uses its whole time limit"""
     most: float
-    """of all attempts that follow time limits, each as long"""
+    """all attempts that are allowed after time limits, if each uses its whole time limit"""
 
     @property
     def text(self) -> str:
@@ -360,7 +361,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(job: Job) -> Estimate | None:
-    """What the job may cost; None without GPUs, or where no time limit is known."""
+    """The estimated cost of the job; None if it has no GPUs or no known time limit."""
     if not job.gpus or not job.resources.time_minutes:
         return None
     attempt = job.gpus * job.resources.time_minutes / 60

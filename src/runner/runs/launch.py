@@ -1,6 +1,6 @@
-"""The place where image, environment and job become a run folder and a submission.
+"""Combine image, environment and job into the plan of a run.
 
-`prepare` decides and reads only; `submit.submit` acts on what it returns.
+`prepare` only reads and decides; `submit.submit` then writes the run folder and starts the job.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from runner.site import Site
 SCRIPT = "job.sbatch"
 EDF = "environment.toml"
 NOTIFY = "notify"
-"""the events that payload/notify.sh posts"""
+"""the file of the run folder that lists the events for payload/notify.sh"""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, as the words were given."""
+    """What the user requested on the command line."""
 
     job: str | None = None
     env: str | None = None
     script: str | None = None
     words: tuple[str, ...] = ()
-    """after the first bare `--`: arguments of the script, or the command"""
+    """the words after the first bare `--`: the script's arguments, or the command"""
     site: str | None = None
     engine: str | None = None
     given: Layer = field(default_factory=dict)
-    """name, resources, launcher and flags of the command line"""
+    """the name, resources, launcher and flags from the command line"""
     after: tuple[str, ...] = ()
-    """runs that must have ended well"""
+    """runs that must have ended with exit code 0"""
     after_any: tuple[str, ...] = ()
     """runs that must have ended"""
     dry_run: bool = False
@@ -56,11 +56,11 @@ class Request:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything about a run but its number."""
+    """Everything about a run except its number."""
 
     site: Site
     environment: Environment
-    """as the job gets it: image by content, run folder mounted"""
+    """the environment for the job: image by content, run folder mounted"""
     image: LaunchImage
     engine: str
     attachment: Attachment
@@ -68,23 +68,23 @@ class RunPlan:
     program: Program
     snapshot: Snapshot
     script: str
-    """the bytes of job.sbatch"""
+    """the text of job.sbatch"""
     files: Mapping[str, str]
-    """of the run folder, relative path -> text; the script among them"""
+    """relative path -> text, for the files of the run folder, including the script"""
     notes: tuple[str, ...]
     """warnings"""
     waits: Dependencies = field(default_factory=Dependencies)
-    """the runs that come before"""
+    """the runs to wait for"""
 
 
 MakeImage = Callable[[Environment, LaunchImage, Site], None]
-"""builds and imports the image of an environment (`--build`)"""
+"""a function that builds and imports the image of an environment (`--build`)"""
 
 
 def prepare(
     request: Request, project: Project, environ: Mapping[str, str], report: Report, make_image: MakeImage | None = None
 ) -> RunPlan:
-    """The plan of a run. Raises RunnerError for what cannot be launched; a dry run warns about what is not here."""
+    """The plan of a run. Raises RunnerError if it cannot be launched. A dry run only warns about missing files."""
     site, why = find_site(request.site, environ)
     report.detail(f"site {site.name} ({why})")
     scheduler = scheduler_of(site.scheduler)
@@ -97,7 +97,7 @@ def prepare(
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
     if engine == "host" and environment.image:
         report.warn(f"running without a container: the image {environment.image!r} is not used")
-        environment = replace(environment, image="")  # so it need not be here
+        environment = replace(environment, image="")  # so the image need not exist on this machine
     image = find_image(environment, site, environ, strict=not request.dry_run)
     if image.missing and make_image is not None:
         make_image(environment, image, site)
@@ -108,10 +108,10 @@ def prepare(
     if request.after or request.after_any:
         waits = find(request.after, request.after_any, site.runs(environ, project), site)
     job = waits.with_folder(_job(request, job_file, program, environment, site))
-    with suppress(RunnerError):  # the folder of runs may be known on the site alone
+    with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, site.runs(environ, project))
     job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)
-    asked = snapshot.begin(program.main, program.outside, program.shipped)  # git answers while the script is made
+    asked = snapshot.begin(program.main, program.outside, program.shipped)  # git runs while the script is rendered
     environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)
     script = scheduler.script(job, attachment, site)
@@ -151,7 +151,7 @@ ACCOUNT = "ACCOUNT"
 
 
 def _job(request: Request, job_file: Layer, program: Program, environment: Environment, site: Site) -> Job:
-    """The job; that of a dry run needs no account yet."""
+    """The job. In a dry run, a missing account is replaced by a placeholder."""
     layers = (_given(request, job_file, program), job_file)
     if not request.dry_run:
         return resolve.resolve(layers, environment, site)
@@ -163,7 +163,7 @@ def _job(request: Request, job_file: Layer, program: Program, environment: Envir
 
 
 def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
-    """The job file (of JOB, or the one beside a script named by SCRIPT; else empty) and the program."""
+    """The layer of the job file (of JOB, or beside SCRIPT; may be empty) and the program."""
     if request.job is None and request.script is None:
         if not request.words:
             raise RunnerError(
@@ -205,7 +205,7 @@ def _has_script(name: str, project: Project) -> bool:
 
 
 def _script_of(job_file: Layer, path: Path, project: Project) -> Path:
-    """The script that a job file names: relative to its project, else to its own folder."""
+    """The script that a job file names, relative to the project or else to the job file."""
     word, origin = job_file["script"]
     for folder in (path.parent.parent, *project.roots, path.parent):
         if (folder / word).is_file():
@@ -218,7 +218,7 @@ def _script_of(job_file: Layer, path: Path, project: Project) -> Path:
 
 
 def _given(request: Request, job_file: Layer, program: Program) -> Layer:
-    """The layer of the command line, with the program and its words; what the job file itself says is left out."""
+    """The layer of the command line, with the program and its arguments unless they come from the job file."""
     if request.job is not None and request.script is None:
         moved = "script" in job_file and program.script != job_file["script"].value
         script = command_line({"script": program.script if moved else None, "arguments": request.words})
@@ -231,7 +231,7 @@ def _given(request: Request, job_file: Layer, program: Program) -> Layer:
 def find_environment(
     name: str | None, project: Project, environ: Mapping[str, str], site: Site, report: Report
 ) -> Environment:
-    """The environment by name, or the default one: that of runner.toml, else `ngc-ds`, on site local `cpu`."""
+    """The environment by name, or the default: from runner.toml, or else `ngc-ds` (`cpu` on the site local)."""
     default, why = default_environment(project, site)
     if name is not None:
         default, why = name, ""
@@ -244,7 +244,7 @@ def find_environment(
 def _check(
     environment: Environment, image: LaunchImage, site: Site, environ: Mapping[str, str], *, strict: bool, here: bool
 ) -> tuple[str, ...]:
-    """Warnings; where `strict`, what would fail in the job is an error here."""
+    """Warnings. With `strict`, raise RunnerError for problems that would make the job fail."""
     notes: list[str] = []
     checks: tuple[Callable[[], tuple[str, ...]], ...] = (
         lambda: _need_image(image, environment, environ),

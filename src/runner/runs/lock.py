@@ -1,4 +1,4 @@
-"""RUN/lock.toml: everything that a launch was made of, so that it can be made again. Secrets never enter."""
+"""RUN/lock.toml: everything that determined a launch, so that it can be repeated. It contains no secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words
 
 Value = str | int | bool | Sequence[str] | None
-"""None is not written"""
+"""None means that the key is not written"""
 
 HEADER = """\
 # What this run was made of, as launched. Written once; nothing reads it while the job runs.
@@ -27,7 +27,7 @@ HEADER = """\
 
 
 def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
-    """What the lock of a run says, table by table."""
+    """The tables of the lock of a run."""
     site, job = plan.site, plan.job
     set_values = {key: value for key, value in asdict(site).items() if key not in ("origins", "env") and value}
     return {
@@ -81,7 +81,7 @@ def _variables(plan: RunPlan) -> dict[str, str]:
 
 
 def _seed(words: Sequence[str]) -> str | None:
-    """The seed among the arguments; None where the script chooses."""
+    """The seed in the arguments; None if the arguments do not set one."""
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name == "--seed":
@@ -90,7 +90,7 @@ def _seed(words: Sequence[str]) -> str | None:
 
 
 def read(text: str) -> dict[str, dict[str, Any]]:
-    """The tables of a lock by dotted name, values only. Raises tomllib.TOMLDecodeError."""
+    """The tables of a lock: dotted name -> values. Raises tomllib.TOMLDecodeError."""
     found: dict[str, dict[str, Any]] = {}
 
     def visit(name: str, table: Mapping[str, Any]) -> None:
@@ -121,7 +121,7 @@ def _image(image: LaunchImage) -> dict[str, Value]:
 
 
 def _file(reference: str) -> dict[str, Value]:
-    """What tells whether an image file that runner did not make is still the same one; the batch script compares it."""
+    """Size, time and inode of an image file that runner did not make. The batch script compares them."""
     try:
         found = Path(reference).stat() if reference.startswith("/") else None
     except OSError:
@@ -132,7 +132,7 @@ def _file(reference: str) -> dict[str, Value]:
 
 
 def recipe(image: LaunchImage) -> dict[str, Value]:
-    """What the image says of its making; nothing where `runner build` did not make it."""
+    """How the image was built, from the image itself; empty if `runner build` did not build it."""
     labels = image.squashfs.labels if image.squashfs else {}
     if "runner.recipe" not in labels:
         return {}
@@ -177,7 +177,7 @@ def _sha256(text: str) -> str:
 
 
 def lock_text(tables: Mapping[str, Mapping[str, Value]]) -> str:
-    """The lock as TOML; a table's name may be dotted (`site.values`). Empty tables are not written."""
+    """The lock as TOML. The name of a table may be dotted (`site.values`). Empty tables are left out."""
     lines = [HEADER]
     for name, values in tables.items():
         written = [f"{_key(key)} = {_value(value)}" for key, value in values.items() if value is not None]
@@ -205,6 +205,6 @@ def _value(value: Value) -> str:
 
 
 def _string(text: str) -> str:
-    # TOML's basic strings take JSON's escapes; DEL must be escaped too, and lone surrogates cannot be written
+    # TOML's basic strings accept JSON's escapes; DEL must be escaped too, and TOML cannot represent lone surrogates
     safe = text.encode("utf-8", "replace").decode()
     return json.dumps(safe, ensure_ascii=False).replace("\x7f", "\\u007F")

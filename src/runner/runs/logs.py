@@ -1,4 +1,4 @@
-"""The files that a run prints into: the one appended job.log, and in each attempt those of single ranks."""
+"""The log files of a run: job.log, to which all attempts append, and each attempt's files for nodes and ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Stream:
-    """A file, or the part of job.log that one attempt has written."""
+    """A log file, or the part of job.log that one attempt wrote."""
 
     path: Path
     attempt: int
     rank: int | None = None
-    """None: job.log, where rank 0 is seen; or what a node says before its ranks start"""
+    """None: job.log, which contains the output of rank 0; or the log of a node before its ranks start"""
     node: int | None = None
-    """of what a node says"""
+    """the number of the node, for the log of a node"""
     begin: int = 0
     end: int | None = None
-    """bytes; None: to the end"""
+    """byte offset; None: the end of the file"""
 
     @property
     def label(self) -> str:
@@ -38,19 +38,19 @@ class Stream:
 
     @property
     def order(self) -> tuple[int, int, str]:
-        """Which of two comes first where time does not tell: job.log, the nodes, the ranks."""
+        """The sort key for streams with equal times: job.log, then nodes, then ranks."""
         kind = 2 if self.rank is not None else 0 if self.node is None else 1
         return kind, self.rank or self.node or 0, str(self.path)
 
 
 def of_attempt(run: Run, attempt: Attempt) -> Iterator[Stream]:
-    """The files of single nodes and ranks."""
+    """The log files of individual nodes and ranks."""
     for log in attempt.logs(run.processes_per_node):
         yield Stream(log.path, attempt.number, log.rank, log.node)
 
 
 def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
-    """The streams of all attempts, of these ranks alone where some are named."""
+    """The streams of all attempts; if `ranks` is not empty, only those of these ranks."""
     found: list[Stream] = []
     own_files = set()
     for attempt in run.attempts:
@@ -59,13 +59,13 @@ def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
         found += (each for each in mine if (each.rank in ranks if ranks else each.rank != 0))
     if not ranks:
         return (*job_log(run), *found)
-    if 0 in ranks:  # with srun ranks, and wherever one task is all, rank 0 writes to job.log
+    if 0 in ranks:  # with the launcher srun, and if there is only one task, rank 0 writes to job.log
         found += (each for each in job_log(run) if (each.attempt, 0) not in own_files)
     return tuple(found)
 
 
 def job_log(run: Run) -> tuple[Stream, ...]:
-    """job.log, cut where its attempts begin; what precedes the first belongs to it."""
+    """job.log, split at the beginning of each attempt. Text before the first attempt belongs to the first."""
     cuts = begins(run.log) or [(1, 0)]
     cuts[0] = (cuts[0][0], 0)
     ends: list[int | None] = [at for _, at in cuts[1:]]
@@ -75,7 +75,7 @@ def job_log(run: Run) -> tuple[Stream, ...]:
 
 
 def check_ranks(run: Run, ranks: Iterable[int]) -> None:
-    """Raise RunnerError for a rank that the run does not have, or that has no log of its own."""
+    """Raise RunnerError for a rank that the run does not have, or that has no log file of its own."""
     world = run.nodes * run.processes_per_node
     if not run.attempts:
         raise RunnerError(
@@ -92,7 +92,7 @@ def check_ranks(run: Run, ranks: Iterable[int]) -> None:
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
-    """The ranks in `3`, `0,3` or `0-7,16`. Raises RunnerError otherwise."""
+    """Parse ranks such as `3`, `0,3` or `0-7,16`. Raises RunnerError for other text."""
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -111,7 +111,7 @@ _TAIL_BYTES = 1 << 16
 
 
 def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
-    """The last lines of what the pieces hold."""
+    """The last `count` lines of the pieces together."""
     kept: deque[bytes] = deque(maxlen=count)
     for piece in pieces:
         kept.extend(piece.splitlines(keepends=True))
@@ -119,9 +119,9 @@ def last_lines(pieces: Iterable[bytes], count: int) -> bytes:
 
 
 def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail: int | None = None) -> Iterator[bytes]:
-    """What the run has printed, attempt by attempt, in pieces of whole lines.
+    """The output of the run, attempt by attempt, in pieces of complete lines.
 
-    With `tail` each file is read from its own last lines on: the last ones of all are among them.
+    With `tail`, only the last lines of each file are read. The last lines of the merged output are among them.
     """
     streams = [each for each in all_streams(run, ranks) if attempt in (None, each.attempt)]
     if tail is not None:
@@ -139,13 +139,13 @@ def merged(run: Run, ranks: Sequence[int] = (), attempt: int | None = None, tail
 
 
 def without_times(run: Run) -> tuple[int, ...]:
-    """The attempts whose files cannot be merged by time: no log-times says when they grew."""
+    """The attempts whose files cannot be merged by time, because they have no log-times."""
     unmerged = [each for each in run.attempts if not each.log_times.is_file()]
     return tuple(each.number for each in unmerged if any(log.rank for log in each.logs(run.processes_per_node)))
 
 
 def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
-    """What a log-times tells; a line that is cut is passed over."""
+    """Parse log-times: file -> (time, size). Incomplete lines are skipped."""
     found: dict[str, list[tuple[int, int]]] = {}
     try:
         lines = path.read_text(errors="replace").splitlines()
@@ -162,7 +162,7 @@ def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
 
 
 def labelled(label: str, data: bytes) -> bytes:
-    """The text with the label before each line; a last line without its end gets one."""
+    """The text with the label before each line. A missing newline at the end is added."""
     if not label or not data:
         return data
     start = label.encode()
@@ -173,22 +173,22 @@ def labelled(label: str, data: bytes) -> bytes:
 def _timed(
     stream: Stream, samples: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[int, tuple[int, int, str], Stream, bytes]]:
-    """(second, order, stream, whole lines): the first second at which the lines' ends were seen."""
+    """(second, order, stream, complete lines): the second in which the ends of the lines were first recorded."""
     sizes = [size for size, _ in samples]
     for at, data in _lines(stream, sizes):
         index = bisect_left(sizes, at + len(data))
-        # what came after the last look came later than all that was seen
+        # text after the last recorded size is newer than everything that was recorded
         second = samples[index][1] if index < len(samples) else samples[-1][1] + 1 if samples else _last_change(stream)
         yield second, stream.order, stream, data
 
 
 def _begin(stream: Stream, lines: int) -> int:
-    """The byte at which the last lines of a stream begin."""
+    """The byte offset of the last `lines` lines of a stream."""
     try:
         at = min(stream.path.stat().st_size, stream.end or sys.maxsize)
     except OSError:
         return stream.begin
-    left = lines + 1  # the end of the line before them
+    left = lines + 1  # one more, for the newline before these lines
     while at > stream.begin:
         count = min(_TAIL_BYTES, at - stream.begin)
         data = _read(stream.path, at - count, count)
@@ -211,13 +211,13 @@ def _last_change(stream: Stream) -> int:
 
 
 def _lines(stream: Stream, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """(byte, whole lines) of a stream, cut behind the last line that was whole at each size."""
+    """(byte offset, complete lines) of a stream, split at each size, after the last line that was complete."""
     at = stream.begin
     for size in (*sizes, None):
         limit = stream.end if size is None else size if stream.end is None else min(size, stream.end)
         while limit is None or at < limit:
             data = _read(stream.path, at, _PIECE_BYTES if limit is None else min(_PIECE_BYTES, limit - at))
-            # the rest of a line that was not whole yet belongs to the next piece; one without end is cut
+            # an incomplete line belongs to the next piece; a very long line is split
             final = size is None and len(data) < _PIECE_BYTES
             too_long = len(data) == _PIECE_BYTES and b"\n" not in data
             whole = data if final or too_long else data[: data.rfind(b"\n") + 1]
@@ -228,7 +228,7 @@ def _lines(stream: Stream, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
 
 
 def _read(path: Path, at: int, count: int) -> bytes:
-    """Opened again each time: a run has more files than a process may hold open."""
+    """Read part of a file. The file is opened each time, because a run may have more files than a process can open."""
     try:
         with path.open("rb") as file:
             file.seek(at)

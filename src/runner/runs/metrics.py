@@ -1,4 +1,4 @@
-"""A run's metrics.jsonl: its curves, its progress and its pace."""
+"""Read a run's metrics.jsonl: its curves, its progress and its speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from runner.errors import RunnerError, unknown
 
-# what the axis shows, and the key of metrics.jsonl that it is made of
+# axis -> the key in metrics.jsonl
 AXES = {"step": "step", "tokens": "total_tokens", "hours": "time"}
 _NO_METRICS = frozenset({"step", "total_steps", "attempt", "time"})
 
@@ -26,31 +26,31 @@ class Curve:
     run: str
     metric: str
     points: tuple[tuple[float, float], ...]
-    """place on the axis and value, left to right; values that are not finite are left out"""
+    """(position on the axis, value), left to right; values that are not finite are left out"""
     steps: tuple[int, ...] = ()
     """the step of each point"""
     left_out: int = 0
-    """how many values were not finite"""
+    """the number of values that were not finite"""
     attempts: tuple[tuple[int, float], ...] = ()
-    """each later attempt, and where its first point lies"""
+    """(number, position of its first point) of each attempt except the first"""
 
 
 @dataclass
 class _Points:
-    """A curve in the making."""
+    """Collects the points of a curve."""
 
     rows: list[tuple[int, float, float, int]] = field(default_factory=list)
-    """step, place, value, attempt"""
+    """(step, position, value, attempt)"""
 
     def add(self, step: int, place: float, value: float, attempt: int) -> None:
-        """A later attempt that begins again at a step makes what was written of it and of later steps void."""
+        """Add a point. If an attempt repeats a step, the earlier points of this and later steps are removed."""
         while self.rows and self.rows[-1][0] >= step:
             self.rows.pop()
         self.rows.append((step, place, value, attempt))
 
 
 def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step") -> tuple[Curve, ...]:
-    """One curve for each metric, in their order. Raises RunnerError for one that the run does not have."""
+    """One curve per metric, in the given order. Raises RunnerError for a metric that the run does not have."""
     points = {metric: _Points() for metric in metrics}
     known: set[str] = set()
     begun: float | None = None
@@ -100,7 +100,7 @@ def _number(value: object) -> float | None:
 
 
 _TAIL_BYTES = 1 << 16
-_PACE_ENTRIES = 50  # log steps that the estimate looks back on
+_PACE_ENTRIES = 50  # the number of log entries from which the speed is estimated
 
 NAMES = ("step", "total_steps", "loss", "tokens_per_second", "estimated_end")
 
@@ -111,26 +111,26 @@ class Progress:
 
     step: int
     total_steps: int | None = None
-    """None where the job does not say"""
+    """None if the job does not report it"""
     loss: float | None = None
     tokens_per_second: float | None = None
     end: float | None = None
-    """when the last step will be done at the pace of the newest steps, Unix seconds; None where that is not known"""
+    """the estimated time of the last step, Unix seconds, at the speed of the newest steps; None if it is not known"""
 
     @property
     def steps_text(self) -> str:
-        """`30/60`, or `30` where the job does not say how many there will be."""
+        """`30/60`, or `30` if the job does not report the total."""
         return f"{self.step}/{self.total_steps}" if self.total_steps else str(self.step)
 
     def record(self, *, running: bool) -> dict[str, object]:
-        """What --json prints; a NaN or infinite loss is text, since JSON has no such number."""
+        """The data for --json. A NaN or infinite loss is text, because JSON has no such numbers."""
         loss = self.loss if self.loss is None or math.isfinite(self.loss) else str(self.loss)
         end = datetime.fromtimestamp(self.end).astimezone().isoformat("T", "seconds") if running and self.end else None
         return dict(zip(NAMES, (self.step, self.total_steps, loss, self.tokens_per_second, end), strict=True))
 
 
 def read_progress(metrics: Path) -> Progress | None:
-    """The progress that a metrics.jsonl tells; None where there is none yet."""
+    """The progress in a metrics.jsonl; None if there is none yet."""
     entries = [
         entry
         for entry in newest_records(metrics, _TAIL_BYTES)
@@ -150,7 +150,7 @@ def read_progress(metrics: Path) -> Progress | None:
 
 
 def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | None:
-    """When the last step will be done; a pace is taken within one attempt only, since waiting is not training."""
+    """The estimated time of the last step. The speed is measured within one attempt: waiting is not training."""
     last = entries[-1]
     mine = [entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")]
     begun, now = _number_in(mine[0], "time"), _number_in(last, "time")
@@ -166,7 +166,7 @@ def _number_in(entry: Mapping[str, Any], name: str) -> float | None:
 
 
 def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
-    """The entries in the last `size_bytes` of the file; a line that is cut at either end is passed over."""
+    """The entries in the last `size_bytes` of the file. Incomplete lines at either end are skipped."""
     try:
         with path.open("rb") as file:
             file.seek(max(file.seek(0, 2) - size_bytes, 0))
@@ -185,7 +185,7 @@ def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
-    """All entries, oldest first, one at a time: a long run's file is never in memory as a whole."""
+    """All entries, oldest first, one at a time, because the file of a long run can be large."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -200,23 +200,23 @@ def records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 _PACE_TAIL_BYTES = 4 << 20
-_WINDOW = 20  # records that are compared
-_SLOWER = 0.7  # of the speed that it had
+_WINDOW = 20  # the number of records to compare
+_SLOWER = 0.7  # relative to the earlier speed
 _STUCK_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What the metrics of a run tell."""
+    """The speed of a run, from its metrics."""
 
     step: int
     note: str = ""
-    """what is wrong with the pace, or nothing"""
+    """what is wrong with the speed; empty if nothing is"""
     stuck: bool = False
 
 
 def pace(path: Path, now: float | None = None, *, running: bool = True) -> Pace | None:
-    """The pace that metrics.jsonl tells; None where there is none yet."""
+    """The speed in metrics.jsonl; None if there is none yet."""
     records = newest_records(path, _PACE_TAIL_BYTES)
     steps = [
         each for each in records if isinstance(each.get("step"), int) and isinstance(each.get("time"), int | float)
@@ -241,7 +241,7 @@ def _usual_pause(steps: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
-    """What to say when the newest records are slower than the best stretch of as many before."""
+    """A warning if the newest records are slower than the fastest earlier window of the same length; else empty."""
     import statistics
 
     rates = [(int(each["step"]), float(rate)) for each in steps

@@ -1,4 +1,4 @@
-"""Curves as lines of text: braille dots, eight to a character, or letters without colours or braille."""
+"""Draw curves as text: braille characters with eight dots each, or letters if colours or braille are not available."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class Style:
 
     width: int = 80
     height: int = 16
-    """rows of the field within the axes"""
+    """the number of rows inside the axes"""
     colour: bool = False
     unicode: bool = True
 
     def letters(self, curves: int) -> bool:
-        """Whether letters distinguish the curves: without colour, dots of several curves look the same."""
+        """Whether to draw letters: without colours, the dots of several curves look the same."""
         return not self.unicode or (curves > 1 and not self.colour)
 
 
 def draw(curves: Sequence[Curve], axis: str, style: Style) -> list[str]:
-    """The lines of one picture: a legend, the field with its axes, the name of the axis. All curves: one metric."""
+    """The lines of one plot: legend, curves with axes, name of the axis. All curves show the same metric."""
     values = [value for curve in curves for _, value in curve.points]
     places = [place for curve in curves for place, _ in curve.points]
     labels = _labels(make_scale(values, style.height, 0.03), style.height)
@@ -55,7 +55,7 @@ def draw(curves: Sequence[Curve], axis: str, style: Style) -> list[str]:
 
 
 def _labels(scale: Scale, height: int) -> list[str]:
-    """What stands left of each row, from the top."""
+    """The label to the left of each row, from the top."""
     chosen = ticks(scale, max(height // 4, 2))
     step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(scale.high - scale.low)
     labels = [""] * height
@@ -65,7 +65,7 @@ def _labels(scale: Scale, height: int) -> list[str]:
 
 
 def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
-    """Who it is, from where to where it went, and its lowest or highest point."""
+    """The legend of a curve: its name, first and last value, and its lowest or highest point."""
     first, last = curve.points[0][1], curve.points[-1][1]
     arrow = "→" if style.unicode else "->"
     name = f"{LETTERS[index % len(LETTERS)]} {curve.run}" if style.letters(count) and count > 1 else curve.run
@@ -83,7 +83,7 @@ def _short(value: float) -> str:
 
 
 def _bottom(curves: Sequence[Curve], across: Scale, axis: str, margin: int, style: Style) -> list[str]:
-    """The axis with its ticks, later attempts marked on it, the numbers, and its name."""
+    """The lines below the curves: the axis with ticks and marks for later attempts, the numbers, the name."""
     line, tick, corner, start = ("─", "┬", "└", "▲") if style.unicode else ("-", "+", "+", "^")
     chosen = [value for value in ticks(across, max(across.places // 10, 2)) if axis != "step" or value == int(value)]
     step = chosen[1] - chosen[0] if len(chosen) > 1 else abs(across.high - across.low)
@@ -130,7 +130,7 @@ def _row(bits: Sequence[int], owners: Sequence[int], style: Style) -> str:
 
 
 def _by_letters(curves: Sequence[Curve], across: Scale, up: Scale) -> list[str]:
-    """One letter for each column of each curve; `*` where two meet."""
+    """One letter per column and curve; `*` if two curves meet."""
     cells = [[" "] * across.places for _ in range(up.places)]
     for index, curve in enumerate(curves):
         letter = LETTERS[index % len(LETTERS)] if len(curves) > 1 else "*"
@@ -141,7 +141,7 @@ def _by_letters(curves: Sequence[Curve], across: Scale, up: Scale) -> list[str]:
 
 
 def _path(curve: Curve, across: Scale, up: Scale) -> Iterator[tuple[int, int]]:
-    """The places that a curve passes, without gaps. Of many points at one place the outermost count."""
+    """The cells that a curve passes through, without gaps. If a column has many points, the extreme ones are used."""
     before: tuple[int, int] | None = None
     for place in _thinned([(across.place(x), up.place(y)) for x, y in curve.points]):
         yield from _between(before, place) if before is not None else (place,)
@@ -149,7 +149,7 @@ def _path(curve: Curve, across: Scale, up: Scale) -> Iterator[tuple[int, int]]:
 
 
 def _thinned(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """For each column its first, lowest, highest and last place."""
+    """The first, lowest, highest and last cell of each column."""
     start = 0
     for end in range(1, len(places) + 1):
         if end == len(places) or places[end][0] != places[start][0]:
@@ -159,7 +159,7 @@ def _thinned(places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """The places on the straight way from one to another, the first left out."""
+    """The cells on the straight line from one cell to another, without the first."""
     steps = max(abs(right[0] - left[0]), abs(right[1] - left[1]), 1)
     for number in range(1, steps + 1):
         share = number / steps
@@ -169,12 +169,12 @@ def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[in
         )
 
 
-# the same script that a job draws its loss.png with
+# the script with which a job draws its loss.png
 SCRIPT = Path("jobs") / "training" / "pictures.py"
 
 
 def find_python() -> str:
-    """A Python that has matplotlib: our own, else the python3 on PATH. Raises RunnerError where neither has it."""
+    """A Python with matplotlib: this one, or else the python3 on PATH. Raises RunnerError if neither has it."""
     candidates = [sys.executable, process.which("python3")]
     for python in dict.fromkeys(candidate for candidate in candidates if candidate):
         asked = process.run((python, "-c", "import matplotlib"), check=False, timeout_seconds=60)
@@ -188,7 +188,7 @@ def find_python() -> str:
 
 
 def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Path:
-    """Draw a panel for each metric, all runs in it, and return the file's absolute path."""
+    """Draw one panel per metric, with all runs, and return the file's absolute path."""
     panels = [
         {
             "metric": metric,
@@ -218,20 +218,20 @@ def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Pat
 
 @dataclass(frozen=True)
 class Scale:
-    """A range of values laid over a number of places."""
+    """Maps a range of values to a number of cells."""
 
     low: float
     high: float
     places: int
 
     def place(self, value: float) -> int:
-        """The place of a value, 0 to places - 1."""
+        """The cell of a value, from 0 to places - 1."""
         share = (value - self.low) / (self.high - self.low)
         return min(max(round(share * (self.places - 1)), 0), self.places - 1)
 
 
 def make_scale(values: Sequence[float], places: int, margin: float = 0.0) -> Scale:
-    """A scale that holds all values; where they are all the same, some room around them."""
+    """A scale that contains all values. If they are all equal, there is some space around them."""
     low, high = min(values), max(values)
     if low == high:
         room = abs(low) * 0.1 or 1.0
@@ -250,7 +250,7 @@ def ticks(scale: Scale, wanted: int) -> tuple[float, ...]:
 
 
 def written(value: float, step: float) -> str:
-    """A number as an axis shows it, with as many digits as tell it from its neighbour `step` away."""
+    """Format a number for an axis, with enough digits to distinguish it from a number that is `step` away."""
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             size = 1e3 if letter == "k" else size

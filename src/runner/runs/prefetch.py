@@ -1,4 +1,4 @@
-"""`runner prefetch`: what a job names on the hub, brought into the cache that it reads."""
+"""`runner prefetch`: download the models and datasets that a job names on the hub into the job's cache."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ PAYLOAD = (
     *("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py"),
     *("training/hub_files.py"),
 )
-"""of jobs/: laid into the container, whatever it sees of the project"""
+"""files of jobs/ that are mounted into the container, whether or not it sees the project"""
 ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
-"""engines that are options of srun: where one is used, no container starts without an allocation"""
+"""engines that are options of srun, so that no container can start outside an allocation"""
 PYTHON = 'p=$(command -v python || command -v python3) || { echo "no Python here" >&2; exit 127; }; exec "$p" "$@"'
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """What is to be fetched, where to, and by what."""
+    """What to download, where to, and in which environment."""
 
     wanted: tuple[Repository, ...]
     home: Path
     engine: str
     environment: str | None
-    """its name, or its file"""
+    """the name or path of the environment"""
     env: Mapping[str, str]
-    """of the environment and the job: proxies, HF_ENDPOINT"""
+    """variables of the environment and the job, such as proxies and HF_ENDPOINT"""
     site: Site
 
 
 def plan(request: Request, project: Project, environ: Mapping[str, str], report: Report) -> Prefetch:
-    """What a launch of the same words would read from the hub."""
+    """The plan of a prefetch: what a launch with the same arguments would read from the hub."""
     site, why = find_site(request.site, environ)
     report.detail(f"site {site.name} ({why})")
     job_file, program = find_program(request, project)
@@ -68,7 +68,7 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
 def prepared(
     prefetch: Prefetch, project: Project, environ: Mapping[str, str], report: Report, options: tuple[str, ...]
 ) -> Iterator[Call]:
-    """The call that fetches, on this machine's Python or in the job's environment; Raises RunnerError for neither."""
+    """The call that downloads, with this machine's Python or in the job's environment. Raises RunnerError."""
     script = find_script("prefetch", project)
     arguments = ("--home", str(prefetch.home), *options)
     for each in prefetch.wanted:
@@ -95,7 +95,7 @@ def prepared(
 
 
 def _python(environ: Mapping[str, str]) -> str:
-    """This machine's Python that has huggingface_hub. Raises RunnerError where there is none."""
+    """A Python on this machine that has huggingface_hub. Raises RunnerError if there is none."""
     import sys
 
     tried = [path for path in (process.which("python3"), process.which("python"), sys.executable) if path]

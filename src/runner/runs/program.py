@@ -1,4 +1,4 @@
-"""What a launch runs: the file or command that the user's words mean, and the folder whose code it belongs to."""
+"""The program of a launch: the script or command that the user named, and the folder of code to snapshot."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ SUFFIXES = (".py", ".sh")
 
 
 class Program(NamedTuple):
-    """A script at its place in the snapshot, or a bare command."""
+    """A script in the snapshot, or a bare command."""
 
     script: str | None
-    """relative to RUN/code; None: `command` counts"""
+    """the path relative to RUN/code; None: run `command`"""
     command: tuple[str, ...]
     main: Path | None
-    """the folder that is snapshotted; None: there is no code of the user's"""
+    """the folder to snapshot; None: the user has no code"""
     outside: Path | None = None
-    """a script that lies outside of `main` and is copied to the snapshot's top"""
+    """a script outside of `main`, which is copied to the top of the snapshot"""
     shipped: Path | None = None
-    """runner's own folder, where the script or the package `training` comes from there"""
+    """runner's own folder, if the script or the package `training` comes from there"""
     notes: tuple[str, ...] = ()
 
 
 def find_script(word: str, project: Project) -> Path:
-    """The file that SCRIPT means: a name in jobs/ (the project's, then the shipped ones), or a path.
+    """The file of SCRIPT, which is a name in jobs/ (of the project or of runner) or a path.
 
-    Raises RunnerError that lists the known scripts, or says why a path will not do.
+    Raises RunnerError for an unknown name (lists the known scripts) or an unsuitable path.
     """
     name = word.removeprefix("jobs/")
     if "/" in word or word.endswith(SUFFIXES):
@@ -49,7 +49,7 @@ def find_script(word: str, project: Project) -> Path:
 
 
 def script_names(project: Project) -> tuple[str, ...]:
-    """The scripts in the jobs/ of the project and of runner."""
+    """The names of the scripts in jobs/ of the project and of runner."""
     found = {path.stem for root in project.roots for path in (root / "jobs").glob("*") if path.suffix in SUFFIXES}
     return tuple(sorted(found - {"__init__", "conftest"}))
 
@@ -68,7 +68,7 @@ def _checked(path: Path, word: str) -> Path:
 
 
 def program_of_script(path: Path, project: Project) -> Program:
-    """The program for a script file: which folder is snapshotted, and where in it the script lies."""
+    """The program for a script file: the folder to snapshot, and the script's path in it."""
     for root in (project.root, project.shipped):
         if root is not None and path.is_relative_to(root):
             if root == project.shipped and root != project.root:
@@ -87,7 +87,7 @@ def program_of_script(path: Path, project: Project) -> Program:
 
 
 def _needs_training(script: Path) -> bool:
-    """Whether a script imports the package `training`, and its folder has none: runner's own then fills in."""
+    """Whether a script imports the package `training`, and its folder does not contain it, so that runner's is used."""
     if script.suffix != ".py" or (script.parent / "training").exists():
         return False
     return re.search(rb"^\s*(?:from|import)\s+training\b", script.read_bytes(), re.MULTILINE) is not None
@@ -110,7 +110,7 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
 
 
 def _is_file(folder: Path, word: str) -> bool:
-    """Whether a word of a command names a file; it may be any text, of any length."""
+    """Whether a word of a command names a file. The word may be any text, of any length."""
     return os.path.isfile(os.path.join(folder, word))  # noqa: PTH113, PTH118 (Path raises for names that are too long)
 
 

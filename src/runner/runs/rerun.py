@@ -1,4 +1,4 @@
-"""`runner rerun`: the same launch again, from its lock. Purged parts are made again, or reported as lost."""
+"""`runner rerun`: repeat a launch from its lock. Deleted parts are recreated, or reported as lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCK = "lock.toml"
 
 @dataclass(frozen=True)
 class Locked:
-    """A lock, and what is still there of its run."""
+    """A lock, and what still exists of its run."""
 
     path: Path
     tables: Mapping[str, Table]
@@ -47,13 +47,13 @@ class Locked:
 
     @property
     def changed_files(self) -> tuple[str, ...]:
-        """The files of the run folder that are gone, or are not what they were."""
+        """The files of the run folder that are missing or have changed."""
         wanted = self.tables.get("files", {})
         return tuple(name for name, sha256 in wanted.items() if _sha256(self.folder / name) != sha256)
 
     @property
     def code(self) -> tuple[str, ...] | None:
-        """The files of the snapshot; None where it is gone, or is not what it was."""
+        """The files of the snapshot; None if it is missing or has changed."""
         table = self.tables.get("code", {})
         run = Run(self.name, self.folder, "", "", "", str(self.tables.get("run", {}).get("created", "")))
         if not table.get("files"):
@@ -66,7 +66,7 @@ class Locked:
 
 
 def find(word: str, runs: Path) -> Locked:
-    """The lock that a user's word means: a file, or a run's own. Raises RunnerError for one that cannot be read."""
+    """The lock that the user named: a file, or the lock of a run. Raises RunnerError if it cannot be read."""
     path = Path(word).expanduser().resolve()
     path = path if path.is_file() else find_run(word, runs).folder / LOCK
     try:
@@ -85,12 +85,12 @@ def find(word: str, runs: Path) -> Locked:
 
 
 def is_whole(locked: Locked) -> bool:
-    """Whether the run folder itself has every byte that the launch was made of."""
+    """Whether the run folder still has every byte of the launch."""
     return not locked.changed_files and locked.code is not None
 
 
 def losses(locked: Locked) -> tuple[str, ...]:
-    """What is not as it was, whatever is done about it."""
+    """The parts that cannot be restored, one line each."""
     found = []
     words = (*locked.tables.get("job", {}).get("command", ()), *locked.tables.get("job", {}).get("arguments", ()))
     now = hub.revisions(words, locked.folder, locked.tables.get("job.env", {}))
@@ -101,7 +101,7 @@ def losses(locked: Locked) -> tuple[str, ...]:
 
 
 def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:
-    """Make the image again where it is gone. Raises RunnerError where the same image is not available."""
+    """Rebuild or import the image if it is missing. Raises RunnerError if the same image is not available."""
     table = locked.tables.get("image", {})
     reference = str(table.get("reference", ""))
     if not reference.startswith("/") or Path(reference).exists():
@@ -113,7 +113,7 @@ def need_image(locked: Locked, project: Project, environ: Mapping[str, str], rep
 
 
 def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] = ()) -> Run:
-    """A new run of the very files of an earlier one, started."""
+    """Start a new run from the exact files of an earlier one."""
     tables, names = locked.tables, locked.code or ()
     folder = folders.take_numbered(runs, str(tables["job"]["name"]))
     submitted = False
@@ -141,7 +141,7 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
 
 
 def _links(tables: Mapping[str, Table]) -> int:
-    """The number of jobs of a chain; 0 for a job that stands alone. Older locks have it in the command line only."""
+    """The number of jobs of a chain; 0 for a single job. Older locks have it only in the command line."""
     words = [str(word) for word in tables["run"].get("command_line", ())]
     words = words[: words.index("--")] if "--" in words else words
     given = [
@@ -179,7 +179,7 @@ def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
 
 
 def differences(locked: Locked, run: Run) -> tuple[str, ...]:
-    """The parts of a new run that differ from the lock."""
+    """The parts of a new run that differ from the lock, one line each."""
     now = lock.read((run.folder / LOCK).read_text())
     names = {**locked.tables["files"], **now["files"]}
     found = [name for name in names if locked.tables["files"].get(name) != now["files"].get(name)]
@@ -198,9 +198,9 @@ Table = Mapping[str, Any]
 
 
 def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> tuple[str, ...]:
-    """Lay the commit that a lock names into `target`, with the changes of a kept diff; returns what cannot be restored.
+    """Check out the lock's commit into `target`, and apply the saved diff. Returns what cannot be restored.
 
-    Raises RunnerError where the commit is not in the repository of `root`.
+    Raises RunnerError if the commit is not in the repository of `root`.
     """
     commit = code.get("commit", "")
     index = {"GIT_INDEX_FILE": str(target.parent / ".restored-index")}
@@ -220,7 +220,7 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     lost = [f"the file {name}: it was never committed" for name in code.get("untracked", ())]
     changed: Sequence[str] = code.get("modified", ())
     if changed and diff is not None and diff.is_file():
-        alone = {"GIT_CEILING_DIRECTORIES": str(target.parent)}  # a repository around it is none of its business
+        alone = {"GIT_CEILING_DIRECTORIES": str(target.parent)}  # ignore a git repository that contains `target`
         process.run(("git", "-C", str(target), "apply", "--binary", str(diff)), env=alone)
     else:
         lost += [f"the changes to {name}: they were not committed, and {DIFF} is gone" for name in changed]
@@ -228,9 +228,9 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
 
 
 def restore_image(table: Table, recipe: Table, project: Project, environ: Mapping[str, str], report: Report) -> None:
-    """Make the squashfs file that a lock names where it is gone: by its recipe, else from where it was imported.
+    """Recreate the lock's squashfs file if it is missing: from its recipe, or else from the source of the import.
 
-    Raises RunnerError where what is made is another image.
+    Raises RunnerError if the result is a different image.
     """
     path = Path(table["reference"])
     name, source = recipe.get("name", ""), table.get("source", "")
@@ -252,7 +252,7 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
 
 
 def _pinned(source: str, table: Table) -> str:
-    """A registry's name with the digest that it had: a tag may have moved."""
+    """A registry reference with the recorded digest, because the tag may have moved."""
     digest = table.get("digest", "")
     return f"{source}@{digest}" if source.startswith("docker://") and digest and "@" not in source else source
 
