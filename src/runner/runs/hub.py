@@ -194,8 +194,7 @@ def hub_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def hub_home(given: Mapping[str, str], runs: Path, environ: Mapping[str, str]) -> Path:
-    """HF_HOME of a job: from its variables, or else in the shared cache. Raises RunnerError if it cannot be
-    expanded."""
+    """HF_HOME of a job: from its variables, or else in the shared cache. Raises RunnerError if expanding it fails."""
     cache = shared_cache(runs / "run", environ)
     text = given.get("HF_HOME")
     return Path(expand(text, {**environ, "RUNNER_CACHE": str(cache)}, "HF_HOME")) if text else cache / HOME

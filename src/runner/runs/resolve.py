@@ -1,4 +1,4 @@
-"""From layers of settings to a Job: each value from the first layer that has one, with its origin."""
+"""Combine layers of settings into a Job. Each value comes from the strongest layer that has one, with its origin."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DEFAULTS = {
 
 
 def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Job:
-    """The job that layers describe on a site, the strongest layer (the command line) first.
+    """The job that these layers describe on a site. The strongest layer (the command line) comes first.
 
-    Raises RunnerError for a job that cannot run there.
+    Raises RunnerError for a job that cannot run on the site.
     """
     layers = _of_one_program(layers)
     script, command = _find("script", layers).value, _find("command", layers).value
     if script is None and not command:
         raise _no_program(layers)
-    computed: dict[str, Setting] = {}  # the weakest layer: defaults that follow from other settings
+    computed: dict[str, Setting] = {}  # the weakest layer: defaults that are computed from other settings
     layers = (*layers, _site_layer(site, script), computed)
     _compute(computed, layers, site, script or command[0])
     found = {name: _find(name, layers) for name in KEYS}
@@ -52,7 +52,7 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
 
 
 def _find(name: str, layers: Sequence[Layer]) -> Setting:
-    """The setting of the first layer that has it; of a setting that adds up, the values of all, the first's last."""
+    """The setting from the strongest layer that has it. If it adds up: the values of all, the strongest layer's last."""
     having = [layer[name] for layer in layers if name in layer]
     if not having:
         return Setting(_DEFAULTS.get(name), DEFAULT)
@@ -65,7 +65,7 @@ def _find(name: str, layers: Sequence[Layer]) -> Setting:
 
 
 def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """The layers, without the programs that a stronger layer replaces, and without the launchers of these programs.
+    """The layers, without programs that a stronger layer replaces, and without the launchers of these programs.
 
     Raises RunnerError for a layer with two programs.
     """
@@ -77,7 +77,7 @@ def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
             raise RunnerError(
                 "both a script and a command are given", "a job starts one program", "leave out one of the two"
             )
-        # the launcher of a script is good for another script too, which may be the same one in another place
+        # the launcher for a script also works for another script, which may be the same one at another path
         own = replaced | ({"launcher"} if replaced and not (has_script and "script" in layer) else set())
         kept.append({name: setting for name, setting in layer.items() if name not in own})
         if not replaced and ("script" in layer or "command" in layer):
@@ -98,7 +98,7 @@ def _no_program(layers: Sequence[Layer]) -> RunnerError:
 
 
 def _site_layer(site: Site, script: str | None) -> Layer:
-    """What the site sets. Its launcher is meant for Python scripts; anything else runs as it is."""
+    """The site's settings. Its launcher applies only to Python scripts."""
     found = {}
     for name, key in KEYS.items():
         value = getattr(site, name) if key.site else None
@@ -112,7 +112,7 @@ def _site_origin(site: Site, name: str) -> Origin:
 
 
 def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, program: str) -> None:
-    """Fill in the defaults that follow from other settings; `computed` is the last of the layers."""
+    """Compute defaults from other settings. `computed` is the weakest of the layers."""
 
     def default(name: str, value: object) -> None:
         computed[name] = Setting(value, DEFAULT)
@@ -120,7 +120,7 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     default("name", _name_of(program))
     default("launcher", "none")
     gpus = _find("gpus_per_node", layers).value
-    without_gpus = _find("cpu_tasks_per_node", layers)  # for a job that runs with and without GPUs
+    without_gpus = _find("cpu_tasks_per_node", layers)  # the default for jobs that can run with and without GPUs
     default("tasks_per_node", 1 if _find("launcher", layers).value == "none" else max(1, gpus))
     if gpus == 0 and without_gpus.value is not None:
         computed["tasks_per_node"] = without_gpus
@@ -128,18 +128,18 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     if memory := _memory(site, gpus):
         computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
     default("preflight", gpus > 0 and not site.is_local)
-    if chain := _find("chain", layers).value:  # each of its jobs continues where another ran out of time
+    if chain := _find("chain", layers).value:  # each job of a chain continues after the time limit of the one before
         default("restart", Restart(time_limit=chain - 1))
 
 
 def _name_of(program: str) -> str:
-    """The name of a job without one: the script's or the program's."""
+    """The default name of a job: that of the script or the program."""
     word = program.rstrip("/").rsplit("/", 1)[-1].removesuffix(".py").removesuffix(".sh")
     return re.sub(r"[^A-Za-z0-9._-]+", "-", word).strip("-.")[:60] or "job"
 
 
 def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
-    """Warnings about values that fell back to a default."""
+    """Warnings about values that a default replaced."""
     if site.is_local:
         return ()
     notes = []
@@ -155,27 +155,27 @@ def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
 
 
 def _cpus(site: Site, gpus: int) -> int:
-    """The CPUs of a node that a job with that many GPUs may have; 0: not known."""
+    """The number of CPUs per node for a job with this many GPUs; 0: not known."""
     if site.cpus_per_gpu and gpus:
         return min(site.cpus_per_gpu * gpus, site.cpus_per_node or site.cpus_per_gpu * gpus)
     return site.cpus_per_node or 0
 
 
 def _memory(site: Site, gpus: int) -> str | None:
-    """The memory to ask for where the site ties it to the GPUs."""
+    """The memory to request, if the site limits it per GPU; else None."""
     found = re.fullmatch(r"(\d+)([KMGT]?)", site.memory_per_gpu or "")
     return f"{int(found[1]) * gpus}{found[2]}" if found and gpus else None
 
 
-_SAVE_KEY = "checkpoint_seconds"  # of an entry of metrics.jsonl: how long that save took
-_RUNS = 10  # the newest of the job; older ones may have had another model
+_SAVE_KEY = "checkpoint_seconds"  # key of an entry in metrics.jsonl: how long a save took
+_RUNS = 10  # look only at the newest runs of the job; older ones may have used another model
 _TAIL_BYTES = 1 << 20
-_FACTOR, _EXTRA_SECONDS = 2, 30  # a file system has bad hours; the step that is under way ends first
+_FACTOR, _EXTRA_SECONDS = 2, 30  # the file system may be slow, and the current training step must end first
 _MOST = 65535  # sbatch(1), --signal
 
 
 def with_measured(job: Job, runs: Path) -> Job:
-    """The job, warned earlier where a save of one of its earlier runs took longer than `save_seconds` leaves."""
+    """The job, with an earlier signal if a save of one of its earlier runs took too long for `save_seconds`."""
     if not job.save_seconds:
         return job
     seconds, run = max(_measured(job.name, runs), default=(0.0, ""))
@@ -190,7 +190,7 @@ def with_measured(job: Job, runs: Path) -> Job:
 
 
 def _measured(name: str, runs: Path) -> Iterator[tuple[float, str]]:
-    """The longest save of each of the newest runs of a job, with the run's name."""
+    """(seconds, run) of the longest save of each of the job's newest runs."""
     folders = [path for path in runs.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit()]
     if not folders:
         return

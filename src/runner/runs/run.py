@@ -1,7 +1,7 @@
-"""A run: our name for one launch, however many jobs of a scheduler its attempts take; a folder with a record.
+"""A run: one launch, with one folder and one record, however many jobs of the scheduler its attempts need.
 
-The folder is `<runs>/<job>-NNNN`; its record `run.json` says what became of the launch itself
-(`preparing`, `submitted`, `cancelled`). What the job does now: status.py; its attempts: attempt.py.
+The folder is `<runs>/<job>-NNNN`. The record `run.json` contains the state of the launch itself (`preparing`,
+`submitted`, `cancelled`). status.py has the current state of the job, and attempt.py the attempts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RECORD = "run.json"
 LATER_JOBS = "job_ids"
 STOP, STOPPED = "stop", "stopped"
 WAITS = "waits"
-"""of a local run that starts when others have ended: their names"""
+"""key of `slurm` for a local run that starts when other runs have ended: their names"""
 PREPARING, SUBMITTED, CANCELLED = "preparing", "submitted", "cancelled"
 
 
@@ -35,44 +35,44 @@ class Run:
     name: str
     """`sft-0007`"""
     folder: Path
-    """where it was found; not written down, since a run folder may be moved"""
+    """where it was found; not part of the record, because a run folder may be moved"""
     job: str
     site: str
     scheduler: str
     """`slurm` or `local`"""
     created: str
-    """ISO 8601 with the time zone"""
+    """ISO 8601 with time zone"""
     state: str = PREPARING
-    """`preparing` until the scheduler has accepted it: a run that stays so was never submitted"""
+    """`preparing` until the scheduler has accepted the job. A run that stays in this state was never submitted"""
     job_ids: tuple[str, ...] = ()
-    """the scheduler's numbers, newest last, those included that the batch script has submitted (RUN/job_ids);
+    """the scheduler's job ids, newest last, including those that the batch script has submitted (RUN/job_ids);
     `local-PID` without a scheduler"""
     environment: str = ""
     engine: str = ""
     image: str = ""
     command_line: tuple[str, ...] = ()
-    """the words after `runner`, secrets left out"""
+    """the words after `runner`, without secrets"""
     project: str = ""
     host: str = ""
-    """where a local run lives"""
+    """the machine of a local run"""
     process: str = ""
-    """a local run's process identity (machine/sessions.py)"""
+    """the identity of a local run's process (machine/sessions.py)"""
     nodes: int = 1
     processes_per_node: int = 1
     restarts: bool = False
-    """whether the batch script may restart it by itself"""
+    """whether the batch script may restart the job"""
     gpu_hours: int = 0
-    """the most that all attempts together may take; 0: no limit"""
+    """the limit for all attempts together; 0: no limit"""
     tags: tuple[str, ...] = ()
-    """the user's own words about it"""
+    """the user's labels"""
     sweep: str = ""
-    """the name of the sweep that it belongs to, which is a folder beside the run's"""
+    """the name of its sweep, which is a folder beside the run folder; empty: none"""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    """its values of what the sweep varies"""
+    """its values of the sweep's parameters"""
     after: tuple[str, ...] = ()
     """the runs that had to end before it"""
     slurm: Mapping[str, str] = field(default_factory=dict)
-    """the cluster and version that took it"""
+    """the cluster and its version of Slurm"""
 
     @property
     def job_id(self) -> str:
@@ -85,22 +85,22 @@ class Run:
         return self.scheduler == LOCAL
 
     def with_jobs(self, *job_ids: str) -> Run:
-        """The run, submitted as these jobs."""
+        """The run, submitted as these additional jobs."""
         return replace(self, job_ids=job_ids, state=SUBMITTED)
 
     @property
     def log(self) -> Path:
-        """The one appended output file."""
+        """The output file, to which all attempts append."""
         return self.folder / "job.log"
 
     @property
     def code(self) -> Path:
-        """The snapshot."""
+        """The folder of the code snapshot."""
         return self.folder / "code"
 
     @property
     def attempts(self) -> tuple[Attempt, ...]:
-        """Oldest first."""
+        """The attempts, oldest first."""
         folder = self.folder / "attempts"
         try:
             numbers = [name for name in os.listdir(folder) if name.isdigit()]  # noqa: PTH208 (history: 10,000 runs)
@@ -110,21 +110,21 @@ class Run:
 
     @property
     def newest(self) -> Attempt | None:
-        """The newest attempt; None before the first."""
+        """The newest attempt; None if there is none yet."""
         return next(reversed(self.attempts), None)
 
     @property
     def stopped(self) -> str:
-        """Why no further attempt follows; empty where one may, or where the batch script starts none by itself."""
+        """Why no further attempt follows; empty if one may follow, or if the batch script does not restart the job."""
         return self.text(STOPPED)
 
     @property
     def cancel_reason(self) -> str:
-        """Who cancelled it; empty where it was not cancelled."""
+        """Who cancelled the run; empty if it was not cancelled."""
         return self.text(STOP)
 
     def text(self, name: str) -> str:
-        """What a file of the folder says; empty where there is none."""
+        """The content of a file of the folder; empty if it does not exist."""
         try:
             return files.content(f"{self.folder}/{name}").decode(errors="replace").strip()
         except OSError:
@@ -136,16 +136,16 @@ _LISTS = frozenset(each.name for each in fields(Run) if each.default == ())
 
 
 def save(run: Run) -> None:
-    """Write RUN/run.json whole."""
+    """Write RUN/run.json."""
     record = {key: value for key, value in asdict(run).items() if key in _WRITTEN}
-    # ASCII: words of a command line may be bytes that are not text, which only JSON's escapes can hold
+    # ASCII, because a command line may contain bytes that are not valid UTF-8, which only JSON's escapes can represent
     path, text = run.folder / RECORD, json.dumps(record, indent=2) + "\n"
-    # the user's words (command line, tags) are written once; later records only change what Slurm said
+    # the user's words (command line, tags) are checked once; later writes only change what Slurm reported
     (files.write if path.exists() else write_record)(path, text)
 
 
 def load(folder: Path) -> Run:
-    """The run in a folder. Raises RunnerError where the record is missing or damaged."""
+    """The run in a folder. Raises RunnerError if the record is missing or damaged."""
     path = f"{folder}/{RECORD}"
     try:
         data: dict[str, Any] = json.loads(files.content(path).decode())
@@ -166,26 +166,26 @@ def load(folder: Path) -> Run:
 
 
 def reloaded(run: Run) -> Run:
-    """The run as its record is now: its batch script may have submitted another job."""
+    """Read the run again, because its batch script may have submitted another job."""
     with suppress(RunnerError):
         return load(run.folder)
     return run
 
 
 def with_newest_job(run: Run) -> Run:
-    """The run with the job of its newest attempt, which somebody may have submitted by hand in the run folder."""
+    """The run with the job of its newest attempt, which a user may have submitted without runner in the run folder."""
     attempts = run.attempts
     job = attempts[-1].job_id if attempts and run.job_ids else ""
-    # a task of an array is 123_4 to us, and has a number of its own for its attempts
+    # runner calls a task of an array 123_4, but its attempts record the task's own job id
     if not job or job in run.job_ids or (run.sweep and job == attempts[0].job_id):
         return run
     return replace(run, job_ids=(*run.job_ids, job))
 
 
 def is_cancelled(run: Run) -> bool:
-    """Whether somebody has cancelled the run: `runner cancel`, or scancel.
+    """Whether the run was cancelled, with `runner cancel` or scancel.
 
-    After that it may have been submitted again by hand: an attempt that began later and ended by itself counts.
+    If it was submitted again afterwards, and that attempt ended by itself, the run does not count as cancelled.
     """
     newest = run.newest
     if run.state != CANCELLED:
@@ -197,13 +197,13 @@ def is_cancelled(run: Run) -> bool:
     except OSError:
         return True
     if newest.exit_code == 0 and (newest.ended or stopped) < stopped:
-        return False  # only a job that was submitted by hand after the end, and had not started
+        return False  # this cancelled only a job that was submitted manually after the end, and had not started
     later = (newest.started or 0.0) > stopped
     return not later or newest.exit_code is None or newest.cause == "cancelled"
 
 
 def is_over(run: Run) -> bool:
-    """Whether the newest attempt has ended and no other one follows, as far as the run folder shows."""
+    """Whether the newest attempt has ended and no other one follows, according to the run folder."""
     newest = run.newest
     code = newest.exit_code if newest else None
     if newest is None or code is None or newest.cause in ("requeued", "preemption"):
@@ -219,7 +219,7 @@ def _later_jobs(folder: Path) -> list[str]:
 
 
 def list_runs(runs_folder: Path) -> tuple[Run, ...]:
-    """The runs in a folder of runs, oldest first; folders without a whole record are left out."""
+    """The runs in a folder of runs, oldest first. Folders without a valid record are left out."""
     try:
         folders = tuple(runs_folder.iterdir())
     except OSError:
@@ -234,20 +234,20 @@ def list_runs(runs_folder: Path) -> tuple[Run, ...]:
 
 
 def find_runs(word: str, runs_folder: Path) -> tuple[Run, ...]:
-    """The runs that a user's word means: those of a sweep, or the one. Raises RunnerError where there is none."""
+    """The runs that the user named: those of a sweep, or a single run. Raises RunnerError if there are none."""
     links = members(runs_folder / word)
     runs = tuple(load(link.resolve()) for link in links)
     return runs or _of_array(word, list_runs(runs_folder)) or (find_run(word, runs_folder),)
 
 
 def _of_array(word: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
-    """The runs of a sweep, by the job id of its whole array."""
+    """The runs of a sweep, found by the job id of its array."""
     found = [run for run in runs if any(job_id.startswith(f"{word}_") for job_id in run.job_ids)]
     return tuple(found) if word.isdigit() else ()
 
 
 def members(sweep: Path) -> tuple[Path, ...]:
-    """The links to its runs in the folder of a sweep, in order; those of runs that are gone are left out."""
+    """The links to runs in the folder of a sweep, in order, without links to deleted runs."""
     if not (sweep / "array.sbatch").is_file():
         return ()
     links = [path for path in sweep.iterdir() if path.name.isdigit() and (path / RECORD).is_file()]
@@ -255,9 +255,9 @@ def members(sweep: Path) -> tuple[Path, ...]:
 
 
 def find_run(word: str, runs_folder: Path) -> Run:
-    """The run that a user's word means: a name, a job id, `last`, or a path to a run folder.
+    """The run that the user named: a name, a job id, `last`, or the path of a run folder.
 
-    Raises RunnerError that names the known runs (the nearest first) otherwise.
+    Otherwise, raises a RunnerError that lists the known runs, the most similar names first.
     """
     if found := members(runs_folder / word):
         raise RunnerError(
@@ -273,12 +273,12 @@ def find_run(word: str, runs_folder: Path) -> Run:
     if word == "last" and runs:
         return runs[-1]
     for run in reversed(runs):
-        # a step of a job (`123.0`) belongs to the job's run; `123_4` is a task of a sweep's array, or of the user's own
+        # `123.0` is a step of a job; `123_4` is a task of the array of a sweep, or of a user's own array
         if run.job_ids and {word.split(".")[0], word.replace("_", ".").split(".")[0]} & {*run.job_ids}:
             return run
     if of_array := _of_array(word, runs):
-        return find_run(of_array[0].sweep, runs_folder)  # which tells that it is a sweep
-    if word.isdigit():  # submitted by hand: only its attempt names the job
+        return find_run(of_array[0].sweep, runs_folder)  # raises the error that this is a sweep
+    if word.isdigit():  # submitted without runner: only the attempt records the job id
         for run in reversed(runs):
             if word in with_newest_job(run).job_ids:
                 return run

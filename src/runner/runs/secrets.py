@@ -1,4 +1,4 @@
-"""Values that look like secrets never enter a record."""
+"""Keep values that look like secrets out of records."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def hide_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def write_record(path: Path, text: str) -> None:
-    """Write a record with words of the user's. Raises RunnerError where it would hold a known secret."""
+    """Write a record that contains words of the user. Raises RunnerError if it would contain a known secret."""
     refuse(text.encode(), str(path))
     files.write(path, text)
 
 
 def refuse_in(texts: Mapping[str, str]) -> None:
-    """Raise RunnerError where one of the files (path -> text) would hold a known secret."""
+    """Raise RunnerError if one of the files (path -> text) would contain a known secret."""
     for name, text in texts.items():
         refuse(text.encode(), name)

@@ -1,7 +1,7 @@
-"""A prompt, or one command, where a job's tasks would stand: same image, same mounts, same variables.
+"""A prompt, or one command, in the environment of a job's tasks: same image, same mounts, same variables.
 
-With an environment: on a node of its own, in the user's own live folder. With a run: in that run's snapshot, and while
-it runs inside its allocation.
+For an environment, the shell runs on its own node, in the user's current folder. For a run, it runs in the run's code
+snapshot, and inside the run's allocation while the run is active.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from runner.site import LOCAL, Site
 from runner.site_files import load_site
 
 FOLDER = "{RUNNER_RUN}"
-"""in a word of the command: the shell's own folder, seen under the same path inside and outside"""
+"""the placeholder, in the command, for the shell's own folder, which has the same path inside and outside"""
 
 
 @dataclass(frozen=True)
 class ShellRequest:
-    """What the user asked for."""
+    """What the user requested."""
 
     where: str | None
     """an environment or a run; None: the default environment"""
@@ -51,27 +51,27 @@ class ShellRequest:
     site: str | None = None
     engine: str | None = None
     given: Layer = field(default_factory=dict)
-    """resources and flags of the command line"""
+    """the resources and flags from the command line"""
     terminal: bool = False
     """whether stdin and stdout are a terminal"""
     without_scheduler: bool = False
-    """on this machine, though the site has a scheduler"""
+    """run on this machine, even if the site has a scheduler"""
     files: Mapping[str, str] = field(default_factory=dict)
-    """laid into the folder of the shell, which the command knows as FOLDER"""
+    """files to write into the folder of the shell, which the command knows as FOLDER"""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A program to run on our own terminal."""
+    """A program to run on this terminal."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    """laid over ours"""
+    """added to our environment"""
     cwd: Path
 
     @property
     def text(self) -> str:
-        """The call as a line for bash."""
+        """The call as a line of bash."""
         values = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.env.items())
         return f"cd {shlex.quote(str(self.cwd))} && {values} {shlex.join(self.argv)}"
 
@@ -83,9 +83,9 @@ class _Place:
     site: Site
     environment: Environment
     folder: Path
-    """stands for RUNNER_RUN"""
+    """the value of RUNNER_RUN"""
     job_id: str = ""
-    """of a running job whose allocation is used"""
+    """the running job whose allocation is used; empty: none"""
     run: Run | None = None
 
 
@@ -99,7 +99,7 @@ def prepared(
     dry_run: bool = False,
     make_image: MakeImage | None = None,
 ) -> Iterator[Call]:
-    """The call that opens the shell; the files it needs exist while the block runs."""
+    """The call that opens the shell. The files that it needs exist only inside the `with` block."""
     site, why = find_site(request.site, environ)
     if request.without_scheduler:
         site = replace(site, scheduler=LOCAL)
@@ -115,7 +115,7 @@ def prepared(
         image = find_image(environment, site, environ)
     if image.missing and not dry_run:
         raise missing_image(image, environment, environ)
-    say = report.detail if request.files else report.say  # `prefetch` has printed it
+    say = report.detail if request.files else report.say  # with `files`, `prefetch` has already printed it
     say(f"environment {environment.name}, site {site.name}")
     environment = run_environment(_in_live_folder(environment, project, say), image)
     runs = site.runs(environ, project)
@@ -134,11 +134,11 @@ def prepared(
 
 
 def _run(word: str | None, runs: Path, project: Project) -> Run | None:
-    """The run that a word means; None where it means an environment."""
+    """The run that a word names; None if it names an environment."""
     if word is None:
         return None
     named = word == "last" or word.isdigit() or word.startswith("local-")
-    # an environment may be called NAME-2026
+    # an environment may have a name like a run's: NAME-2026
     named = named or (bool(re.fullmatch(r"[A-Za-z0-9._-]+-\d{4}", word)) and word not in project.names("edf"))
     if named or (runs / word / RECORD).is_file() or ("/" in word and (Path(word).expanduser() / RECORD).is_file()):
         return find_run(word, runs)
@@ -146,7 +146,7 @@ def _run(word: str | None, runs: Path, project: Project) -> Run | None:
 
 
 def _in_live_folder(environment: Environment, project: Project, say: Callable[[str], None]) -> Environment:
-    """The environment with the user's own folder mounted at the same path, and the prompt there."""
+    """The environment with the user's project folder mounted at the same path, and as working directory."""
     root = project.root or project.start
     if is_shared_place(root):
         say("the shell starts in the image's working directory, because your folder is not a project")
@@ -156,7 +156,7 @@ def _in_live_folder(environment: Environment, project: Project, say: Callable[[s
 
 
 def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Place:
-    """The place of a run: its emitted EDF, its snapshot, and its allocation while it runs."""
+    """The place for a run: its emitted EDF, its snapshot, and its allocation while it runs."""
     edf = run.folder / EDF
     if not edf.is_file():
         raise RunnerError(
@@ -185,7 +185,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
 
 
 def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], report: Report, *, write: bool) -> Call:
-    """The program call for a place; with `write` the engine's files are laid into its folder."""
+    """The program call for a place. With `write`, also write the engine's files into its folder."""
     engine = request.engine or (place.run.engine if place.run else "") or choose(place.site, environ)[0]
     attachment = attach(place.environment, place.site, engine)
     for note in attachment.notes:
@@ -193,7 +193,7 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     files = {EDF: emit_edf(place.environment), **attachment.files, **request.files}
     if write:
         refuse_in(files)
-        # in a run's folder only what its own engine has not put there
+        # in a run folder, write only files that do not exist yet
         folders.fill(place.folder, {name: text for name, text in files.items() if not (place.folder / name).exists()})
     words = tuple(word.replace(FOLDER, str(place.folder)) for word in request.command)
     name = place.run.name if place.run else place.environment.name
@@ -214,7 +214,7 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
 
 
 def _like_a_task(place: _Place) -> tuple[str, ...]:
-    """Words in front of a command that put it where a task of the run stands, with its newest attempt's variables."""
+    """A prefix that runs a command like a task of the run: in its folder, with the variables of its newest attempt."""
     if place.run is None:
         return ()
     variables = place.run.newest.environment if place.run.newest else None
@@ -244,11 +244,11 @@ def _srun(
 
 
 def prompt(terminal: bool, name: str) -> tuple[str, ...]:
-    """The command of a prompt that begins with (NAME): the image's bash, or its sh."""
+    """The command for an interactive shell whose prompt begins with (NAME): the image's bash, or its sh."""
     if not terminal:
         return ("sh", "-c", "command -v bash >/dev/null 2>&1 && exec bash; exec sh")
     mark = f"({re.sub(r'[^A-Za-z0-9._-]', '_', name)}) "
-    # bash's start-up files set PS1, so the mark is put in front of each prompt
+    # bash's startup files set PS1, so the name is added before each prompt
     command = f"""PROMPT_COMMAND='PS1="{mark}${{PS1#"{mark}"}}"' PS1='{mark}$ '; export PROMPT_COMMAND PS1
 command -v bash >/dev/null 2>&1 && exec bash -i; exec sh -i"""
     return ("sh", "-c", command)

@@ -1,7 +1,7 @@
-"""The code as it was at launch: which files of which folder go into RUN/code, and what git knows about them.
+"""The code snapshot of a launch: which files go into RUN/code, and their state in git.
 
-In a git work tree: the tracked files as they are on disk, plus the untracked ones that git does not ignore.
-Elsewhere: the script's own folder. Deciding (`plan`) reads only; `take` copies.
+In a git work tree: the tracked files as they are on disk, and the untracked files that git does not ignore.
+Elsewhere: the script's folder. `plan` only reads; `take` copies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ FILE_LIMIT_BYTES = 10 * 2**20
 DIFF = "code.diff"
 TOTAL_LIMIT_BYTES = 200 * 2**20
 UNTRACKED_LIMIT = 10_000
-"""files; more take seconds at each launch, and are data as a rule. Without git no file is tracked"""
-# never code, wherever they lie
+"""the largest number of untracked files. More take seconds at each launch, and are usually data. Without git, all
+files are untracked"""
+# never code, in any folder
 _NOT_CODE = {".git", ".nox", ".tox", ".venv", "venv", "__pycache__", "node_modules", ".mypy_cache", ".ruff_cache",
              ".pytest_cache", ".ipynb_checkpoints", "wandb"}  # fmt: skip
-# beside a project's code, unless git tracks them
+# usually not code, unless git tracks them
 _BIG = {"data", "datasets", "runs", "outputs", "checkpoints", "models"}
-# files that hold secrets by convention, unless git tracks them
+# usually contain secrets, unless git tracks them
 _SECRET = {".env", ".netrc", ".pypirc", ".git-credentials", "id_rsa", "id_ed25519", "credentials.json"}
 
 
@@ -45,7 +46,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What RUN/code will hold; of two sources with the same file the first one's counts."""
+    """The future content of RUN/code. If two sources have the same file, the first one applies."""
 
     sources: tuple[Source, ...]
     git: Git | None
@@ -53,9 +54,9 @@ class Snapshot:
     """(file or folder, why)"""
     notes: tuple[str, ...] = ()
     content: str = ""
-    """the sum of all files (fingerprint.py); empty where it was not taken"""
+    """the checksum of all files; empty if it was not computed"""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """name -> kind and sum of each file"""
+    """name -> type and checksum of each file"""
 
     def without(self, names: Collection[str], why: str) -> Snapshot:
         """The snapshot without these files."""
@@ -79,15 +80,15 @@ class Snapshot:
 def plan(main: Path | None, script: Path | None = None, shipped: Path | None = None) -> Snapshot:
     """What to copy for a launch.
 
-    main     the project, git work tree or folder whose code the job sees; None: there is none
-    script   a file outside of `main` that is copied to the snapshot's top
-    shipped  runner's own folder, whose `jobs/` supplies what the project lacks
+    main     the project, git work tree or folder with the user's code; None: there is none
+    script   a file outside of `main`, which is copied to the top of the snapshot
+    shipped  runner's own folder; its `jobs/` provides files that the project does not have
     """
     return begin(main, script, shipped)()
 
 
 def begin(main: Path | None, script: Path | None, shipped: Path | None) -> Callable[[], Snapshot]:
-    """Ask git in the background; the function that waits for its answer and makes the plan."""
+    """Start git in the background, and return a function that waits for it and makes the plan."""
     has_git = main is not None and work_tree(main) is not None and process.which("git") is not None
     question = Question(main) if main is not None and has_git else None
     return lambda: _plan(main, script, shipped, question)
@@ -127,9 +128,9 @@ def copy(snapshot: Snapshot, code: Path) -> None:
 
 
 def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
-    """Have git write what differs from the commit to RUN/code.diff."""
+    """Write git's diff against the commit to RUN/code.diff."""
     if snapshot.git and snapshot.git.modified:
-        # git writes the file itself: bytes that are not UTF-8 and line ends stay as they are
+        # git writes the file itself, so that line ends and bytes that are not UTF-8 are not changed
         words = (
             "diff",
             "HEAD",
@@ -143,9 +144,9 @@ def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
 
 
 def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
-    """The files of a folder, what git knows, and what to tell the user."""
+    """(the files of a folder, its state in git, messages for the user)."""
     if question is None:
-        without = work_tree(root) is not None  # else no git is expected
+        without = work_tree(root) is not None  # otherwise, the folder is not in a git work tree
         return (
             _walk(root),
             None,
@@ -168,7 +169,7 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
 
 
 def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
-    """The error that names the entry at the top of the folder with the most of them."""
+    """The error for too many files. It names the top-level entry that contains the most of them."""
     tops: dict[str, int] = {}
     for name in names:
         top = f"{name.partition('/')[0]}/" if "/" in name else name
@@ -182,13 +183,13 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
 
 
 def _skip(name: str) -> bool:
-    """Whether an untracked file is left out: a cache, data, another run's output, or a file for secrets."""
+    """Whether to leave out an untracked file: a cache, data, output of another run, or a file with secrets."""
     *above, last = name.split("/")
     return bool({*above, last} & _NOT_CODE or (above and above[0] in _BIG) or last in _SECRET or last.endswith(".sqsh"))
 
 
 def _walk(root: Path, below: str = "") -> tuple[str, ...]:
-    """The files below a folder that are not under git, sorted; what is not code is skipped."""
+    """The files below a folder without git, sorted. Files that are not code are skipped."""
     found: list[str] = []
     for folder, inner, names in os.walk(root / below):
         at = Path(folder).relative_to(root).as_posix()
@@ -203,16 +204,16 @@ def _walk(root: Path, below: str = "") -> tuple[str, ...]:
 
 
 def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Source, list[tuple[str, str]]]:
-    """The files that exist and are not too large, and those that are."""
+    """(the files that exist and are not too large, the files that are left out with the reason)."""
     kept: list[tuple[str, int]] = []
     left_out: list[tuple[str, str]] = []
     for name in names:
         try:
-            found = os.lstat(f"{root}/{name}")  # of many files: a Path for each takes longer than the question
+            found = os.lstat(f"{root}/{name}")  # creating a Path for each of many files takes longer than lstat itself
         except OSError:
             if "\ufffd" in name:
                 left_out.append((name, "its name is not UTF-8"))
-            continue  # else: deleted in the work tree
+            continue  # deleted in the work tree
         if stat.S_ISDIR(found.st_mode):
             continue  # a submodule that is not checked out
         if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
@@ -227,7 +228,7 @@ def _measure(root: Path, names: Sequence[str], tracked: set[str]) -> tuple[Sourc
 
 
 def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], list[tuple[str, str]]]:
-    """The largest files are dropped until the rest fits the limit."""
+    """Leave out the largest files until the rest fits the limit."""
     total = sum(size for _, size in kept)
     dropped: set[str] = set()
     for name, size in sorted(kept, key=lambda each: -each[1]):
@@ -240,7 +241,7 @@ def _within_total(kept: list[tuple[str, int]]) -> tuple[list[tuple[str, int]], l
 
 
 def _single(script: Path, sources: Iterable[Source]) -> Source:
-    """One file from elsewhere, copied to the top under its own name."""
+    """A source with one file from another folder, which is copied to the top under its own name."""
     for source in sources:
         if script.name in source.files:
             raise RunnerError(
@@ -253,13 +254,13 @@ def _single(script: Path, sources: Iterable[Source]) -> Source:
 
 STORE = ".code"
 _LAUNCH_SECONDS = 3600
-"""how long a copy without a link is taken for that of a launch at work"""
+"""for this long, a copy without links counts as one that a launch is still creating"""
 
 
 def store_files(taken: Snapshot, run_folder: Path, *, shared: bool) -> Snapshot:
-    """Lay the files into RUN/code: as links to the copy by content, which is made where it is not there yet.
+    """Put the files into RUN/code as links to a copy that is named by its content. Create that copy if it is missing.
 
-    Returns what was taken: without untracked files that changed meanwhile.
+    Returns the snapshot that was taken, without untracked files that changed meanwhile.
     """
     if not shared or not taken.content or not taken.files:
         take(taken, run_folder)
@@ -274,7 +275,7 @@ def store_files(taken: Snapshot, run_folder: Path, *, shared: bool) -> Snapshot:
             folders.remove(fresh)
             raise
         store = run_folder.parent / STORE / taken.content[:32]
-        if store.is_dir():  # another launch of the same code was faster
+        if store.is_dir():  # another launch of the same code has created it meanwhile
             folders.remove(fresh)
         else:
             folders.move(fresh, store)
@@ -284,7 +285,7 @@ def store_files(taken: Snapshot, run_folder: Path, *, shared: bool) -> Snapshot:
 
 
 def unused_stores(runs: Path) -> tuple[Path, ...]:
-    """The copies to which no run has a link any more; those that a launch may be making are left out."""
+    """The copies to which no run has links any more, except those that a launch may still be creating."""
     if not (runs / STORE).is_dir():
         return ()
     old = (path for path in (runs / STORE).iterdir() if time.time() - path.lstat().st_mtime > _LAUNCH_SECONDS)
@@ -300,9 +301,9 @@ def _has_links(store: Path) -> bool:
 
 
 def summed(snapshot: Snapshot) -> Snapshot:
-    """The snapshot with the sums of its files; untracked ones that are gone by now are left out.
+    """The snapshot with the checksums of its files, without untracked files that no longer exist.
 
-    Raises RunnerError where one holds a known secret.
+    Raises RunnerError if a file contains a known secret.
     """
     roots = {name: source.root for source in reversed(snapshot.sources) for name in source.files}
     gone = [name for name in (snapshot.git.untracked if snapshot.git else ()) if name in roots]
@@ -313,9 +314,9 @@ def summed(snapshot: Snapshot) -> Snapshot:
 
 
 def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
-    """The snapshot that a copy of it holds: without untracked files that changed meanwhile, which are removed there.
+    """Compare a copy with its snapshot. Untracked files that changed meanwhile are removed from both.
 
-    Raises RunnerError where another file has changed.
+    Raises RunnerError if a tracked file has changed.
     """
     sums = _sums((name, code / name) for name in snapshot.files)
     changed = [name for name in snapshot.files if sums[name] != snapshot.sums.get(name)]
@@ -335,12 +336,12 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
 
 
 def fingerprint_of_folder(code: Path, names: Iterable[str]) -> str:
-    """The sum of these files of a RUN/code."""
+    """The checksum of these files of RUN/code."""
     return _total(_sums((name, code / name) for name in sorted(names)))
 
 
 def check_diff(run_folder: Path) -> None:
-    """Raise RunnerError where git's diff shows a secret, in a line that was taken out perhaps."""
+    """Raise RunnerError if git's diff contains a secret, even in a removed line."""
     from runner.machine import secrets
 
     path = run_folder / DIFF
@@ -356,10 +357,10 @@ def _total(sums: Mapping[str, str]) -> str:
 
 
 def _sums(files: Iterable[tuple[str, Path]], *, careful: bool = False) -> dict[str, str]:
-    """Name -> kind and sha256 of each file."""
+    """Name -> type and sha256 of each file."""
     import hashlib
 
-    from runner.machine import secrets  # slow to import, and a dry run takes no sums
+    from runner.machine import secrets  # slow to import, and a dry run computes no checksums
 
     sums: dict[str, str] = {}
     try:

@@ -1,7 +1,7 @@
-"""What runs are doing: what the scheduler says about all of them at once, and what the run folders say.
+"""The status of runs, from one scheduler query for all of them, and from their run folders.
 
-Works without sacct: an attempt writes its exit code into the run folder, and squeue answers for the rest as long as
-Slurm remembers the job. Without a scheduler it relies on the run folder alone.
+sacct is not needed: an attempt writes its exit code into the run folder, and squeue knows the rest while Slurm
+remembers the job. Without a scheduler, only the run folder is used.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, by_scheduler
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What a run is doing now."""
+    """The status of a run."""
 
     run: Run
     state: str
-    """Slurm's word (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ...), PREPARING for a launch that was
-    never submitted, LOST where neither the run folder nor the scheduler knows how it ended"""
+    """Slurm's state (PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, ...), PREPARING for a launch that was
+    never submitted, or LOST if neither the run folder nor the scheduler knows how it ended"""
     reason: str = ""
     exit_code: int | None = None
-    """of the newest attempt that has ended"""
+    """the exit code of the newest attempt that has ended"""
     nodes: str = ""
     elapsed: str = ""
     time_left: str = ""
-    """of the time limit"""
+    """until the time limit, in Slurm's format"""
     attempt: int = 0
-    """the newest attempt's number; 0 before the first"""
+    """the number of the newest attempt; 0 before the first"""
     progress: Progress | None = None
-    """None where the run writes no metrics"""
+    """None if the run writes no metrics"""
     job_id: str = ""
-    """of the job that counts now: of several, the one that runs, else the next one, else that of the newest attempt"""
+    """the job that determines the status: the running one, or the next one, or that of the newest attempt"""
     live: tuple[str, ...] = ()
     """the jobs that wait or run"""
     causes: tuple[str, ...] = ()
-    """why each attempt has ended"""
+    """why each attempt ended"""
     gpu_hours: float | None = None
-    """of all attempts so far; None without GPUs"""
+    """for all attempts so far; None without GPUs"""
 
     @property
     def active(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether the run waits or runs."""
         return self.state in ACTIVE
 
     def record(self) -> dict[str, object]:
@@ -62,7 +62,7 @@ class RunStatus:
 
 
 def ask(runs: Sequence[Run]) -> tuple[RunStatus, ...]:
-    """The status of each run, in order: at most two questions to the scheduler, however many runs there are."""
+    """The status of each run, in order, with at most two scheduler queries for all of them."""
     runs = [with_newest_job(run) for run in runs]
     submitted = [run for run in runs if run.state != PREPARING and run.job_id]
     asked = [pair for scheduler, some in by_scheduler(submitted) for pair in scheduler.statuses(some)]
@@ -74,7 +74,7 @@ _INTERRUPTED = JobStatus("PREPARING", "its launch was interrupted before it was 
 
 
 def _status(run: Run, job: JobStatus) -> RunStatus:
-    """The status of a run's jobs, completed with what the run folder shows."""
+    """The status of a run: that of its jobs, completed from the run folder."""
     attempts = run.attempts
     over = run.stopped if job.state not in (*ACTIVE, "COMPLETED", "CANCELLED") else ""
     return RunStatus(
@@ -88,9 +88,10 @@ def _status(run: Run, job: JobStatus) -> RunStatus:
 
 
 def gpu_hours(run: Run, now: float) -> float | None:
-    """The GPU hours of all attempts until `now`, Unix seconds; None where the run has no GPUs.
+    """The GPU hours of all attempts until `now`, in Unix seconds; None if the run has no GPUs.
 
-    A killed attempt leaves no end: its last sign of life counts, and for the newest one, which may run, `now`.
+    A killed attempt has not recorded its end. It counts up to its last sign of life; the newest one, which may still
+    run, counts up to `now`.
     """
     seconds = 0.0
     gpus_seen = False
@@ -104,7 +105,7 @@ def gpu_hours(run: Run, now: float) -> float | None:
     return round(seconds / 3600, 3) if gpus_seen else None
 
 
-SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two questions; the pause grows while nothing changes
+SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two queries; the pause grows while nothing changes
 
 
 def watch(
@@ -112,7 +113,7 @@ def watch(
     show: Callable[[tuple[RunStatus, ...]], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Show the status of the runs, with one query for all of them each time, until all have ended."""
+    """Show the status of the runs until all have ended, with one query for all of them each time."""
     pause = SHORTEST
     before: tuple[object, ...] = ()
     while True:
@@ -127,5 +128,5 @@ def watch(
 
 
 def goes_on(status: RunStatus) -> bool:
-    """Whether there is something to wait for: it waits or runs, or the scheduler does not answer just now."""
+    """Whether to keep waiting: the run waits or runs, or the scheduler does not answer at the moment."""
     return status.active or (status.state == "UNKNOWN" and not status.run.is_local)

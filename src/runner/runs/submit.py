@@ -1,4 +1,4 @@
-"""Submission: room on the file system, the run folder and its lock, and the start of the job."""
+"""Submission: check the free space, write the run folder and its lock, and start the job."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LEAST_BYTES, _LEAST_FILES = 64 << 20, 1000
 
 
 def check_room(folder: Path) -> tuple[str, ...]:
-    """Warnings of a quota that is nearly used up. Raises RunnerError where the file system of the runs is full."""
+    """Warnings about a quota that is nearly used up. Raises RunnerError if the file system of the runs is full."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     _check_file_system(folder, there)
-    with suppress(RunnerError):  # no quota is known
+    with suppress(RunnerError):  # the quota is not known
         found = storage.quota_of_folder(there)
         if found and found.nearly_used_up:
             return (
@@ -53,7 +53,7 @@ def _check_file_system(folder: Path, there: Path) -> None:
 
 
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
-    """Make the run folder and start the job; returns the run. On any failure, Ctrl-C too, the folder is removed."""
+    """Create the run folder, start the job, and return the run. On any failure or Ctrl-C, the folder is removed."""
     plan = checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     run = made(plan, runs, command_line, report, tags)
@@ -73,7 +73,7 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
 
 
 def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
-    """The plan with what is found out only where a run is made. Raises RunnerError for a folder that will not do."""
+    """The plan, completed with facts that a dry run does not need. Raises RunnerError for an unsuitable run folder."""
     checks.check_run_folder(runs, plan.site, plan.engine)
     for note in check_room(runs):
         report.warn(note)
@@ -98,7 +98,7 @@ def made(
     sweep: str = "",
     parameters: Mapping[str, str] | None = None,
 ) -> Run:
-    """A run that is ready to start, its folder written whole. On any failure the folder is removed."""
+    """A run that is ready to start, with its complete folder. On any failure, the folder is removed."""
     folder = folders.take_numbered(runs, plan.job.name)
     try:
         run = Run(
@@ -132,7 +132,7 @@ def made(
 
 
 def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
-    """The image with the sha256 of its file, for the lock. Raises RunnerError where the file cannot be read."""
+    """The image with the sha256 of its file, for the lock. Raises RunnerError if the file cannot be read."""
     squashfs = image.squashfs
     if squashfs is None or squashfs.sha256:
         return image
@@ -145,7 +145,7 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
 
 
 def write(plan: RunPlan, run: Run, report: Report) -> None:
-    """Everything in the run folder that the job needs, and the lock."""
+    """Write all files that the job needs into the run folder, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
     taken = snapshot.store_files(plan.snapshot, run.folder, shared=plan.engine != "host")

@@ -1,8 +1,8 @@
-"""`launch --sweep NAME=VALUE,VALUE`: one launch, a run for each combination of values, together one array job.
+"""`launch --sweep NAME=VALUE,VALUE`: one launch that creates a run for each combination of values, as one array job.
 
-A run per combination, and not one run with children: so each has its own folder, checkpoints, lock and metrics, and
-every verb (logs, why, diff, cancel, rerun) works on it as on any other. What they share is a folder of the sweep with
-the array's script and a link to each run.
+Each combination is a separate run with its own folder, checkpoints, lock and metrics, so that every command (logs, why,
+diff, cancel, rerun) works as for any other run. The sweep itself is a folder with the script of the array and a link to
+each run.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from runner.runs.secrets import write_record
 
 ARRAY = "array.sbatch"
 MOST = 1000
-"""runs of one sweep; Slurm's own limit, MaxArraySize, is 1001 by default"""
+"""the largest number of runs in a sweep; Slurm's own limit, MaxArraySize, is 1001 by default"""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What varies."""
+    """The parameters that vary, and their values."""
 
     axes: Mapping[str, tuple[str, ...]]
     at_once: int | None = None
-    """how many may run at the same time; None: as many as there is room for"""
+    """how many may run at the same time; None: no limit"""
 
     @property
     def combinations(self) -> tuple[dict[str, str], ...]:
-        """Each value of each axis with each of the others, the last axis fastest."""
+        """All combinations of values; the last parameter varies fastest."""
         return tuple(dict(zip(self.axes, values, strict=True)) for values in itertools.product(*self.axes.values()))
 
 
 def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
-    """The sweep in the words of --sweep; None without one. Raises RunnerError for anything else."""
+    """Parse the values of --sweep; None if there are none. Raises RunnerError for invalid text."""
     axes: dict[str, tuple[str, ...]] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -82,14 +82,14 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
 
 
 def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
-    """The plan of one combination."""
+    """The plan for one combination."""
     job = _job(plan.job, values)
     script = scheduler_of(plan.site.scheduler).script(job, plan.attachment, plan.site)
     return replace(plan, job=job, script=script, files={**plan.files, SCRIPT: script})
 
 
 def _job(job: Job, values: Mapping[str, str]) -> Job:
-    """The job with `{name}` in its words replaced; a value that has no such place becomes the option `--name VALUE`."""
+    """The job with `{name}` in its command replaced. Without such a placeholder, the value becomes `--name VALUE`."""
     command, arguments = list(job.command), list(job.arguments)
     added: list[str] = []
     for name, value in values.items():
@@ -103,7 +103,7 @@ def _job(job: Job, values: Mapping[str, str]) -> Job:
 
 
 def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
-    """The array's batch script: task N becomes the run behind the link N. Its directives are those of the runs."""
+    """The batch script of the array: task N starts the run behind the link N. It has the directives of the runs."""
     given = [line for line in plan.script.splitlines() if line.startswith("#SBATCH ")]
     own = [line for line in given if not line.startswith("#SBATCH --output=")]
     limit = f"%{at_once}" if at_once else ""
@@ -126,7 +126,7 @@ def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
 def submit_sweep(
     plan: RunPlan, sweep: Sweep, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()
 ) -> tuple[str, tuple[Run, ...]]:
-    """Make the runs and start them; returns the sweep's name and its runs. On any failure all is removed."""
+    """Create and start the runs; returns the name of the sweep and its runs. On any failure, everything is removed."""
     plan = submit.checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-sweep")

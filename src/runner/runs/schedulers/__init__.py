@@ -1,1 +1,1 @@
-"""Schedulers, one module each (`Scheduler` in scheduler.py); Slurm's commands; the one template of the batch script."""
+"""Schedulers, one module each (`Scheduler` in scheduler.py); Slurm's commands; the template of the batch script."""

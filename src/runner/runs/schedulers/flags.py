@@ -1,4 +1,4 @@
-"""Flags of sbatch and srun that a user, a site and we ourselves give: who wins, and what is refused and why."""
+"""Flags of sbatch and srun from the user, the site and runner: their precedence, and which ones are rejected."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _REFUSED_BY_BOTH = {
     "edf": _CONTAINER,
 }
 CPUS = {"cpus-per-task", "cpus-per-gpu"}
-# of the options that pyxis takes with and without `no-`, the environment has chosen one; srun ends where both are given
+# pyxis has these options with and without `no-`. The environment sets one of the two, and srun fails if both are given
 _CHOICES = {
     "container-entrypoint": "set entrypoint = true or false in the EDF",
     "container-mount-home": 'set mounts = ["${HOME}:${HOME}"] in the EDF',
@@ -94,7 +94,7 @@ def option(word: str, program: str) -> tuple[str, str | None]:
 
 
 def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None = None) -> None:
-    """Raise RunnerError for a flag that would break the run. `taken`: option -> who has given it already."""
+    """Raise RunnerError for a flag that would break the run. `taken`: option -> what has already set it."""
     for word in words:
         name, value = option(word, program)
         if name in REFUSED[program]:
@@ -127,7 +127,7 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
 
 
 def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) -> None:
-    """Raise RunnerError for a flag that the site's Slurm refuses."""
+    """Raise RunnerError for a flag that the site's Slurm rejects."""
     for word in words:
         if word in refused:
             raise RunnerError(
@@ -136,14 +136,14 @@ def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) 
 
 
 def merge(own: Sequence[str], site: Sequence[str], user: Sequence[str], program: str) -> tuple[str, ...]:
-    """Our flags, the site's, the user's: of each option the user's words count, else the site's, else ours."""
+    """Merge the flags. For each option, the user's flags take precedence over the site's, and the site's over ours."""
 
     def without(words: Sequence[str], winners: Sequence[str]) -> list[str]:
         names = {option(word, program)[0] for word in winners}
         if names & {"gres", "gpus", "gpus-per-node"} and any("gpu" in word for word in winners):
-            names |= {"gres", "gpus", "gpus-per-node"}  # one request for GPUs in another dialect
+            names |= {"gres", "gpus", "gpus-per-node"}  # different spellings of the same request
         if names & {"mem", "mem-per-cpu", "mem-per-gpu"}:
-            names |= {"mem", "mem-per-cpu", "mem-per-gpu"}  # Slurm takes one of them only
+            names |= {"mem", "mem-per-cpu", "mem-per-gpu"}  # Slurm accepts only one of them
         if names & CPUS:
             names |= CPUS  # sbatch and srun refuse both together
         return [word for word in words if option(word, program)[0] not in names]

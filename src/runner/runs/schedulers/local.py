@@ -1,4 +1,4 @@
-"""No scheduler: the batch script runs on this machine, in a process session of its own."""
+"""No scheduler: the batch script runs on this machine, in its own process session."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ PROGRAMS: tuple[str, ...] = ()
 BY_HAND = "bash job.sbatch >> job.log 2>&1"
 STATE_SOURCE = "run.json"
 PAUSES = (0.5, 0.5)
-GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can save and end
+GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL, so that a job can save and exit
 
 
 def script(job: Job, attachment: Attachment, site: Site) -> str:
-    """The batch script; `cd RUN && bash job.sbatch` runs it. payload/processes.sh does srun's part."""
+    """The batch script; `cd RUN && bash job.sbatch` runs it. payload/processes.sh replaces srun."""
     step = (f"bash payload/processes.sh {job.tasks}",)
     return render(job, attachment, site, directives=(), step=step)
 
 
 def version() -> dict[str, str]:
-    """Empty: nothing but this machine takes the run."""
+    """Empty, because there is no scheduler."""
     return {}
 
 
 def start(run: Run, waits: Dependencies, report: Report) -> Run:
-    """The run with the process that runs its script on this machine, in a session of its own."""
+    """Start the batch script on this machine, in its own session, and return the run with its process."""
     from runner.runs.run import WAITS  # slow to import, and a dry run has no run
 
     argv: tuple[str, ...] = ("bash", "job.sbatch")
@@ -55,7 +55,7 @@ def start(run: Run, waits: Dependencies, report: Report) -> Run:
 
 
 def _words_of(waits: Dependencies) -> tuple[str, ...]:
-    """The words of payload/after.sh: `ok` or `any`, the process, and the folder of each run."""
+    """The arguments of payload/after.sh: `ok` or `any`, the process id and the folder of each run."""
     return tuple(
         word
         for kind, runs in (("ok", waits.succeeded), ("any", waits.ended))
@@ -67,7 +67,7 @@ def _words_of(waits: Dependencies) -> tuple[str, ...]:
 def start_sweep(
     folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
 ) -> tuple[Run, ...]:
-    """Each run waits for the one that came `at_once` places before it (1 unless given), however that ends."""
+    """Start the runs. Each waits until the run `at_once` positions before it (default: 1) has ended, in any way."""
     started: list[Run] = []
     for number, run in enumerate(runs):
         before = (started[number - (at_once or 1)],) if number >= (at_once or 1) else ()
@@ -76,12 +76,12 @@ def start_sweep(
 
 
 def start_chain(run: Run, links: int) -> Run:
-    """The run as it is: nothing ends a job when its time is over, and checks.py refuses a chain."""
+    """The run, unchanged. checks.py rejects a chain, because without a scheduler there is no time limit."""
     return run
 
 
 def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
-    """Each run and its status, from its processes and its folder."""
+    """Each run with its status, from its processes and its folder."""
     return [(run, _status(run)) for run in runs]
 
 
@@ -89,7 +89,8 @@ def _status(run: Run) -> JobStatus:
     from runner.runs.run import WAITS, is_cancelled, is_over  # slow to import, and a dry run has no run
 
     alive = is_alive(run)
-    code = run.newest.exit_code if run.newest else None  # after the look at the process, which may just have ended
+    # read after the processes were checked, because they may just have ended
+    code = run.newest.exit_code if run.newest else None
     if code is not None and is_over(run) and (not alive or _leads(run)):
         return from_exit_code(run, code)
     if code is None and run.host not in ("", os.uname().nodename):
@@ -108,9 +109,9 @@ def _status(run: Run) -> JobStatus:
 
 
 def is_alive(run: Run) -> bool:
-    """Whether a run's script, or a process that it left behind, still runs on this machine.
+    """Whether a run's script, or a process that it started, still runs on this machine.
 
-    The kernel does not reuse a session's number while the session has a process.
+    The kernel does not reuse a session id while a process of the session exists.
     """
     if _by_hand(run):
         return _leads(run)
@@ -119,7 +120,7 @@ def is_alive(run: Run) -> bool:
 
 
 def _leads(run: Run) -> bool:
-    """Whether the batch script itself is there."""
+    """Whether the batch script itself still runs."""
     pid = _pid(run)
     try:
         return Path(f"/proc/{pid}/cwd").samefile(run.folder) if _by_hand(run) else sessions.identity(pid) == run.process
@@ -128,7 +129,7 @@ def _leads(run: Run) -> bool:
 
 
 def _by_hand(run: Run) -> bool:
-    """Whether somebody has started the newest attempt by `bash job.sbatch` in its folder."""
+    """Whether a user started the newest attempt with `bash job.sbatch` in the run folder."""
     return len(run.job_ids) > 1
 
 
@@ -138,7 +139,7 @@ def _pid(run: Run) -> int:
 
 
 def work_folders() -> tuple[set[Path], str]:
-    """None: no queue knows of a job."""
+    """No folders, because there is no queue."""
     return set(), ""
 
 
@@ -170,7 +171,7 @@ def _end(run: Run, report: Report) -> None:
 
 
 def _end_by_hand(run: Run, report: Report) -> None:
-    """End a script started by hand: its session is the shell's, so only the script itself gets the signal."""
+    """End a script that a user started. Its session is that of the user's shell, so signal only the script."""
     pid = _pid(run)
     report.detail(f"{run.name}: ending process {pid}, {GRACE_SECONDS:.0f} s at most")
     deadline = time.monotonic() + GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""What a scheduler is to the rest of runner, and the schedulers that there are."""
+"""The interface of a scheduler, and the known schedulers."""
 
 from __future__ import annotations
 
@@ -20,65 +20,65 @@ if TYPE_CHECKING:
 
 
 CONTINUE = 75
-"""a job's exit code that means: continue me"""
+"""the exit code with which a job asks for another attempt"""
 ACTIVE = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "RESIZING",
           "SIGNALING", "STAGE_OUT", "STOPPED", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}  # fmt: skip
-"""states, in Slurm's words, of a job that is not over"""
+"""Slurm's states of a job that has not ended"""
 
 
 class JobStatus(NamedTuple):
-    """The status of a job, or of a run's jobs together."""
+    """The status of a job, or the combined status of a run's jobs."""
 
     state: str
-    """PENDING, RUNNING, COMPLETED, ... (Slurm's words), or one of runner's own (`RunStatus.state`)"""
+    """one of Slurm's states (PENDING, RUNNING, COMPLETED, ...) or of runner's own (`RunStatus.state`)"""
     reason: str = ""
-    """why it waits, or why it failed"""
+    """why the job waits, or why it failed"""
     exit_code: int | None = None
-    """128 + N when signal N ended it; None while it has not ended"""
+    """128 + N if signal N ended the job; None if it has not ended"""
     nodes: str = ""
     elapsed: str = ""
     time_left: str = ""
-    """of the time limit"""
+    """until the time limit, in Slurm's format"""
     job_id: str = ""
-    """of a run's jobs: the one that counts now"""
+    """for a run: the job that determines the status"""
     live: tuple[str, ...] = ()
-    """of a run's jobs: those that wait or run"""
+    """for a run: the jobs that wait or run"""
 
 
 class Scheduler(Protocol):
-    """A scheduler: a module of this package with these names."""
+    """The interface that each scheduler's module implements."""
 
     PROGRAMS: tuple[str, ...]
-    """what `launch` needs on this machine"""
+    """programs that `launch` needs on this machine"""
     BY_HAND: str
-    """the line of bash that submits the batch script, in the run folder"""
+    """the shell command that submits the batch script, run in the run folder"""
     STATE_SOURCE: str
-    """who knows the state of a run, as `why` names it"""
+    """the source of a run's state, as `why` names it"""
     PAUSES: tuple[float, float]
-    """seconds between two questions about a run: the shortest and the longest pause"""
+    """the shortest and the longest pause between two status queries, in seconds"""
 
     def script(self, job: Job, attachment: Attachment, site: Site) -> str:
         """The text of the batch script."""
 
     def version(self) -> dict[str, str]:
-        """What the run's record says about the scheduler itself."""
+        """Facts about the scheduler for the run's record."""
 
     def start(self, run: Run, waits: Dependencies, report: Report) -> Run:
-        """The run with its job, which is submitted or started."""
+        """Submit or start the job, and return the run with it."""
 
     def start_sweep(
         self, folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
     ) -> tuple[Run, ...]:
-        """The runs of a sweep with their jobs; `folder` has the script of the whole array."""
+        """Start the runs of a sweep, and return them with their jobs. `folder` contains the script of the array."""
 
     def start_chain(self, run: Run, links: int) -> Run:
-        """The run with the jobs that follow its first one, `links` jobs in all."""
+        """Submit the jobs that follow the first one of a chain of `links` jobs, and return the run with all jobs."""
 
     def statuses(self, runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
-        """Each of these submitted runs, with the jobs that were submitted by hand too, and its status."""
+        """Each of these submitted runs with its status. Manually submitted jobs are added to the runs."""
 
     def work_folders(self) -> tuple[set[Path], str]:
-        """The folders that the user's queued and running jobs were submitted in; and why they are not known."""
+        """(the folders from which the user's active jobs were submitted, the reason if they are not known)."""
 
     def cancel(self, jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
         """End these jobs of these runs."""
@@ -88,21 +88,21 @@ class Scheduler(Protocol):
 
 
 SCHEDULERS = ("slurm", "local")
-"""each a module here, of that name"""
+"""the names of the modules"""
 if TYPE_CHECKING:
-    # mypy checks that the modules have the names of the protocol
+    # mypy checks that the modules implement the protocol
     _CHECKED: tuple[Scheduler, ...] = (slurm, local)
 
 
 def scheduler_of(name: str) -> Scheduler:
-    """The scheduler of a site or a run. Raises RunnerError where runner does not know it."""
+    """The scheduler of a site or a run. Raises RunnerError for an unknown one."""
     if name not in SCHEDULERS:
         raise unknown("scheduler", name, SCHEDULERS)
-    return cast("Scheduler", importlib.import_module(f"runner.runs.schedulers.{name}"))  # the one in use, not all
+    return cast("Scheduler", importlib.import_module(f"runner.runs.schedulers.{name}"))  # import only the one in use
 
 
 def by_scheduler(runs: Iterable[Run]) -> Iterator[tuple[Scheduler, list[Run]]]:
-    """The runs of each scheduler that has some."""
+    """The runs, grouped by scheduler."""
     runs = list(runs)
     # slurm first: ending the processes of a local run takes a while
     for name in sorted({run.scheduler for run in runs}, reverse=True):
@@ -110,11 +110,11 @@ def by_scheduler(runs: Iterable[Run]) -> Iterator[tuple[Scheduler, list[Run]]]:
 
 
 def from_exit_code(run: Run, exit_code: int, reason: str = "") -> JobStatus:
-    """The status of a run whose newest attempt has ended with this exit code."""
+    """The status of a run whose newest attempt ended with this exit code."""
     from runner.runs.run import is_cancelled  # a dry run does not need it
 
     elapsed = run.newest.elapsed if run.newest else ""
-    if is_cancelled(run):  # one that saved ends with 0 too
+    if is_cancelled(run):  # even with exit code 0: the program may have saved on the signal
         return JobStatus("CANCELLED", run.cancel_reason, exit_code, run.host, elapsed)
     reason = "the script asked for another attempt" if exit_code == CONTINUE else reason
     return JobStatus("FAILED" if exit_code else "COMPLETED", reason, exit_code, run.host, elapsed)

@@ -1,4 +1,4 @@
-"""Slurm: the batch script, and what is asked of its commands (slurm_commands.py)."""
+"""Slurm: the batch script, submission, status and cancellation. slurm_commands.py has the commands."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ BY_HAND = "sbatch job.sbatch"
 STATE_SOURCE = "Slurm"
 PAUSES = (2.0, 15.0)
 _ESTIMATE_SECONDS = _CONFIG_SECONDS = 10.0
-_SUBMIT_SECONDS = 180.0  # a controller that is busy, or restarts, is waited for by sbatch itself
+_SUBMIT_SECONDS = 180.0  # sbatch itself waits for a controller that is busy or restarts
 _BAD_NODE_SECONDS = 86_400
-_ANSWER_SECONDS = 30.0  # a busy controller takes its time; one that is away must not block for minutes
+_ANSWER_SECONDS = 30.0  # a busy controller may answer slowly, but one that is down must not block for minutes
 
 
 def script(job: Job, attachment: Attachment, site: Site) -> str:
-    """The batch script; `cd RUN && sbatch job.sbatch` is the whole submission."""
+    """The batch script; `cd RUN && sbatch job.sbatch` submits it."""
     refuse((*site.sbatch, *job.sbatch), "sbatch")
     taken = {option(word, "srun")[0]: "the environment" for word in attachment.flags}
     refuse((*site.srun, *job.srun), "srun", taken)
@@ -61,7 +61,7 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         "--output=job.log",
         "--open-mode=append",
         *_requeue(job, site),
-        # to the batch shell alone: a signal to the step would end every process without a handler
+        # B: signal only the batch shell, because a signal to the step would end every process without a handler
         *((f"--signal=B:USR2@{job.save_seconds}",) if job.save_seconds else ()),
         *((f"--mail-user={job.mail_user}",) if job.mail_user else ()),
         *((f"--mail-type={','.join(job.mail_events).upper()}",) if job.mail_events else ()),
@@ -69,26 +69,26 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
 
 
 def _requeue(job: Job, site: Site) -> tuple[str, ...]:
-    """Whether Slurm may requeue the job; left to the cluster where the job says nothing about restarts."""
+    """The flag that allows or forbids requeues; empty (the cluster's default) if the job has no [restart]."""
     if job.restart is None:
         return ()
     return ("--requeue",) if site.restart_by == "requeue" else ("--no-requeue",)
 
 
 def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str]) -> tuple[str, ...]:
-    """The lines of srun with its flags, quoted."""
+    """The srun command with its flags, quoted, as lines."""
     by_task = any(option(word, "sbatch")[0] == "cpus-per-task" for word in directives)
     own = (
         f"--nodes={job.resources.nodes}",
         f"--ntasks={job.tasks}",
         f"--ntasks-per-node={job.tasks_per_node}",
-        # repeated: not every Slurm hands it on to srun; --cpus-per-gpu, which excludes it, reaches srun by itself
+        # repeated, because not every Slurm passes it on to srun; --cpus-per-gpu excludes it, and is always passed on
         *(("--cpus-per-task=${SLURM_CPUS_PER_TASK}",) if by_task else ()),
         "--distribution=block",
         "--kill-on-bad-exit=1",
         "--export=ALL",
     )
-    given = merge((), site.srun, job.srun, "srun")  # of one option the user's words count
+    given = merge((), site.srun, job.srun, "srun")  # the user's flags take precedence
     names = {option(word, "srun")[0] for word in given}
     names |= CPUS if names & CPUS else set()
     ours = [quoting.live(word) for word in own if option(word, "srun")[0] not in names]
@@ -98,27 +98,27 @@ def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str
 
 
 def version() -> dict[str, str]:
-    """The version, from `slurm-wlm 22.05.8` or `slurm 24.05.4`."""
+    """Slurm's version, from `slurm-wlm 22.05.8` or `slurm 24.05.4`."""
     words = process.run(("sbatch", "--version"), check=False, timeout_seconds=10).stdout.split()
     return {"version": words[-1]} if words else {}
 
 
 def start(run: Run, waits: Dependencies, report: Report) -> Run:
-    """The run with its job, which is submitted."""
+    """Submit the job, and return the run with it."""
     return run.with_jobs(_sbatch(run.folder, waits, report, "job.sbatch"))
 
 
 def start_sweep(
     folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
 ) -> tuple[Run, ...]:
-    """The runs as the tasks of one array job, whose script says how many run `at_once`."""
+    """Submit the runs as tasks of one array job. Its script limits how many run `at_once`."""
     job_id = _sbatch(folder, waits, report, "array.sbatch")
     report.detail(f"array job {job_id}")
     return tuple(run.with_jobs(f"{job_id}_{n}") for n, run in enumerate(runs))
 
 
 def start_chain(run: Run, links: int) -> Run:
-    """The run with the jobs that follow the first one. They are written down one by one: the first may end any time."""
+    """Submit the jobs that follow the first one. Each is recorded at once: the first job may end at any time."""
     from runner.runs.run import LATER_JOBS  # a dry run does not need it
 
     for _ in range(links - 1):
@@ -129,7 +129,7 @@ def start_chain(run: Run, links: int) -> Run:
 
 
 def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str) -> str:
-    """The job id of a script in a folder, submitted."""
+    """Submit a script in a folder, and return the job id."""
     _tell_start(folder, script, report)
     excluded = exclude_flags(folder.parent, os.environ, report)
     flags = (*excluded, *slurm_commands.dependency_flags(waits))
@@ -137,7 +137,7 @@ def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str) -> s
 
 
 def _tell_start(folder: Path, script: str, report: Report) -> None:
-    """Say when the job would start. Where Slurm does not tell, the submission itself is the judge."""
+    """Report when the job would start. Errors are ignored, because the submission itself will report them."""
     try:
         done = process.run(slurm_commands.test_only(script), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:  # a busy controller
@@ -151,7 +151,7 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
 
 
 def _submitted(folder: Path, argv: Sequence[str]) -> str:
-    """The job id that sbatch printed."""
+    """Run sbatch, and return the job id that it prints."""
     done = process.run(argv, cwd=folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
     if done.exit_code != 0:
         raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message")
@@ -159,7 +159,7 @@ def _submitted(folder: Path, argv: Sequence[str]) -> str:
 
 
 def refused(words: str) -> RunnerError:
-    """The error for a submission that sbatch refused, with its own words and what they usually mean."""
+    """The error for a rejected submission, with sbatch's message and its usual cause."""
     hints = (
         ("account", "use --account NAME; `sacctmgr show associations user=$USER` lists your accounts"),
         ("partition", "use --partition NAME; `sinfo` lists the partitions"),
@@ -183,7 +183,7 @@ def refused(words: str) -> RunnerError:
 
 
 def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tuple[str, ...]:
-    """The flag of sbatch that leaves them out; none where there are none, or where Slurm does not say who it is."""
+    """The flag of sbatch that excludes bad nodes; empty if there are none, or if the cluster's name is not known."""
     folder = Path(environ.get("RUNNER_CACHE") or runs / ".cache") / "bad-nodes"
     listed = {path.name: found for path in sorted(folder.glob("*")) if (found := _bad_nodes(path, time.time()))}
     if not listed:
@@ -192,7 +192,7 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
         shown = process.run(("scontrol", "show", "config"), check=False, timeout_seconds=_CONFIG_SECONDS).stdout
         cluster = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
         bad = listed.get(cluster[1], {}) if cluster else {}
-        # a name that the cluster no longer has would make sbatch refuse the job
+        # sbatch rejects a job that excludes a node which the cluster no longer has
         argv = ("sinfo", "--noheader", "--Node", "--format=%N")
         known = set(process.run(argv, check=False, timeout_seconds=_CONFIG_SECONDS).stdout.split()) if bad else set()
     except RunnerError:
@@ -204,7 +204,7 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
 
 
 def _bad_nodes(path: Path, now: float) -> dict[str, str]:
-    """Node -> why it is not to be used, from the lines of a list that are not too old."""
+    """Node -> reason to avoid it, from the recent lines of the list."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -219,14 +219,14 @@ def _bad_nodes(path: Path, now: float) -> dict[str, str]:
 
 
 def statuses(runs: Sequence[Run]) -> Sequence[tuple[Run, JobStatus]]:
-    """Each run, with the jobs that were submitted by hand, and its status: at most two questions to squeue for all."""
+    """Each run with its status and its manually submitted jobs. Calls squeue at most twice for all runs."""
     queue, trouble = _queue([job_id for run in runs for job_id in run.job_ids])
     runs, queue = _with_jobs_by_hand(runs, queue)
     return [(run, status_of(run, queue, trouble)) for run in runs]
 
 
 def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
-    """What squeue says about the jobs that it knows, and why it says nothing at all."""
+    """(job id -> status for the jobs that squeue knows, the reason if squeue fails)."""
     if not job_ids:
         return {}, ""
     try:
@@ -241,9 +241,9 @@ def _queue(job_ids: Sequence[str]) -> tuple[Mapping[str, JobStatus], str]:
 def _with_jobs_by_hand(
     runs: Sequence[Run], queue: Mapping[str, JobStatus]
 ) -> tuple[Sequence[Run], Mapping[str, JobStatus]]:
-    """The runs and the queue with the jobs that somebody submitted in a run folder and that still wait.
+    """Add pending jobs that a user submitted in a run folder without runner to the runs and the queue.
 
-    No file names them before they start; Slurm knows the folder that they were submitted in.
+    No file records such a job before it starts, but Slurm knows the folder from which it was submitted.
     """
     idle = [run for run in runs if not _live(run, queue)]
     jobs = _jobs_by_folder()[0] if idle else {}
@@ -256,7 +256,7 @@ def _with_jobs_by_hand(
 
 
 def _jobs_by_folder() -> tuple[Mapping[str, tuple[str, JobStatus]], str]:
-    """Folder -> a job of the user's that was submitted there and is not over; and why that is not known."""
+    """(folder -> an active job of the user that was submitted there, the reason if squeue fails)."""
     try:
         done = process.run(slurm_commands.work_folders(), check=False, timeout_seconds=_ANSWER_SECONDS)
     except RunnerError as error:
@@ -267,13 +267,13 @@ def _jobs_by_folder() -> tuple[Mapping[str, tuple[str, JobStatus]], str]:
 
 
 def work_folders() -> tuple[set[Path], str]:
-    """The folders that the user's jobs were submitted in, those by hand too; and why they are not known."""
+    """(the folders from which the user's jobs were submitted, the reason if squeue fails)."""
     jobs, trouble = _jobs_by_folder()
     return {Path(folder).resolve() for folder in jobs}, trouble
 
 
 def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStatus:
-    """The status of a run, given what squeue says about its jobs, and why it says nothing."""
+    """The status of a run, from squeue's answer about its jobs, or the reason why squeue failed."""
     from runner.runs.run import is_cancelled, is_over  # a dry run does not need it
 
     code = run.newest.exit_code if run.newest else None
@@ -281,7 +281,7 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
     job_id = _job_that_counts(run, queue, live)
     known = queue.get(job_id)
     if known is not None:
-        # a script that has written its exit code is only leaving, whatever it still tells others
+        # a script that has written its exit code has finished its work, even if it is still notifying
         leaving = known.state in ("RUNNING", "COMPLETING") and _is_of(job_id, run) and is_over(run)
         state = from_exit_code(run, code).state if leaving and code is not None else known.state
         if state not in ACTIVE and state != "COMPLETED" and is_cancelled(run):
@@ -306,17 +306,17 @@ def status_of(run: Run, queue: Mapping[str, JobStatus], trouble: str) -> JobStat
 
 
 def _live(run: Run, queue: Mapping[str, JobStatus]) -> tuple[str, ...]:
-    """The jobs of a run that wait or run."""
+    """The jobs of a run that are pending or running."""
     return tuple(job_id for job_id in run.job_ids if job_id in queue and queue[job_id].state in ACTIVE)
 
 
 def _is_of(job_id: str, run: Run) -> bool:
-    """Whether the newest attempt is that of this job; the attempts of an array's task name its other number."""
+    """Whether the newest attempt belongs to this job. Attempts of an array task record the task's own job id."""
     return bool(run.attempts) and ("_" in job_id or run.attempts[-1].job_id == job_id)
 
 
 def _job_that_counts(run: Run, queue: Mapping[str, JobStatus], live: Sequence[str]) -> str:
-    """Of a run's jobs (a chain's links, restarts of the same file): the running, the next, or the newest that began."""
+    """The job of a run that determines its status: the running one, or the next one, or the last that started."""
     if len(run.job_ids) == 1:
         return run.job_id
     running = [job_id for job_id in live if queue[job_id].state != "PENDING"]

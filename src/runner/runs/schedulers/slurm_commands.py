@@ -1,7 +1,7 @@
-"""Slurm's commands: pure pairs of a command's words and the reading of what it prints.
+"""Slurm's commands: functions that build a command, and functions that parse its output.
 
-Tested on Slurm 22.05; the text formats are the same up to 25.11. No sacct is needed, and no JSON, whose shape changes
-between versions.
+Tested with Slurm 22.05; the text formats are the same up to 25.11. Neither sacct nor JSON output, whose structure
+changes between versions, is needed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", 
 
 
 def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sbatch") -> tuple[str, ...]:
-    r"""The sbatch command, to be run in the run folder. Raises RunnerError for a folder that Slurm cannot write to.
+    r"""The sbatch command, to run in the run folder. Raises RunnerError for a folder that Slurm cannot write to.
 
-    Slurm reads `%` and backslashes in the path of the output, the folder included (22.05: `%j` becomes the job id).
+    Slurm interprets `%` and backslashes in the whole path of the output file (22.05: `%j` becomes the job id).
     """
     if set(str(run_folder)) & set("%\\"):
         raise RunnerError(
@@ -39,14 +39,15 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
 
 
 def test_only(script: str = "job.sbatch") -> tuple[str, ...]:
-    """The sbatch command, to be run in the run folder, that submits nothing and tells when the job would start."""
+    """The sbatch command, to run in the run folder, that only prints when the job would start."""
     return (*_outside_of_jobs(os.environ), "sbatch", "--test-only", script)
 
 
 def _outside_of_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words that start a command without the variables of the job that this runs in; none outside of a job.
+    """A prefix that runs a command without the variables of the job that we are in; empty outside a job.
 
-    sbatch would hand them on to the new job, whose scripts would take an outer job's array or restarts for its own.
+    Otherwise sbatch would pass them to the new job, whose script would mistake the outer job's array id or restart
+    count for its own.
     """
     if "SLURM_JOB_ID" not in environ:
         return ()
@@ -55,22 +56,22 @@ def _outside_of_jobs(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_test_only(stderr: str) -> str:
-    """When and where the job would start, in `sbatch: Job 5 to start at TIME using ...`; empty where it is not said."""
+    """When and where the job would start, from `sbatch: Job 5 to start at TIME using ...`; empty if it is missing."""
     found = re.search(r"to start at (\S+)(?: using .*? on (?:nodes )?(\S+))?", stderr)
     return f"{found[1]} on {found[2]}" if found and found[2] else found[1] if found else ""
 
 
 def dependency_flags(waits: Dependencies) -> tuple[str, ...]:
-    """The sbatch flags that make a job wait; it is cancelled, not left in the queue, where it can never start."""
+    """The sbatch flags that make a job wait. If the job can never start, Slurm cancels it."""
     kinds = (("afterok", waits.succeeded), ("afterany", waits.ended))
     words = [":".join((kind, *(run.job_id for run in runs))) for kind, runs in kinds if runs]
     return (f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes") if words else ()
 
 
 def submit_after(run_folder: Path, job_id: str) -> tuple[str, ...]:
-    """The sbatch command of a chain's next job: it begins when the one before has ended, however that was.
+    """The sbatch command for the next job of a chain, which starts when the one before has ended in any way.
 
-    The word `again` tells the batch script that no person started this job (payload/restart.sh).
+    The argument `again` tells the batch script that this job was not started by a user (payload/restart.sh).
     """
     return (*submit(run_folder, (f"--dependency=afterany:{job_id}",)), "again")
 
@@ -89,10 +90,10 @@ def parse_submit(stdout: str) -> str:
 
 
 def status(job_ids: Sequence[str]) -> tuple[str, ...]:
-    """The one squeue question about all these jobs, ended ones included while Slurm remembers them.
+    """The squeue command for all these jobs, including ended ones that Slurm still remembers.
 
-    A list with one unknown id is refused as a whole only where it has a single id; others are passed over.
-    A list that is too long for one word (131,072 bytes on Linux) is not told: all jobs of the user are asked about.
+    squeue fails for a single unknown id, but ignores unknown ids in a longer list. If the list exceeds the size of an
+    argument (131,072 bytes on Linux), the command asks for all jobs of the user instead.
     """
     wanted = ",".join(f"{name}:|" for name in _FIELDS)
     named = f"--jobs={','.join(job_ids)}"
@@ -107,7 +108,7 @@ def status(job_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_status(stdout: str) -> Mapping[str, JobStatus]:
-    """Job id -> status, from what `status` asked for."""
+    """Parse the output of `status`: job id -> status."""
     found: dict[str, JobStatus] = {}
     for line in stdout.splitlines():
         values = [value.strip() for value in line.split("|")]
@@ -126,7 +127,7 @@ def _words(text: str) -> str:
 
 
 def _exit_code(text: str) -> int | None:
-    """The exit code in `CODE:SIGNAL`, or in a number as wait(2) gives it; 128 + N for signal N."""
+    """Convert `CODE:SIGNAL`, or a status of wait(2), to an exit code; 128 + N for signal N."""
     code, colon, number = text.partition(":")
     if not code.isdigit() or (colon and not number.isdigit()):
         return None
@@ -137,7 +138,7 @@ def _exit_code(text: str) -> int | None:
 
 
 def work_folders() -> tuple[str, ...]:
-    """The question where the user's jobs that are not over work."""
+    """The squeue command for the working folders of the user's active jobs."""
     return (
         "squeue",
         "--me",
@@ -148,7 +149,7 @@ def work_folders() -> tuple[str, ...]:
 
 
 def parse_work_folders(stdout: str) -> Mapping[str, tuple[str, JobStatus]]:
-    """Folder -> a job that works there and its status, from what `work_folders` asked for."""
+    """Parse the output of `work_folders`: folder -> (job id, status)."""
     found: dict[str, tuple[str, JobStatus]] = {}
     for line in stdout.splitlines():
         folder = line.split("|", len(_FIELDS))[-1].strip()
@@ -163,7 +164,7 @@ def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def gpu_request(gpus: int, site: Site) -> tuple[str, ...]:
-    """The flag of sbatch and srun that requests GPUs; none where the site has none."""
+    """The flag of sbatch and srun that requests GPUs; empty if the site has none."""
     if gpus == 0 or site.gpu_request == "none":
         return ()
     return (f"--gres=gpu:{gpus}",) if site.gpu_request == "gres" else (f"--gpus-per-node={gpus}",)
@@ -178,10 +179,10 @@ def shell(
     resources: Resources | None = None,
     site: Site | None = None,
 ) -> tuple[str, ...]:
-    """The srun that runs a command in the environment; `${NAME}` in the engine's words is still to be expanded.
+    """The srun command that runs a command in the environment. `${NAME}` in the engine's words is not expanded yet.
 
-    With a job id inside that job's allocation, beside what runs there; else in an allocation of its own.
-    Raises RunnerError for a word that srun would take for its own.
+    With a job id, it runs inside that job's allocation, beside the job's steps; otherwise, in a new allocation.
+    Raises RunnerError for a word that srun would interpret itself.
     """
     if ":" in command:
         raise RunnerError(

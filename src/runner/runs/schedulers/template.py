@@ -1,4 +1,4 @@
-"""The batch script's text, for every scheduler from the one template."""
+"""Render the batch script from one template for all schedulers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     import jinja2
 
 COMMAND_BYTES = 1_000_000
-"""of all words together; Linux takes 2 MiB with the variables (a quarter of the stack), sbatch 4 MiB of script"""
+"""limit for all words together; Linux allows 2 MiB including variables (a quarter of the stack), sbatch 4 MiB of
+script"""
 
 
 def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence[str], step: Sequence[str]) -> str:
-    """The batch script. `step`: the quoted words that start the tasks, up to the engine's prefix.
+    """The batch script. `step`: the quoted words that start the tasks, before the engine's prefix.
 
-    Raises RunnerError for a value that a script cannot hold.
+    Raises RunnerError for a value that a script cannot contain.
     """
     import jinja2  # slow to import
 
@@ -58,7 +59,7 @@ _SYNTAX: Mapping[str, Any] = {
     "trim_blocks": True,
     "lstrip_blocks": True,
     "keep_trailing_newline": True,
-    "autoescape": False,  # bash, not HTML: every value goes through a quoter
+    "autoescape": False,  # the output is bash, not HTML; every value is quoted by a filter
     "optimized": False,  # no filter is called when the template is compiled
 }
 
@@ -100,11 +101,11 @@ def _only_writable_by(owners: set[int], status: os.stat_result) -> bool:
 
 
 RUN = "{run}"
-"""in a word of the user's: the run folder"""
+"""the placeholder, in the user's command, for the run folder"""
 
 
 def _restarts(job: Job, site: Site) -> str:
-    """The words of the line that tells payload/restart.sh the policy; empty without one."""
+    """The arguments of `restarts` (payload/restart.sh); empty without [restart]."""
     if job.restart is None:
         return ""
     allowed = asdict(job.restart)
@@ -114,12 +115,12 @@ def _restarts(job: Job, site: Site) -> str:
 
 
 def _exports(attachment: Attachment) -> list[tuple[str, str]]:
-    """Host variables that the engine needs, with their quoted values."""
+    """The host variables that the engine needs, with quoted values."""
     return [(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()]
 
 
 def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
-    """Variables of each task: what payload/task.sh counts with, then the job's own."""
+    """The variables of each task: those that payload/task.sh reads, then the job's own."""
     ours = {
         "RUNNER_NODES": str(job.resources.nodes),
         "RUNNER_TASKS_PER_NODE": str(job.tasks_per_node),
@@ -128,13 +129,13 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
         "RUNNER_WORLD_SIZE": str(job.world_size),
         "RUNNER_HANG_SECONDS": str(job.hang_seconds),
         "RUNNER_WORKDIR": "yes" if job.environment.workdir else "",
-        "PYTHONNOUSERSITE": "1",  # else packages of ~/.local shadow the image's
+        "PYTHONNOUSERSITE": "1",  # otherwise, packages in ~/.local shadow the image's
     }
     return [*{**ours, **(_preflight(job, site) if job.preflight else {}), **job.env}.items()]
 
 
 def _preflight(job: Job, site: Site) -> dict[str, str]:
-    """What payload/preflight.py is to find on each node; what the site does not promise is only measured."""
+    """The variables for payload/preflight.py. Values for which the site sets no minimum are only measured."""
     promised = {
         "RUNNER_EXPECT_NETWORK": site.nccl_network,
         "RUNNER_EXPECT_WITHIN": site.allreduce_within,
@@ -148,13 +149,13 @@ def _preflight(job: Job, site: Site) -> dict[str, str]:
 
 
 def _carried(job: Job, site: Site) -> tuple[tuple[str, ...], str]:
-    """Beginnings of the names that are taken from the host into each task; and the names that the environment says."""
+    """(prefixes of the host variables to pass to each task, the names to skip because the environment sets them)."""
     said = {**site.env, **job.environment.env}
     return site.inside, " ".join(name for name in said if name.startswith(site.inside))
 
 
 def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
-    """Name, text and end mark of the site's and the user's shell texts, each for a quoted here-document."""
+    """(name, text, delimiter) of the site's and the user's shell texts, each for a quoted here-document."""
     found = []
     for name in ("setup", "task_prolog", "task_epilog"):
         text = getattr(job, name).rstrip("\n")
@@ -176,7 +177,7 @@ def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
 
 
 def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
-    """The lines of the step: the starter's flags, the engine's words, the task, the user's words; each quoted."""
+    """The lines of the step: srun and its flags, the engine's words, the task, the user's words. All are quoted."""
     prefix = [quoting.live(word, "a word of the container engine") for word in attachment.prefix]
     kind = "command"
     words: tuple[str, ...] = job.command
@@ -196,14 +197,14 @@ def _lines(step: Sequence[str], attachment: Attachment, job: Job) -> list[str]:
 
 
 def _word(word: str) -> str:
-    """A word of the user's, quoted; `{run}` in it is the run folder, which only the script knows."""
+    """A word of the user's, quoted. `{run}` becomes "$RUNNER_RUN", because only the script knows the run folder."""
     if RUN not in word:
         return quoting.literal(word)
     return '"$RUNNER_RUN"'.join(quoting.literal(part) if part else "" for part in word.split(RUN))
 
 
 def joined(words: Sequence[str], width: int = 100) -> list[str]:
-    """Words in lines of about `width` characters, so that a long command is still one to read."""
+    """The words, joined into lines of about `width` characters, so that a long command stays readable."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(word) < width:
