@@ -52,7 +52,7 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
 
 
 def _find(name: str, layers: Sequence[Layer]) -> Setting:
-    """The setting from the strongest layer that has it. If it adds up: the values of all, the strongest layer's last."""
+    """The setting from the strongest layer that has it; if it adds up, all values, the strongest layer's last."""
     having = [layer[name] for layer in layers if name in layer]
     if not having:
         return Setting(_DEFAULTS.get(name), DEFAULT)
