@@ -134,6 +134,37 @@ def test_a_try_that_dies_is_an_error_and_no_answer_is_kept(
     assert not (tmp_path / "micro_batch.json").exists() and not list((tmp_path / "cache").glob("**/*.json"))
 
 
+class Store:
+    """What the ranks share; `late` arrives while somebody waits."""
+
+    def __init__(self, late: dict[str, str], **values: str) -> None:
+        self.values, self.late = values, late
+        self.get, self.set = self.values.__getitem__, self.values.__setitem__
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.values for name in names)
+
+    def wait(self, names: list[str], limit: object) -> None:
+        self.values.update(self.late)
+        if not self.check(names):
+            raise RuntimeError("nothing came in time")
+
+
+@pytest.mark.parametrize("ending", ["time.sleep(60)", "sys.exit(1)"])
+def test_another_rank_that_ran_out_of_memory_is_the_answer_of_a_child_that_hangs_or_fails(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other children wait in a collective for ever, or fail a moment before that rank has said why."""
+    child = tmp_path / "child.py"
+    child.write_text(f"import sys, time\n{ending}\nopen(sys.argv[1], 'w')\n")
+    monkeypatch.setattr(sys, "argv", [str(child)])
+    answer, hangs = {micro_batch.OUTCOME: "2"}, "sleep" in ending
+    store = Store({} if hangs else answer, port="1", **(answer if hangs else {}))
+    words = Settings({}, {}, "sft", (str(tmp_path / "whole"),))
+    assert micro_batch.search([1, 2, 4], words, run_folder(tmp_path), ALONE, store) == 2
+    assert not (tmp_path / "whole").exists(), "the child was not ended"
+
+
 @pytest.mark.training
 def test_another_error_of_a_try_is_shown_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
