@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.environments.environment import Environment
     from runner.images.build.base import BuildOptions
     from runner.machine.report import Report
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from runner.runs.image import LaunchImage
     from runner.runs.launch import MakeImage
     from runner.site import Site
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+    from runner.commands.options import Verbs
 
 # Each script asks `runner completion words -- WORDS…` for the possible words. If there are none, it offers files.
 SCRIPTS = {

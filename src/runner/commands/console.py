@@ -101,7 +101,7 @@ class Console:
         widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
         terminal = sys.stdout.isatty()
         if terminal and not self.wide:
-            widths = _fitted(widths, [len(name) for name in header], _columns() - 2 * (len(widths) - 1), last=wrap)
+            widths = _fitted(widths, [len(name) for name in header], columns() - 2 * (len(widths) - 1), last=wrap)
         colour = terminal and not os.environ.get("NO_COLOR")
         states = [name in ("STATE", "STATUS") for name in header] if colour else [False] * len(header)
         for line in lines:
@@ -177,7 +177,8 @@ def say_end(status: RunStatus, console: Console) -> None:
     console.say(f"{status.run.name}: {status.state}{code}{f' ({status.reason})' if status.reason else ''}")
 
 
-def _columns() -> int:
+def columns() -> int:
+    """The width of the terminal."""
     width = os.environ.get("COLUMNS", "")
     if width.isdecimal() and int(width):
         return int(width)

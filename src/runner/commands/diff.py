@@ -11,11 +11,10 @@ from runner.errors import RunnerError
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.project import Project
     from runner.runs.diff import Side
     from runner.runs.run import Run
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

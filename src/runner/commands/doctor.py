@@ -9,8 +9,7 @@ from runner.commands.options import add_wide
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+    from runner.commands.options import Verbs
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

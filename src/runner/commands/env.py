@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.environments.environment import Environment
     from runner.site import Site
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

@@ -9,10 +9,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.adopt.adopted import Adopted
     from runner.runs.adopt.job import Draft, Program
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:

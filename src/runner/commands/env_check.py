@@ -9,12 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.environments.lint.check import Checked, Linter
     from runner.environments.lint.finding import Finding
     from runner.environments.lint.subject import Setting
     from runner.site import Site
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per round
 

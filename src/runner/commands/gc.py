@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from runner.commands.images import image_uses
+from runner.commands.options import runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
+    from runner.commands.options import Verbs
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -67,10 +66,8 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     """`runner gc --runs`, `--code`: prints the folders that were removed."""
     from datetime import datetime
 
-    from runner.detection import find_site
     from runner.errors import RunnerError
     from runner.machine import folders
-    from runner.project import find_project
     from runner.runs import snapshot
     from runner.runs.gc import empty_sweeps, remove, select, size_bytes
     from runner.runs.history import parse_since
@@ -82,7 +79,7 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
             "--runs and --code require --older, and cannot be combined with files or --ended",
             "runner gc --runs --older 30d --dry-run", exit_code=2,
         )  # fmt: skip
-    folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
+    folder = runs_folder(args.site)
     console.say(f"folder: {folder}")
     now = datetime.now().astimezone()
     found = select(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)

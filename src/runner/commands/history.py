@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.history import Launch
     from runner.runs.run import Run
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.gc import ImageUse
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

@@ -10,11 +10,10 @@ from runner.commands.options import DEFAULT_RECIPE, chosen_site
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.images.importer.plan import ImportOptions
     from runner.images.squashfs_file import Squashfs
     from runner.site import Site
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

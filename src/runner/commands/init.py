@@ -18,9 +18,8 @@ from runner.site_files import load_site, signs, site_names
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.site import Site
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.project import Project
     from runner.runs.launch import MakeImage, Request, RunPlan
     from runner.runs.run import Run
     from runner.runs.sweep import Sweep
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

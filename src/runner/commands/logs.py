@@ -11,9 +11,8 @@ from runner.commands.options import runs_folder
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.run import Run
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

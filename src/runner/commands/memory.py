@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.memory.estimate import Estimate, Zero
     from runner.memory.shape import Shape
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
                "intermediate_size", "vocab_size", "max_position_embeddings")  # fmt: skip

@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from runner.commands.console import columns
 from runner.errors import RunnerError
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.runs.job import Layer
     from runner.site import Site
+
+    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_RECIPE = "ngc-deepspeed"
 
@@ -25,18 +28,7 @@ class Formatter(argparse.HelpFormatter):
     """argparse's formatter, without its import of shutil for the terminal width, which is slow."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=_columns() - 2)
-
-
-def _columns() -> int:
-    try:
-        return int(os.environ.get("COLUMNS", "")) or 80
-    except ValueError:
-        pass
-    try:
-        return os.get_terminal_size(1).columns or 80
-    except OSError:
-        return 80
+        super().__init__(prog, width=columns() - 2)
 
 
 class Parser(argparse.ArgumentParser):

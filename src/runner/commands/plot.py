@@ -6,15 +6,17 @@ import argparse
 import os
 import sys
 
+from runner.commands.console import columns
+from runner.commands.options import runs_folder
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.metrics import Curve
     from runner.runs.plot import Style
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -94,11 +96,9 @@ def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
     """(name, metrics file) of each run. A folder with the metrics of a job that ran without runner works too."""
     from pathlib import Path
 
-    from runner.detection import find_site
-    from runner.project import find_project
     from runner.runs.run import find_run
 
-    folder = find_site(args.site, os.environ)[0].runs(os.environ, find_project())
+    folder = runs_folder(args.site)
     found = []
     for word in dict.fromkeys(args.runs or ["last"]):
         by_hand = Path(word).expanduser()
@@ -114,19 +114,12 @@ def _style(pictures: int) -> Style:
     """What stdout can show: its size if it is a terminal, colours unless NO_COLOR is set, braille if it is UTF-8."""
     from runner.runs.plot import Style
 
-    columns, rows = 80, 24
     terminal = sys.stdout.isatty()
-    if terminal:
-        try:
-            columns, rows = os.get_terminal_size(1)
-        except OSError:
-            terminal = False
-    width = os.environ.get("COLUMNS", "")
-    columns = int(width) if width.isdecimal() and int(width) else columns
+    rows = os.get_terminal_size(1).lines if terminal else 24
     encoding = (sys.stdout.encoding or "ascii").lower().replace("-", "")
     height = min(max((rows - 2) // pictures - 5, 8), 20)
     return Style(
-        width=max(columns or 80, 30),
+        width=max(columns(), 30),
         height=height,
         colour=terminal and not os.environ.get("NO_COLOR"),
         unicode=encoding.startswith("utf"),

@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.project import Project
     from runner.runs.rerun import Locked
     from runner.runs.run import Run
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

@@ -11,10 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.run import Run
     from runner.runs.status import RunStatus
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _NEWEST = 20
 

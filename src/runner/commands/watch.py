@@ -10,9 +10,8 @@ from runner.commands.status import add_runs, chosen_runs, table
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.status import RunStatus
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _CLEAR = "\x1b[H\x1b[J"  # to the top left, and clear everything below
 

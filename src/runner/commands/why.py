@@ -8,9 +8,8 @@ import os
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from runner.commands.console import Console
+    from runner.commands.options import Verbs
     from runner.runs.why.explain import Answer
-
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _LINE = 300  # longest part of an evidence line to show, in characters; --json prints it whole
 
