@@ -22,10 +22,11 @@ _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # an exception's message may take some lines
 _NEAR_LINES = 80  # how far around a line without a time one is looked for
 _IGNORED = "Exception ignored in"  # a finalizer's traceback: Python goes on, or has ended already
-# the level that a program gives its line; NCCL's WARN and Slurm's `error:` are errors
+# the level that a program gives its line (NCCL's WARN and Slurm's `error:` are errors); a request that is sent again
 _NO_ERROR = re.compile(
     r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
-    r"|\b\w{1,40}Warning: |\[[WI]\d{4} |^[WI]\d{4} )"
+    r"|\b\w{1,40}Warning: |\[[WI](?:\d{4})? |^[WI]\d{4} )"
+    r"|.{0,2000}thrown while requesting [A-Z]"
 )
 
 
@@ -276,7 +277,7 @@ _WEIGHTS = (
 )
 UNKNOWN = Cause("unknown", "", "", "", "")
 _LAUNCHER = re.compile(  # what torchrun and those who start it say of any failure
-    r"^\S{1,400} FAILED$|^ *raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: "
+    r"^\S{1,400} FAILED$|^│|^ *raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: "
     r"|Reporting training FAILURE|exit(ed|ing)? with (a )?(non-?zero )?(exit )?(code|status)\b"
 )
 _MOST = 8

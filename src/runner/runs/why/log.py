@@ -241,7 +241,10 @@ _ISO = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9
 _GLOG = re.compile(r"\b[EWIF](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?")  # torch writes no leading zero
 _RAY = r"\([\w.:<>]{1,80} pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\) ?"  # `(WorkerDict pid=4711, ip=10.0.0.1) `
 # of each line of a traceback too: the host (pdsh, DeepSpeed), mpirun's `[1,3]<stderr>:`, a bare `[3]:`
-_HOST = r"[a-z][a-z-]{0,30}\d[\w.-]{0,40}: (?=\s{2}|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
+_HOST = (
+    r"(?:[a-z][a-z-]{0,30}\d[\w.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}): "
+    r"(?=\s{2}|\[rank|Traceback|[\w.]{1,80}(?:Error|Exception)\b)"
+)
 _TAGS = r"\[(?:rank ?\d{1,6}|default\d{1,4})\]:? ?|\[\d{1,4}\]:|\[\d{1,4},\d{1,6}\]<std(?:err|out)>:"
 _PREFIX = re.compile(rf"^(?:\s?\d{{1,6}}: |{_TAGS}|{_RAY}|{_HOST})+")
 # what a collector of logs, or vLLM's logger, puts before each line
