@@ -134,7 +134,7 @@ def prepare() -> tuple[str, ...]:
         folder = install_without_container()
         os.environ["PATH"] = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
         return ("--env", "cpu", "--engine", "host")
-    image = command("build", "build", "cpu", *torch_arguments()).splitlines()[-1]
+    image = command("build", "build", "cpu", *torch_arguments(), lines=8).splitlines()[-1]
     if not can_enter_squashfs():
         print(f"nothing here enters squashfs files: the demo runs in {engine}'s own image, without the import")
         print("  to see the whole line: apt-get install squashfs-tools-ng squashfuse bubblewrap")
@@ -179,7 +179,7 @@ def main() -> None:
     options = prepare()
     run = command("launch", "launch", *options, "--script", "sft", "--wait", lines=4)
     words = (f"--prompt={PROMPT}", "--max_new_tokens=40")
-    command("generate", "shell", run, "--", "python", "jobs/generate.py", *words, lines=2)
+    command("generate", "shell", run, "--", "python", "jobs/generate.py", *words, lines=3)
     report(run)
 
 
