@@ -1,4 +1,4 @@
-"""Every diagnosis at once, which of them this site and engine need, and what the machine is ready for."""
+"""Run all checks, and decide which ones this site and engine need, and what the machine is ready for."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from runner.site import Site
 
 @dataclass(frozen=True)
 class Examination:
-    """What was looked at, and what follows from it."""
+    """The results of all checks, and the conclusions."""
 
     diagnoses: tuple[Diagnosis, ...]
-    """what is needed first, what is not needed last"""
+    """needed ones first"""
     ready: tuple[str, ...]
-    """verbs that work here"""
+    """commands that work on this machine"""
     not_ready: tuple[str, ...]
-    """verbs that do not, each with the reason"""
+    """commands that do not work, each with the reason"""
 
 
 def examine(site: Site, why: str, environ: Mapping[str, str]) -> Examination:
-    """Look at everything; changes nothing, and takes under two seconds."""
+    """Run all checks. Changes nothing, and takes less than two seconds."""
     engine, chosen = choose(site, environ)
     none = engine == "host" and site.engine != "host"
     fix = "apt-get install bubblewrap squashfuse squashfs-tools" if none else ""
@@ -40,12 +40,12 @@ def examine(site: Site, why: str, environ: Mapping[str, str]) -> Examination:
         replace(each, verdict="not needed") if each.verdict == "missing" and each.name in needless else each
         for each in found
     ]
-    found.sort(key=lambda each: each.verdict == "not needed")  # stable: the order of reading is kept
+    found.sort(key=lambda each: each.verdict == "not needed")  # a stable sort, which keeps the order within each group
     return Examination(tuple(found), *_readiness(found, site, engine))
 
 
 def diagnose(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
-    """Every diagnosis, in reading order."""
+    """Every diagnosis, in display order."""
     checks: tuple[Callable[[], Diagnosis], ...] = (
         machine.machine,
         partial(machine.architecture, site),
@@ -70,9 +70,9 @@ def diagnose(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
 
 
 def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]:
-    """The names of what this site and engine do without."""
+    """The names of the checks that this site and engine do not need."""
     ok = {each.name for each in found if each.verdict == "ok"}
-    # runner writes squashfs files itself; the others help in special cases, which name them when they arise
+    # runner writes squashfs files itself; the other programs are needed only in special cases, whose errors name them
     names = {"mksquashfs", "mmdebstrap", "logins"}
     if site.is_local:
         names |= {"slurm", "srun plugins", "clock", "quota"}
@@ -95,7 +95,7 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
 
 
 def _readiness(found: Sequence[Diagnosis], site: Site, engine: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(verbs that work, those that do not with the reason)."""
+    """(commands that work, commands that do not, each with the reason)."""
     verdicts = {each.name: each.verdict for each in found}
 
     def faulty(*names: str) -> str:

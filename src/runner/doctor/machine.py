@@ -1,4 +1,4 @@
-"""This machine: processors, clock, what the kernel allows, the programs, and Slurm as seen from here."""
+"""Checks of this machine: processors, clock, kernel permissions, programs, and Slurm."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Diagnosis:
     """`ok`, `missing` (limits what works), `not needed` (missing, and nothing here uses it) or `wrong` (will fail)"""
     text: str
     fix: str = ""
-    """what to do about it; empty where nothing is wrong, or nothing can be done"""
+    """how to fix it; empty if nothing is wrong, or nothing can be done"""
     version: str = ""
 
     @property
@@ -62,7 +62,7 @@ def architecture(site: Site) -> Diagnosis:
 
 
 def clock() -> Diagnosis:
-    """Whether the clock can be right: tokens, certificates and ages of files depend on it."""
+    """Whether the clock is plausible. Tokens, certificates and file times depend on it."""
     built = _newest_file_of_ours()
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
@@ -79,7 +79,7 @@ def clock() -> Diagnosis:
 def _newest_file_of_ours() -> float:
     try:
         return Path(__file__).stat().st_mtime
-    except OSError:  # in a zip
+    except OSError:  # runner runs from a zip file
         return 0.0
 
 
@@ -165,7 +165,7 @@ def program(name: str) -> Diagnosis:
 
 
 def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Slurm's client programs, and the cluster that answers."""
+    """Whether Slurm's client programs are installed, and which cluster answers."""
     wanted = not site.is_local
     missing = [name for name in ("sbatch", "srun", "squeue", "scancel") if process.which(name) is None]
     if missing:
@@ -176,7 +176,7 @@ def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     try:
         shown = process.run(("sbatch", "--version"), check=False, timeout_seconds=_SECONDS).stdout
         ping = process.run(("scontrol", "ping"), check=False, timeout_seconds=_SECONDS)
-    except RunnerError as error:  # perhaps busy: not a reason to call it broken
+    except RunnerError as error:  # the controller may be busy, which does not mean that it is broken
         return Diagnosis("slurm", "missing", f"{error.what}: {error.why}", error.fix)
     version = re.search(r"\d+\.\d+[\w.-]*", shown)
     found = version[0] if version else ""
@@ -189,7 +189,7 @@ def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
 
 
 def plugins(site: Site) -> Diagnosis:
-    """The container plugins of srun, and whether the site's engine is among them."""
+    """Which container plugins srun has, and whether they include the site's engine."""
     if process.which("srun") is None:
         return Diagnosis("srun plugins", "missing", "srun is not installed")
     try:
@@ -205,7 +205,7 @@ def plugins(site: Site) -> Diagnosis:
 
 
 def edf_lookup(environ: Mapping[str, str]) -> Diagnosis:
-    """Where the Container Engine looks up environments by name, and how many it finds."""
+    """The folders in which the Container Engine looks up environments, and how many it finds."""
     text = f"EDF_PATH={environ['EDF_PATH']}" if environ.get("EDF_PATH") else "~/.edf (EDF_PATH is not set)"
     listed = environ.get("EDF_PATH") or f"{environ.get('HOME', '~')}/.edf"
     folders = [Path(folder) for folder in listed.split(":") if folder]

@@ -1,4 +1,4 @@
-"""What this user has on disk: the folders of images and runs, quota, credentials, and Hugging Face's cache."""
+"""Checks of this user's storage: folders of images and runs, quota, credentials, and Hugging Face's cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IMAGE_BYTES = 20e9
 
 
 def image_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Whether squashfs files can be written to the site's image folder: permissions, space, inodes."""
+    """Whether squashfs files can be written to the site's image folder: permissions, free space, free inodes."""
     try:
         folder = site.images(environ)
     except RunnerError as error:
@@ -34,7 +34,7 @@ def image_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
 
 
 def run_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Whether runs can be written to the site's run folder; the project's own folder where the site sets none."""
+    """Whether runs can be written to the site's run folder, or to the project's if the site sets none."""
     try:
         text = environ.get("RUNNER_RUNS")
         if not text and site.run_folder is None:
@@ -68,7 +68,7 @@ def _room(name: str, folder: Path, enough_bytes: float, variable: str, advice: s
 
 
 def quota(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """This user's quota in the image folder, where the file system has quotas."""
+    """This user's quota in the image folder, if the file system has quotas."""
     try:
         nearest = _nearest(site.images(environ))
         found = quota_of_folder(nearest)
@@ -82,7 +82,7 @@ def quota(site: Site, environ: Mapping[str, str]) -> Diagnosis:
 
 
 def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
-    """Whether large files in the image folder are striped over many storage servers, where it is on Lustre."""
+    """On Lustre: whether large files in the image folder are striped over several storage servers."""
     try:
         folder = site.images(environ)
     except RunnerError as error:
@@ -112,7 +112,7 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
 
 
 def is_striped(stdout: str) -> bool:
-    """Whether `lfs getstripe -d` shows more than one stripe, at least for some part of a file.
+    """Whether the output of `lfs getstripe -d` shows more than one stripe for any part of a file.
 
     Source: lfs-getstripe(1), Lustre 2.15.
     """
@@ -120,17 +120,17 @@ def is_striped(stdout: str) -> bool:
 
 
 _NEARLY = 0.95
-# space used, soft limit, hard limit, grace; the same of files. `*`: over the limit; `[ ]`: not exact
+# space used, soft limit, hard limit, grace; then the same for files. `*`: over the limit; `[ ]`: not exact
 _COUNT = r"\[?(\d+)\]?\*?\s+(\d+)\s+(\d+)"
 _QUOTA = re.compile(rf"(?<!\S){_COUNT}\s+\S+\s+{_COUNT}(?!\S)")
 
 
 @dataclass(frozen=True)
 class Quota:
-    """Each a count and its limit; limit 0: none."""
+    """A user's quota. Each value is (used, limit); limit 0 means none."""
 
     point: str
-    """where the file system is mounted"""
+    """the mount point of the file system"""
     space: tuple[int, int]
     """KiB"""
     inodes: tuple[int, int]
@@ -149,7 +149,7 @@ class Quota:
 
 
 def quota_of_folder(folder: Path) -> Quota | None:
-    """This user's quota on the file system of an existing folder; None without one. Raises RunnerError if unknown."""
+    """This user's quota on the file system of a folder; None if there is none. Raises RunnerError if unknown."""
     kind, point = probe.file_system(folder)
     program = "lfs" if kind == "lustre" else "quota"
     if process.which(program) is None:
@@ -165,9 +165,10 @@ def quota_of_folder(folder: Path) -> Quota | None:
 
 
 def parse_quota(stdout: str) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """((KiB used, limit), (files used, limit)) of what `quota -w -p` or `lfs quota -q` prints; None without a quota.
+    """Parse the output of `quota -w -p` or `lfs quota -q`: ((KiB used, limit), (files used, limit)); None without a
+    quota.
 
-    Limits are the soft ones where there are any, else the hard ones; 0 is none.
+    The limits are the soft limits if there are any, else the hard ones; 0 means none.
     Source: quota-tools 4.06, quota.c; Lustre 2.15, lfs-quota(1).
     """
     found = _QUOTA.search(stdout)
@@ -181,7 +182,7 @@ _LINES = "machine nvcr.io and machine authn.nvidia.com, each with: login $oautht
 
 
 def credentials(environ: Mapping[str, str]) -> Diagnosis:
-    """enroot's credentials: present, private, and with both machines that nvcr.io asks for."""
+    """Whether enroot's credentials exist, are private, and contain both hosts that nvcr.io needs."""
     config = environ.get("ENROOT_CONFIG_PATH") or (
         (environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config") + "/enroot"
     )
@@ -204,7 +205,7 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
 
 
 def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
-    """The registry logins of podman and docker, and whether other users can read them. No secret is shown."""
+    """The registry logins of podman and docker, and whether other users can read them. Shows no secrets."""
     home = environ.get("HOME", "~")
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
     named = environ.get("REGISTRY_AUTH_FILE")
@@ -232,7 +233,7 @@ def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
 
 
 def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
-    """Where models are cached, whether they can be downloaded, and whether there is a token for gated ones."""
+    """Where models are cached, whether they can be downloaded, and whether there is a token for gated models."""
     cache = environ.get("HF_HOME") or (
         (environ.get("XDG_CACHE_HOME") or environ.get("HOME", "~") + "/.cache") + "/huggingface"
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Attachment:
-    """A step is `srun *flags *prefix COMMAND`, with `exports` set before it and `files` in the run folder.
+    """The step is `srun *flags *prefix COMMAND`, with `exports` exported before it and `files` in the run folder.
 
-    In flags, prefix and exports `${NAME}` is live: the shell of the batch script puts the value there when it runs.
+    In flags, prefix and exports, the shell of the batch script expands `${NAME}` when it runs.
     `$${NAME}` is the literal text `${NAME}`; every other character is literal. There are no defaults (`${NAME:-x}`).
     """
 

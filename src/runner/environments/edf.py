@@ -1,4 +1,4 @@
-"""One EDF file: where it is looked up and what it contains, before any base environment is merged."""
+"""A single EDF file: how it is found and what it contains, before base environments are merged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Layer(NamedTuple):
 
 
 def search_folders(project: Project, environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """The folders in which a NAME is looked up: the project's edf/, EDF_PATH (else ~/.edf), shipped, the system's.
+    """The folders in which NAME is looked up: the project's edf/, EDF_PATH (or else ~/.edf), shipped, the system's.
 
     Source: CSCS documentation, software/container-engine/run.md: EDF_PATH replaces ~/.edf (2026-08-20).
     """
@@ -86,7 +86,7 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
         if (folder / f"{stem}.toml").is_file():
             return folder / f"{stem}.toml"
     if name != stem and (project.start / name).is_file():
-        return project.start / name  # Sarus Suite takes NAME.toml for a path
+        return project.start / name  # Sarus Suite treats NAME.toml as a path
     raise unknown(
         "environment",
         stem,
@@ -96,17 +96,17 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
 
 
 def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of all environments that are found here."""
+    """The names of all environments in these folders."""
     return tuple(sorted({path.stem for folder in search_folders(project, environ) for path in folder.glob("*.toml")}))
 
 
 def read_layer(path: Path) -> Layer:
-    """The content of one EDF file. Raises RunnerError that names the line of the first fault."""
+    """The content of one EDF file. Raises RunnerError, with the line, for the first error."""
     return layer_of(read_toml(path))
 
 
 def layer_of(document: Document) -> Layer:
-    """The content of an EDF's text. Raises RunnerError that names the line of the first fault."""
+    """The content of a parsed EDF. Raises RunnerError, with the line, for the first error."""
     refuse_unknown_keys(document, (), KEYS, "EDF")
     base = document.get("base_environment")
     bases = (typed(document, ("base_environment",), str, ""),) if not isinstance(base, list) else ()
@@ -173,7 +173,7 @@ def _check_texts(layer: Layer) -> None:
 
 
 def _checked(document: Document, text: str, *keys: str) -> str:
-    """The text. Raises RunnerError for a broken variable reference and for the NUL byte."""
+    """The text, unchanged. Raises RunnerError for an invalid variable reference or a NUL byte."""
     place = document.place(*keys)
     if "\0" in text:
         raise RunnerError(

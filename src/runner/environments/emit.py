@@ -1,4 +1,4 @@
-"""The text of `runner env emit`: for plain srun or a container engine, without runner."""
+"""The output of `runner env emit`: text for plain srun or a container engine, to use without runner."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _USE = {
     "sarus": "srun --edf=./FILE.toml COMMAND   (in a batch script too: on srun's line, not on #SBATCH)",
     "pyxis": "bash THIS_FILE COMMAND…, or sbatch OPTIONS… THIS_FILE COMMAND…",
 }
-# Fills the array `host` with an --env for each variable of the host that may enter: the image has none of that name.
+# Fills the array `host` with an --env for each host variable to pass on, that is, which the image does not set.
 _HOST = """\
 host=()
 for name in $(compgen -e); do
@@ -54,7 +54,8 @@ def emitted(
         )
     located = replace(environment, image=_with_folder(environment.image, site, environ))
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
-    attachment = attach(located, site, engine, environ)  # raises for what the engine cannot express
+    # raises RunnerError if the engine cannot express the environment
+    attachment = attach(located, site, engine, environ)
     if engine in {"ce", "sarus"}:
         full, _ = decided(located, site, engine, environ)
         write = emit_edf if engine == "ce" else sarus.edf
@@ -73,14 +74,14 @@ def emitted(
 
 
 def _with_folder(image: str, site: Site, environ: Mapping[str, str]) -> str:
-    """The image with the site's folder in place of ${RUNNER_IMAGES}, so that the text stands alone."""
+    """The image with ${RUNNER_IMAGES} replaced by the site's folder, so that the output does not depend on runner."""
     if "${RUNNER_IMAGES}" not in image:
         return image
     return image.replace("${RUNNER_IMAGES}", literal(str(site.images(environ))))
 
 
 def _container_script(environment: Environment, site: Site, engine: str, origin: str) -> str:
-    """One `podman run` or `docker run`; words before the command do what their options cannot."""
+    """A script with one `podman run` or `docker run`. Words before the command do what the options cannot."""
     squashfs, workdir = environment.is_squashfs, environment.workdir
     native = workdir if workdir and not squashfs and not has_variables(workdir) else None
     options: list[tuple[str, ...]]
@@ -106,7 +107,7 @@ def _container_script(environment: Environment, site: Site, engine: str, origin:
 
 
 def _container_image(environment: Environment, engine: str) -> tuple[str, tuple[str, ...]]:
-    """(lines of bash that find out which variables the image has, bash words of options that name the image)."""
+    """(bash lines that determine which variables the image sets, bash words that name the image)."""
     image = live(slashed(environment, engine))
     if environment.is_squashfs:
         start = "" if environment.entrypoint else "'exec \"$@\"'"

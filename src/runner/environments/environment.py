@@ -1,4 +1,4 @@
-"""What a container sees, as one frozen noun. An EDF file is its only source format."""
+"""The environment of a container. EDF files are its only source format."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ class Environment:
     """whether the root file system is writable; writes are lost at the end"""
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """wins over the image's variables, which win over the host's; an empty value unsets"""
+    """variables; they override the image's, which override the host's; an empty value unsets a variable"""
     annotations: Mapping[str, str] = field(default_factory=dict)
-    """parameters of the engine's hooks, by dotted name"""
+    """dotted name -> parameter of the engine's hooks"""
     devices: tuple[str, ...] = ()
-    """Sarus Suite's: values of podman's --device"""
+    """only for Sarus Suite: values of podman's --device"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """where each value came from: "image", "mounts.0", "env.NAME", "annotations.com.hooks.x" """
     replaced: Mapping[str, tuple[Origin, ...]] = field(default_factory=dict, compare=False)
-    """where values were set that a later file replaces"""
+    """where overridden values were set"""
 
     @property
     def is_squashfs(self) -> bool:
-        """Whether the image is a path; otherwise it is a name in a registry or in an engine's storage."""
+        """Whether the image is a path. Otherwise, it is a name in a registry or in an engine's storage."""
         return self.image.startswith(("/", ".")) or re.match(r"\$\{[^{}]*\}/", self.image) is not None
 
 
 def load_environment(name: str, project: Project, environ: Mapping[str, str]) -> Environment:
-    """The environment of a name or path, its base environments merged in. Raises RunnerError for any fault."""
+    """Load an environment by name or path, and merge its base environments. Raises RunnerError for any error."""
     layers = tuple(_layers(find_edf(name, project, environ), project, environ, ()))
     path = layers[-1].document.path
     merged = _Merged()
@@ -67,7 +67,7 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
         name=path.stem,
         path=path,
         image=values.get("image", ""),
-        workdir=values.get("workdir") or None,  # "" resets a base's workdir
+        workdir=values.get("workdir") or None,  # "" resets the workdir of a base environment
         entrypoint=values.get("entrypoint", False),
         writable=values.get("writable", True),
         env=merged.tables["env"],
@@ -80,7 +80,7 @@ def load_environment(name: str, project: Project, environ: Mapping[str, str]) ->
 
 
 class _Merged:
-    """The layers merged: the last value wins; lists keep every entry, once."""
+    """The merged layers: the last value wins; lists keep each distinct entry."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -90,7 +90,7 @@ class _Merged:
         self.replaced: dict[str, list[Origin]] = {}
 
     def add(self, layer: Layer) -> None:
-        """Merge one file over those before it."""
+        """Merge one more file, which overrides those before it."""
         for key, value in as_data(layer).items():
             self.values[key] = value
             self._from(key, layer.origin(key))
@@ -180,7 +180,8 @@ def _one_line(text: str) -> str:
 
 def _annotation_lines(annotations: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     for name, value in annotations.items():
-        # a TOML key cannot be both text and a table: of two such names the longer is quoted whole
+        # a TOML key cannot be both a string and a table: if one name is a prefix of another, quote the longer one as a
+        # whole
         clash = any(name.startswith(f"{other}.") for other in annotations)
         key = quoted(name) if clash else ".".join(_key(part) for part in name.split("."))
         yield name, f"{key} = {quoted(value)}"
@@ -203,7 +204,7 @@ def quoted(text: str) -> str:
 
 
 def default_environment(project: Project, site: Site) -> tuple[str, str]:
-    """The environment where none is named, and why that one. Raises RunnerError for a misspelt key in runner.toml."""
+    """(the default environment, the reason). Raises RunnerError for a misspelt key in runner.toml."""
     settings = project.root / "runner.toml" if project.root else None
     if settings and settings.is_file():
         document = read_toml(settings)

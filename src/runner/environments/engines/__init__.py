@@ -1,4 +1,4 @@
-"""The engines: environment + site -> Attachment, one module each; and which of them a machine can use."""
+"""The engines, one module each: environment + site -> Attachment. Also chooses an engine that the machine supports."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from runner.errors import unknown
 from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
-"""each a module here, of that name, with `attach(environment, site) -> Attachment`, MOUNTS (how it writes mounts) and
-DECIDED: the fields in which runner decides `${VAR:-default}`, because the engine does not expand it there"""
+"""the names of the modules. Each has `attach(environment, site) -> Attachment`, MOUNTS (its mount syntax), and DECIDED:
+the fields in which runner expands `${VAR:-default}`, because the engine does not"""
 PLUGINS = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
 """srun's flag of each plug-in -> its engine; the first that a cluster has is chosen"""
 
@@ -27,8 +27,8 @@ def attach(
 ) -> Attachment:
     """What `engine` (default: the site's) adds to a step, so that its command runs inside the environment.
 
-    The environment's variables and mounts win over the site's. Raises RunnerError for a field that the engine cannot
-    express: nothing is ever dropped.
+    The environment's variables and mounts override the site's. Raises RunnerError for a field that the engine cannot
+    express: no field is silently dropped.
     """
     environ = os.environ if environ is None else environ
     name = engine or site.engine
@@ -50,33 +50,33 @@ def mount_syntax(engine: str) -> MountSyntax:
 
 
 def _module(engine: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{engine}")  # the one in use, not all of them
+    return importlib.import_module(f"{__name__}.{engine}")  # import only the one in use
 
 
 def decided(
     environment: Environment, site: Site, engine: str, environ: Mapping[str, str]
 ) -> tuple[Environment, tuple[str, ...]]:
-    """(environment with the site's part, and with `${VAR:-default}` decided where the engine does not; notes)."""
+    """(environment with the site's values, and with `${VAR:-default}` expanded where the engine does not; notes)."""
     full = with_site(environment, site)
     fields: tuple[str, ...] = _module(engine).DECIDED
     return without_defaults(full, environ, only=fields) if fields else (full, ())
 
 
 def with_site(environment: Environment, site: Site) -> Environment:
-    """The environment with the site's variables, mounts and annotations; its own win."""
+    """The environment with the site's variables, mounts and annotations; its own take precedence."""
     mounts = tuple(parse_mount(text, f"site {site.name}") for text in site.mounts)
     targets = {mount.target for mount in environment.mounts}
     return replace(
         environment,
         env={**site.env, **environment.env},
         annotations={**site.annotations, **environment.annotations},
-        # after the environment's own, whose indexes appear in messages
+        # after the environment's own mounts, whose indexes appear in messages
         mounts=(*environment.mounts, *(mount for mount in mounts if mount.target not in targets)),
     )
 
 
 def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The engine to use on a site, and why; `auto` is decided by what this machine has."""
+    """(the engine to use on a site, the reason). `auto` selects one that this machine supports."""
     if site.engine != "auto":
         return site.engine, f"set by site {site.name}"
     from runner.detection import slurm_plugins  # slow to import
@@ -96,7 +96,7 @@ def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def why_no_sandbox() -> str | None:
-    """Why the sandbox cannot be used on this machine; None where it can."""
+    """Why the sandbox cannot be used on this machine; None if it can."""
     from runner.machine import probe, process
 
     if process.which("bwrap") is None:

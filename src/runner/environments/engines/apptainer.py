@@ -34,7 +34,7 @@ def mount_text(index: int, mount: Mount) -> str:
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The words before the command; variables are passed as APPTAINERENV_NAME, which can hold any text."""
+    """The words before the command. Variables are passed as APPTAINERENV_NAME, which can contain any text."""
     check_edf(environment, "apptainer")
     refuse_annotations(environment, "apptainer")
     if environment.entrypoint:

@@ -20,7 +20,7 @@ DECIDED = ("mounts",)
 
 
 def check_edf(environment: Environment, engine: str = "ce") -> None:
-    """Raise RunnerError for what an EDF of the Container Engine cannot say."""
+    """Raise RunnerError for anything that an EDF of the Container Engine cannot express."""
     if environment.devices:
         raise refuse(
             environment,
@@ -51,7 +51,7 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
 
 
 def _check_escapes(environment: Environment) -> None:
-    """Raise RunnerError for the text `${` that no brace closes: only `$${NAME}` is documented as an escape."""
+    """Raise RunnerError for the literal text `${` without a closing brace: only `$${NAME}` is a documented escape."""
 
     def check(text: str, field: str) -> str:
         if re.search(r"\$\$\{[^}]*$", text):
@@ -73,7 +73,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
 
 
 def lost_path(image: Path) -> str:
-    """The image's PATH where the engine's login shell would drop some of its folders; empty if it keeps them all.
+    """The image's PATH, if the engine's login shell would drop some of its folders; empty if it would not.
 
     Debian's /etc/profile resets PATH; Ubuntu's does not.
     """

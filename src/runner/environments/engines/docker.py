@@ -1,4 +1,4 @@
-"""docker: the same script as podman's; it runs images from its storage or a registry, never squashfs files."""
+"""docker: uses the same script as podman. It runs images from its storage or a registry, but not squashfs files."""
 
 from __future__ import annotations
 

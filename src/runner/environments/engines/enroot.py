@@ -1,4 +1,4 @@
-"""enroot by itself: `enroot start IMAGE.sqsh COMMAND`. Starting a squashfs file needs squashfuse on the node.
+"""enroot without pyxis: `enroot start IMAGE.sqsh COMMAND`. Starting a squashfs file needs squashfuse on the node.
 
 Source: NVIDIA/enroot 4.1.2, doc/cmd/start.md and src/runtime.sh (2026-04-29).
 """
@@ -21,7 +21,7 @@ from runner.environments.environment import Environment, Mount, emit_edf
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
-# overrides what the user may have set for other containers
+# overrides settings that the user may have made for other containers
 EXPORTS = {
     **NO_LOGIN_SHELL,
     **{f"ENROOT_{name}": "n" for name in ("MOUNT_HOME", "REMAP_ROOT", "ROOTFS_WRITABLE", "FORCE_OVERRIDE")},
@@ -60,7 +60,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         image_text(environment, "enroot"),
     )
     files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf(environment)}
-    # enroot's --env goes through a file of lines, which loses quotes and line breaks
+    # enroot writes --env to a file line by line, which loses quotes and line breaks
     inside = inside_words(environment.env, environment.workdir)
     return Attachment(files=files, prefix=(*start, *inside), exports=EXPORTS)
 

@@ -19,14 +19,14 @@ from runner.environments.engines.shared import (
 from runner.environments.environment import Environment, emit_edf
 from runner.site import Site
 
-# Otherwise enroot starts a login shell, whose /etc/profile resets PATH in every Debian-based image; pyxis passes the
+# Otherwise, enroot starts a login shell, whose /etc/profile resets PATH in every Debian-based image. pyxis passes this
 # variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
 NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
 _COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
 
 
-# The list is split at commas, its entries at colons, and nothing escapes them; an entry goes into a bash script,
-# between double quotes. Blanks need pyxis 0.24 and an enroot newer than 4.1.2. Source: pyxis 0.24.0, args.c
+# pyxis splits the list at commas and its entries at colons, without any escape, and puts each entry into a bash script
+# in double quotes. Spaces need pyxis 0.24 and an enroot newer than 4.1.2. Source: pyxis 0.24.0, args.c
 MOUNTS = MountSyntax(',: \t\n"$`\\')
 DECIDED = ("image", "mounts")
 
@@ -39,9 +39,9 @@ def image_text(environment: Environment, engine: str = "pyxis") -> str:
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The flags of srun, one merged list of mounts among them; variables are passed by name.
+    """The flags of srun, including one merged list of mounts. Variables are passed by name.
 
-    The image's variables beat those of the job, except for those named in --container-env.
+    The image's variables override those of the job, except those that --container-env names.
     """
     check_edf(environment, "pyxis")
     refuse_annotations(environment, "pyxis")

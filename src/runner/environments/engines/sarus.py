@@ -1,6 +1,6 @@
 """Sarus Suite: `srun --edf=FILE`, on podman. Its EDF is stricter, and `$NAME` without braces is a variable.
 
-srun expands every text but the image; the node then reads the mounts again, without variables.
+srun expands every text except the image; the node then parses the mounts again, without expanding variables.
 Source: sarus-suite/raster@20f75bd src/lib.rs, src/common.rs and schema; sarus-suite/skybox@e8bd547 src/edf.rs; Sarus
 Suite user guide (docs of CSCS, 2026-08-20).
 """
@@ -16,14 +16,14 @@ from runner.environments.environment import Environment, emit_edf
 from runner.expansion import names, parts, sarus_text
 from runner.site import Site
 
-_FORBIDDEN = ("$(", "`", ";", '"')  # its expander is a restricted bash
+_FORBIDDEN = ("$(", "`", ";", '"')  # it expands text with a restricted bash
 # Source: sarus-suite/raster@20f75bd; podman-run(1), --volume
 MOUNTS = MountSyntax(":\n", MOUNT_OPTIONS | {"z", "Z", "U", "O"}, ",")
 DECIDED = ("mounts",)
 
 
 def check(environment: Environment) -> None:
-    """Raise RunnerError for what its EDF cannot express."""
+    """Raise RunnerError for anything that its EDF cannot express."""
     if environment.is_squashfs or environment.image.endswith((".sqsh", ".squashfs")):
         raise refuse(
             environment,
@@ -72,7 +72,7 @@ def _text(text: str, field: str) -> str:
 
 
 def attach(environment: Environment, site: Site) -> Attachment:
-    """The emitted EDF, flags of mounts joined by commas and the registry by a slash, and the flag that names it."""
+    """The emitted EDF (mount flags separated by commas, registry and image by a slash), and the flag that names it."""
     check(environment)
     text = edf(environment, COMMENT.replace("--environment", "--edf"))
     return Attachment(files={FILE: text}, flags=(f"--edf=${{RUNNER_RUN}}/{FILE}",))

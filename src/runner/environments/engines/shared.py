@@ -1,4 +1,4 @@
-"""What several engines need: errors, mounts, the text of an Attachment, and variables that are set in the container."""
+"""Code for several engines: errors, mounts, the text of an Attachment, and variables to set in the container."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Inexpressible(RunnerError):
     def __init__(self, field: str, message: str, why: str, fix: str, place: str = "") -> None:
         super().__init__(f"{place}: {message}" if place else message, why, fix)
         self.field = field
-        """as in `env show`: `image`, `mounts.0`, `env.NAME`"""
+        """the field, as in `env show`: `image`, `mounts.0`, `env.NAME`"""
         self.message = message
-        """what happened, without the line of the file"""
+        """the error, without the line of the file"""
 
 
 def refuse(environment: Environment, field: str, engine: str, why: str, fix: str) -> Inexpressible:
-    """The error for a field that an engine cannot express. Nothing is ever dropped."""
+    """The error for a field that an engine cannot express. No field is silently dropped."""
     origin = environment.origins.get(field)
     place = str(origin.place) if origin and origin.place else ""
     return Inexpressible(field, f"the engine {engine!r} cannot use the value of {field}", why, fix, place)
@@ -41,13 +41,13 @@ _CHARACTERS = {",": "a comma", ":": "a colon", "\n": "a newline", " ": "a space"
 
 
 class MountSyntax(NamedTuple):
-    """How an engine writes mounts. Each engine's module has one, MOUNTS, which the linter reads too."""
+    """The mount syntax of an engine. Each engine's module has one, MOUNTS, which the linter uses too."""
 
     separators: str = ""
-    """characters that a path cannot have: they separate the fields, and nothing escapes them"""
+    """characters that a path cannot contain, because they separate the fields and cannot be escaped"""
     flags: frozenset[str] = MOUNT_OPTIONS
     join: str = "+"
-    """between two flags in an EDF for this engine"""
+    """the separator of flags in an EDF for this engine"""
 
     def bad_character(self, text: str) -> str:
         """The name of the first character that these mounts cannot contain; empty if there is none."""
@@ -56,7 +56,7 @@ class MountSyntax(NamedTuple):
 
 
 def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, flags: bool = True) -> None:
-    """Raise RunnerError for a path that the engine's mounts cannot contain and, with `flags`, for an unknown flag."""
+    """Raise RunnerError for a path that the engine cannot mount and, with `flags`, for an unknown flag."""
     for index, mount in enumerate(environment.mounts):
         for path in (mount.source, mount.target):
             if bad := syntax.bad_character("".join(part for part in parts(path) if isinstance(part, str))):
@@ -76,7 +76,7 @@ def check_mounts(environment: Environment, engine: str, syntax: MountSyntax, *, 
 
 
 def dialect(text: str, what: str) -> str:
-    """EDF text as Attachment text: variables stay live, everything else is literal. Defaults are already resolved."""
+    """Convert EDF text, whose defaults are resolved, to Attachment text: only variables are expanded later."""
     return join(parts(text, what))
 
 
@@ -87,7 +87,7 @@ def fixed_workdir(environment: Environment) -> str | None:
 
 
 def slashed(environment: Environment, engine: str) -> str:
-    """The image's name as REGISTRY/IMAGE. Raises RunnerError for USER@, the login that only enroot reads."""
+    """The image's name as REGISTRY/IMAGE. Raises RunnerError for USER@, a login that only enroot supports."""
     from runner.images.reference import parse_reference
 
     if environment.is_squashfs:
@@ -105,7 +105,7 @@ def has_variables(text: str) -> bool:
 
 
 def map_texts(environment: Environment, change: Callable[[str, str], str]) -> Environment:
-    """The environment with `change(text, field)` in place of each text that may hold variables."""
+    """The environment with `change(text, field)` applied to each text that may contain variables."""
     return replace(
         environment,
         image=change(environment.image, "image"),
@@ -123,10 +123,10 @@ def map_texts(environment: Environment, change: Callable[[str, str], str]) -> En
 def without_defaults(
     environment: Environment, variables: Mapping[str, str], *, only: tuple[str, ...] = ("",)
 ) -> tuple[Environment, tuple[str, ...]]:
-    """The environment with `${VAR:-default}` decided now, and one note for each decision.
+    """The environment with `${VAR:-default}` resolved now, and one note for each.
 
-    A variable that is set stays a variable; one that is unset or empty is replaced by its default. `only`: beginnings
-    of the fields to decide.
+    A variable that is set stays a variable; one that is unset or empty is replaced by its default. `only`: prefixes of
+    the fields to resolve.
     """
     notes: dict[str, None] = {}
 
@@ -152,8 +152,9 @@ def without_defaults(
     return map_texts(environment, decide), tuple(notes)
 
 
-# Variables that are not exported on the host for the container: they control bash, srun or the dynamic loader, or the
-# engine does not pass them on. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables kept from enroot.
+# Variables that must not be exported on the host for the container, because they control bash, srun or the dynamic
+# loader, or because the engine does not pass them on. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables
+# kept from enroot.
 _HOST_ONLY_PREFIXES = (
     *(
         "SLURM_",
@@ -180,7 +181,7 @@ _HOST_ONLY = {
     *("REPLY", "COLUMNS", "LINES", "_"),
 }
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# What every POSIX shell sets itself; a shell (enroot's /etc/rc) runs between an engine and the command.
+# Variables that every POSIX shell sets itself; a shell (enroot's /etc/rc) runs between an engine and the command.
 _OF_SHELLS = {"IFS", "PWD", "OLDPWD", "SHLVL", "_", "PPID", "OPTIND", "LINENO"}
 
 
@@ -200,19 +201,19 @@ def check_names(environment: Environment, engine: str) -> None:
 
 
 def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]]:
-    """(variables to export on the host and to pass by name, words that set the others in the container).
+    """(variables to export on the host and pass by name, words that set the others in the container).
 
-    What is exported is plain text. Set in the container are: references (which see the image's variables, as with the
-    Container Engine) and what they refer to, unset variables, values with line breaks, and names that would do harm on
-    the host. A working directory with variables is resolved there too.
+    Exported variables are plain text. The words set, in the container: references (which see the image's variables, as
+    with the Container Engine) and the variables that they refer to, unset variables, values with line breaks, and names
+    that would cause harm on the host. They also resolve a working directory that contains variables.
     """
     exports: dict[str, str] = {}
     inside: dict[str, str] = {}
     texts = (*environment.env.values(), environment.workdir or "")
-    # what others refer to is set with them, so that entries do not see each other
+    # variables that others refer to are set together with them, so that entries do not see each other
     referred = {name for text in texts for name in names(text)}
     for name, value in environment.env.items():
-        # enroot reads a file of lines: text after a line break would become another variable
+        # enroot reads a file line by line: text after a line break would become another variable
         plain_text = value and not has_variables(value) and "\n" not in value and name not in referred
         outside = plain_text and name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES)
         (exports if outside else inside)[name] = value
@@ -251,7 +252,7 @@ def _double_quoted(pieces: tuple[str | Variable, ...], where: str = "[env]") -> 
 
 
 def _inner(pieces: tuple[str | Variable, ...], where: str, special: str = '\\"$`') -> str:
-    """The pieces for use between double quotes of a shell; inside a default the closing brace is special too."""
+    """The pieces, escaped for double quotes of a shell. Inside a default, the closing brace is special too."""
     found = ""
     for piece in pieces:
         if isinstance(piece, str):
@@ -264,7 +265,7 @@ def _inner(pieces: tuple[str | Variable, ...], where: str, special: str = '\\"$`
 
 
 def single_quoted(text: str) -> str:
-    """Text as a word of any POSIX shell."""
+    """The text, quoted for any POSIX shell."""
     return "'" + text.replace("'", "'\\''") + "'"
 
 
@@ -275,14 +276,14 @@ def script(name: str) -> str:
 
 
 def bare_squashfs(environment: Environment) -> bool:
-    """Whether the image is a bare file name, which engines read as the name of an image in a registry."""
+    """Whether the image is a bare file name, which engines treat as the name of an image in a registry."""
     return not environment.is_squashfs and environment.image.endswith((".sqsh", ".squashfs"))
 
 
 def refuse_annotations(environment: Environment, engine: str) -> None:
-    """Raise RunnerError if annotations turn something on: an engine without the hooks would drop it.
+    """Raise RunnerError if annotations enable something, because an engine without these hooks would ignore it.
 
-    `com.hooks.cxi.enabled = "false"` turns nothing on.
+    `com.hooks.cxi.enabled = "false"` enables nothing.
     """
     wanted = [name for name, value in environment.annotations.items() if value != "false"]
     if wanted:

@@ -1,1 +1,1 @@
-"""Why a run failed, waits or is slow: causes as data (causes/*.toml), and the matcher that reads logs."""
+"""Find out why a run failed, waits or is slow: causes as data (causes/*.toml), and code that matches them with logs."""

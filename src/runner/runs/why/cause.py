@@ -1,4 +1,4 @@
-"""A cause: what it looks like in a log, what it means, what to do. All of them are data: causes/*.toml, by subject."""
+"""A cause: how to recognize it in a log, what it means, and how to fix it. causes/*.toml has all causes, by subject."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Cause:
     """One row of the tables."""
 
     code: str
-    """kebab-case, stable: scripts may compare it"""
+    """kebab-case; stable, because scripts may compare it"""
     subject: str
     """the name of its file: gpu, slurm, storage, ..."""
     says: str
@@ -43,11 +43,12 @@ class Cause:
     states: tuple[str, ...] = ()
     """the states of Slurm that mean this"""
     match: str = ""
-    """and, where given, this pattern; a group named like a placeholder of `fix` (PROGRAM, PATH2) fills it in"""
+    """the line must also match this pattern, if it is given; its named groups fill placeholders of `fix` (PROGRAM,
+    PATH2)"""
     unless: str = ""
-    """and not this"""
+    """the line must not match this pattern"""
     yields: tuple[str, ...] = ()
-    """codes that explain this one: where the log or the exit code gives one of them, that is the cause"""
+    """codes that explain this one: if the log or the exit code indicates one of them, that one is the cause"""
     message: str = ""
     """a real message, as its program printed it"""
     near_miss: str = ""
@@ -64,13 +65,13 @@ class Cause:
         )
 
     def placeholders(self, line: str) -> dict[str, str]:
-        """The values that the line gives for placeholders of `fix`."""
+        """The values for placeholders of `fix` from the line."""
         found = re.search(self.match, line) if self.match else None
         groups = found.groupdict() if found else {}
         return {name.rstrip("0123456789"): value for name, value in groups.items() if value}
 
     def filled(self, values: Mapping[str, str]) -> Cause:
-        """The same with known values in place of the placeholders in commands of `fix` (`runner logs RUN`)."""
+        """The cause with placeholders in the commands of `fix` (`runner logs RUN`) replaced by known values."""
         if not values:
             return self
         names = "|".join(map(re.escape, values))
@@ -107,7 +108,7 @@ def _row(code: str, subject: str, row: Mapping[str, object]) -> Cause:
 
 @cache
 def all_causes() -> tuple[Cause, ...]:
-    """Every cause, in the order of file names and rows: the first one that matches a line is taken."""
+    """Every cause, in the order of file names and rows. The first one that matches a line applies."""
     found: list[Cause] = []
     for path in sorted(FOLDER.glob("*.toml")):
         found += read_table(path.read_text(), path.stem)
@@ -116,20 +117,20 @@ def all_causes() -> tuple[Cause, ...]:
 
 @cache
 def of_kind(*kinds: str) -> tuple[Cause, ...]:
-    """The causes of some kinds."""
+    """The causes of the given kinds."""
     return tuple(cause for cause in all_causes() if cause.kind in kinds)
 
 
 def by_word(kind: str, word: str) -> Cause | None:
-    """The cause of a reason, an exit code or an exception's class."""
+    """The cause for a pending reason, an exit code or an exception class."""
     return next((cause for cause in of_kind(kind) if word in cause.find), None)
 
 
 def by_state(state: str) -> Cause | None:
-    """The cause that a state gives by itself."""
+    """The cause for a state of Slurm."""
     return next((cause for cause in all_causes() if state in cause.states), None)
 
 
 def cause_of(line: str) -> Cause | None:
-    """The first cause that a line of a log matches, before any symptom or summary; None where none matches."""
+    """The first cause that matches a log line; causes are tried before symptoms and summaries. None if none matches."""
     return next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line)), None)

@@ -1,4 +1,4 @@
-"""What one log says: its lines that match a cause, with rank, time, and the frame of the traceback that they end."""
+"""Read one log: the lines that match a cause, with rank, time, and the frame of their traceback."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, Cause, by_word, cau
 from runner.runs.why.log import Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
 from runner.runs.why.tracebacks import HEADER, Frame, Traceback
 
-OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which give their reason and a fix
+OWN_MESSAGE = "runner-message"  # the row for errors of runner and its jobs, which contain a reason and a fix
 SUMMARY = "Root Cause (first observed failure)"  # torch 2.13, torch/distributed/elastic/multiprocessing/errors
-_BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")  # without its traceback
+# an exception without a traceback
+_BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception))(?:: |$)")
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
-_AFTER_LINES = 8  # an exception's message may take some lines
-_NEAR_LINES = 80  # how far around a line without a time one is looked for
-_IGNORED = "Exception ignored in"  # a finalizer's traceback: Python goes on, or has ended already
-# the level that a program gives its line (NCCL's WARN and Slurm's `error:` are errors); a request that is sent again
+_AFTER_LINES = 8  # the message of an exception may have several lines
+_NEAR_LINES = 80  # how far from a line without a time to look for one
+_IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
+# the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
 _NO_ERROR = re.compile(
     r"^(?:(?!NCCL|ERROR|FATAL|[Ee]rror:).){0,100}?(?:(?<![\w.-])(?:WARN(?:ING)?|INFO|DEBUG|[Ww]arning)(?:[\]\s:|)]|$)"
     r"|\b\w{1,40}Warning: |\[[WI](?:\d{4})? |^[WI]\d{4} )"
@@ -36,14 +37,14 @@ class Source:
 
     path: Path
     start: int = 0
-    """the byte where the attempt begins"""
+    """the byte offset at which the attempt begins"""
     rank: int | None = None
-    """the rank that it belongs to, where it is one rank's own"""
+    """the rank, if the log belongs to one rank"""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A line that says a cause."""
+    """A line that indicates a cause."""
 
     cause: Cause
     path: Path
@@ -53,14 +54,14 @@ class Evidence:
     rank: int | None = None
     node: str = ""
     time: datetime | None = None
-    """as the line, or one just before it, says"""
+    """the time in the line, or in a line shortly before it"""
     at: datetime = datetime.max
-    """what it is sorted by: its time, else that of the next evidence, else the file's last change"""
+    """the time to sort by: its own, or that of the next evidence, or the file's modification time"""
     frame: Frame | None = None
     survived: bool = False
-    """the program went on for long after it"""
+    """the program continued for a long time afterwards"""
     doubtful: bool = False
-    """the program calls it a warning: it counts where no error does"""
+    """the program logged it as a warning: it applies only if there is no error"""
 
     @property
     def place(self) -> str:
@@ -69,19 +70,19 @@ class Evidence:
 
     @property
     def order(self) -> tuple[datetime, str, int]:
-        """What sorts evidence by time; within a file lines of one time by position."""
+        """The sort key: the time, and within a file the position."""
         return (self.at, str(self.path), self.offset)
 
 
 @dataclass(frozen=True)
 class Reading:
-    """All that one log says."""
+    """What one log contains."""
 
     source: Source
     evidence: tuple[Evidence, ...]
     scan: Scan
     first_rank: int | None = None
-    """the rank that torchrun saw failing first"""
+    """the rank that failed first according to torchrun"""
     first_node: str = ""
 
 
@@ -92,7 +93,7 @@ def _words() -> tuple[bytes, ...]:
 
 
 def read_log(source: Source) -> Reading:
-    """What a log says; nothing where it cannot be read."""
+    """Read a log. If it cannot be read, the result is empty."""
     result = scan(source.path, _words(), source.start)
     year = _year(source.path)
     kept = result.lines()
@@ -109,7 +110,7 @@ def read_log(source: Source) -> Reading:
             continue
         block = _block_of(line, blocks)
         if block and cause.kind != CAUSE and line.number > block[0].number + block[1].last:
-            block = None  # what others say after it explains nothing
+            block = None  # what other processes print afterwards explains nothing
         if block:
             explained.add(block[0].offset)
         found.append(_evidence(line, cause, source, result, block[1] if block else None))
@@ -142,7 +143,7 @@ def _evidence(line: Line, cause: Cause, source: Source, result: Scan, block: Tra
 
 
 def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> bool:
-    """Whether a line is code that a traceback shows, which only quotes messages, or belongs to an ignored one."""
+    """Whether to ignore a line: it is source code in a traceback, or belongs to an ignored traceback."""
     prefix, text = without_prefix(line.text)
     for header, block, _ in blocks:
         if prefix == block.prefix and 0 < (after := line.number - header.number) <= block.last:
@@ -151,7 +152,7 @@ def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) ->
 
 
 def _bare_exception(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> Cause | None:
-    """The cause of an exception whose traceback is not in the log, or is cut."""
+    """The cause for an exception whose traceback is missing or incomplete in the log."""
     found = _BARE.match(without_prefix(line.text)[1])
     if found is None or any(0 <= line.number - header.number <= block.last for header, block, _ in blocks):
         return None
@@ -176,16 +177,16 @@ def _own_message(because: Line, cause: Cause, source: Source, result: Scan) -> l
 
 
 def _unknown(header: Line, block: Traceback, source: Source, result: Scan) -> Evidence:
-    """The evidence of a traceback that only the class of its exception explains."""
+    """The evidence for a traceback that matches no cause except by the class of its exception."""
     cause = _by_class(block.exception)
-    assert cause is not None  # the table has a row for all
+    assert cause is not None  # the table has a row that matches every exception
     text = f"{block.prefix}{block.exception}: {block.message}" if block.message else f"{block.prefix}{block.exception}"
     line = replace(header, number=header.number + block.last, text=text)
     return _evidence(line, cause, source, result, block)
 
 
 def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback, bool]]:
-    """(the line of its header, the traceback, whether another was raised while this one was handled)."""
+    """(the header line, the traceback, whether another exception was raised while this one was handled)."""
     found = []
     for line in kept:
         if HEADER not in line.text:
@@ -202,7 +203,7 @@ def _tracebacks(path: Path, kept: Sequence[Line]) -> list[tuple[Line, Traceback,
 
 
 def _with_users_frame(lines: Sequence[str], block: Traceback, next_at: int | None) -> Traceback:
-    """The same, with the frames of what it was raised in where its own are all of libraries."""
+    """The traceback. If all its frames are in libraries, it gets those of the exception that was being handled."""
     for _ in range(8):
         if next_at is None or block.frame:
             break
@@ -216,7 +217,7 @@ def _with_users_frame(lines: Sequence[str], block: Traceback, next_at: int | Non
 
 
 def _block_of(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> tuple[Line, Traceback] | None:
-    """The traceback whose exception a line is (or belongs to)."""
+    """The traceback to whose exception a line belongs."""
     for header, block, _ in reversed(blocks):
         after = line.number - header.number - block.last
         own = after <= 0 or (after <= _AFTER_LINES and without_prefix(line.text)[0] == block.prefix)
@@ -226,7 +227,7 @@ def _block_of(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> tup
 
 
 def _summary(path: Path, kept: Sequence[Line]) -> tuple[int | None, str]:
-    """The rank and host that torchrun's summary calls the first."""
+    """(rank, host) of the first failure in torchrun's summary."""
     for line in kept:
         if SUMMARY in line.text:
             block = "\n".join(window(path, line.offset, 4096)[:10])
@@ -276,18 +277,18 @@ _WEIGHTS = (
     (re.compile(r"(?i)\b(0 errors?|no errors?|errors?[=:] ?0|failed[=:] ?0|0 failed|ignor|fall(ing)? back)\b"), -6),
 )
 UNKNOWN = Cause("unknown", "", "", "", "")
-_LAUNCHER = re.compile(  # what torchrun and those who start it say of any failure
+_LAUNCHER = re.compile(  # messages that torchrun and its launchers print for any failure
     r"^\S{1,400} FAILED$|^│|^ *raise \w+\(|Root Cause \(first|^  (exitcode|error_file|traceback) +: "
     r"|Reporting training FAILURE|exit(ed|ing)? with (a )?(non-?zero )?(exit )?(code|status)\b"
 )
 _MOST = 8
 _LAST = 5
 _TAIL_BYTES = 16 << 10
-_OWN = ("job.sbatch: ", "preflight: ")  # what our batch script reports about itself
+_OWN = ("job.sbatch: ", "preflight: ")  # messages of our own batch script
 
 
 def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
-    """The most telling lines, in their order; none where no line that a cause does not match reports trouble."""
+    """The lines most likely to explain the failure, in order, among those that match no cause; may be empty."""
     weighed: list[tuple[int, int, Line, Source]] = []
     seen: set[str] = set()
     for source in sources:
@@ -305,7 +306,7 @@ def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
 
 
 def last_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:
-    """The last lines of the first log, without those of the batch script."""
+    """The last lines of the first log, without lines of the batch script."""
     for source in sources[:1]:
         size = source.path.stat().st_size
         found = window(source.path, max(source.start, size - _TAIL_BYTES), _TAIL_BYTES)

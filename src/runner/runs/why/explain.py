@@ -1,4 +1,4 @@
-"""`runner why`: from a run, or from the logs of any job, to an answer."""
+"""`runner why`: explain a run, or the logs of any job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.runs.why import evidence
 from runner.runs.why.cause import CAUSE, EXCEPTION, EXIT, PENDING, SLOW, SUMMARY, SYMPTOM, Cause, by_state, by_word
 from runner.runs.why.evidence import Evidence, Reading, Source, read_log
 
-# states after which Slurm's word is worth more than an exception that may be its consequence
+# states that explain more than an exception in the log, which may be a consequence
 _STRONG_STATES = {"NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 _ENDED_WELL = {"COMPLETED"}
 _WAITING = {"PENDING", "REQUEUE_HOLD", "REQUEUED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -68,7 +68,7 @@ def explain_run(run: Run) -> Answer:
 
 
 def _with_lines(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
-    """The same with the most telling lines where the cause says little; the last resort is a summary, as of srun."""
+    """The answer, with the most relevant log lines if the cause says little, or else with a summary such as srun's."""
     if answer.cause is not None and answer.cause.kind not in (EXIT, SYMPTOM):
         return answer
     sources = [reading.source for reading in readings]
@@ -81,7 +81,7 @@ def _with_lines(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -
 
 
 def _filled(answer: Answer, run: Run | None = None) -> Answer:
-    """The same with all that is known in place of the placeholders of the fix."""
+    """The answer with the placeholders of the fix replaced by known values."""
     if answer.cause is None:
         return answer
     values = answer.first.cause.placeholders(answer.first.text) if answer.first else {}
@@ -102,21 +102,21 @@ def _state_text(now: status.RunStatus) -> str:
 
 
 def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
-    """Why a job waits: the reason that squeue gives, which may carry more in brackets or behind a comma."""
+    """Why a job waits: squeue's reason, which may be followed by details in brackets or after a comma."""
     word = now.reason.split(",")[0].split("(")[0].strip()
     cause = by_word(PENDING, word) or (by_word(PENDING, "*") if word else by_word(PENDING, ""))
     return replace(answer, cause=cause, evidence="squeue", line=f"Reason={now.reason or 'None'}")
 
 
 def _running(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
-    """A run that has not ended: what has gone wrong in it, if anything has, else what costs time."""
+    """Explain a run that has not ended: what went wrong, or else what costs time."""
     if verdict.first is not None and verdict.first.cause.kind != SYMPTOM:
         return _from_logs(answer, verdict.first, verdict, readings)
     return replace(answer, fine=True)
 
 
 def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
-    """The cancel is the cause, whatever the logs say; an error that they report before it is noted."""
+    """Explain a cancelled run: the cancellation is the cause. An earlier error in the logs becomes a note."""
     if now.reason.startswith("not started"):
         never = by_word(PENDING, "DependencyNeverSatisfied")
         return replace(answer, cause=never, evidence="run folder", line=now.reason)
@@ -138,7 +138,7 @@ def _state_line(now: status.RunStatus) -> str:
 
 
 def _weigh(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
-    """The cause that the logs give, or that of Slurm's state where it explains more."""
+    """The cause from the logs, or from Slurm's state if that explains more."""
     told = by_state(now.state)
     first = verdict.first
     stronger = first is not None and (
@@ -173,7 +173,7 @@ def _from_logs(answer: Answer, first: Evidence | None, verdict: Verdict, reading
 
 
 def _first_failure(answer: Answer, run: Run) -> Answer:
-    """The rank that the run folder recorded as the first to fail, where the evidence names none."""
+    """If the evidence names no rank, add the rank that the run folder recorded as the first to fail."""
     noted = run.newest.first_failure if run.newest else None
     if noted is None or answer.cause is None or answer.rank is not None:
         return answer
@@ -181,7 +181,7 @@ def _first_failure(answer: Answer, run: Run) -> Answer:
 
 
 def _by_exit_code(answer: Answer, now: status.RunStatus, run: Run) -> Answer:
-    """The cause that the exit code gives, where the logs give none, or one that yields to it."""
+    """The cause from the exit code, if the logs indicate none, or one that yields to it."""
     code = now.exit_code
     cause: Cause | None = by_word(EXIT, str(code)) if code else None
     if cause is None or (answer.cause is not None and cause.code not in answer.cause.yields):
@@ -205,34 +205,34 @@ def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> A
 
 
 def sources(run: Run) -> tuple[Source, ...]:
-    """What there is to read, job.log first."""
+    """The logs to read, job.log first."""
     newest = run.newest
     found = [Source(run.log, _begin(run))] if run.log.is_file() else []
     logs = newest.logs(run.processes_per_node) if newest else ()
-    # what the preflight of a node says is in job.log too
+    # the preflight's messages are in job.log too
     found += [Source(log.path, rank=log.rank) for log in logs if not log.path.name.startswith("preflight-")]
     return tuple(each for each in found if each.path.stat().st_size)
 
 
 def _begin(run: Run) -> int:
-    """The byte where the newest attempt begins in the one appended file; 0 for the only one."""
+    """The byte offset of the newest attempt in job.log; 0 if there is only one."""
     marks = begins(run.log) if len(run.attempts) > 1 else []
     return marks[-1][1] if marks else 0
 
 
-_BEFORE_LINES, _AFTER_LINES = 60, 12  # a library often says the reason some lines before or after the exception
+_BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The cause, what followed from it, and what only cost time."""
+    """The cause, its consequences, and what only cost time."""
 
     first: Evidence | None
     """a cause, an exception or a symptom"""
     summary: Evidence | None
-    """a line that reports only that something ended: the answer where nothing else is known"""
+    """a line that reports only that something ended; used if nothing else is known"""
     followed: tuple[tuple[Evidence, int], ...]
-    """the first evidence of each other code, and its number of lines"""
+    """the first evidence for each other code, and the number of its lines"""
     slow: tuple[Evidence, ...]
 
 
@@ -251,8 +251,8 @@ def judge(readings: Sequence[Reading]) -> Verdict:
 
 
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
-    """What explains the first: a cause that it yields to, or, for an exception that only its class explains, a cause
-    that the same rank printed close to it."""
+    """The evidence that explains the first: a cause that it yields to, or, for an exception that is known only by its
+    class, a cause that the same rank printed close to it."""
     passed = {first.cause.code}
     while found := next((e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed), None):
         first = found
@@ -291,33 +291,33 @@ class Answer:
     subject: str
     """the run's name, or the logs"""
     state: str = ""
-    """what the scheduler and the run folder say: `FAILED, exit code 1, attempt 2`"""
+    """the state from the scheduler and the run folder: `FAILED, exit code 1, attempt 2`"""
     cause: Cause | None = None
     evidence: str = ""
     """`job.log:17`, `squeue`, ..."""
     line: str = ""
-    """the evidence itself"""
+    """the line itself"""
     first: Evidence | None = None
-    """where the evidence is a line of a log"""
+    """the evidence, if it is a line of a log"""
     rank: int | None = None
     """the first rank that failed"""
     node: str = ""
     followed: tuple[tuple[Evidence, int], ...] = ()
     slow: tuple[Evidence, ...] = ()
     notes: tuple[str, ...] = ()
-    """what else is worth knowing: the pace, logs that could not be read or not whole"""
+    """additional facts: a change in speed, logs that could not be read completely"""
     telling: tuple[Evidence, ...] = field(default=())
-    """the most telling lines, where no cause is known, or one that does not say much"""
+    """the most relevant lines, if no cause is known, or only an unspecific one"""
     last: tuple[Evidence, ...] = ()
-    """the last lines, where no cause is known and no line is telling"""
+    """the last lines, if no cause is known and no line is relevant"""
     hint: str = ""
-    """what to do where no cause is known"""
+    """what to do if no cause is known"""
     fine: bool = False
-    """nothing is wrong with it"""
+    """nothing is wrong"""
 
     @property
     def known(self) -> bool:
-        """Whether it explains the failure, or there is nothing to explain."""
+        """Whether the failure is explained, or there is nothing to explain."""
         return self.cause is not None or self.fine
 
     def record(self) -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""Reading logs of any size: one pass in pieces of 1 MiB, memory bounded; lines that hold one of some words are kept.
+"""Read logs of any size in one pass, in pieces of 1 MiB with bounded memory. Keeps the lines with certain words.
 
-Of a file beyond `HEAD_BYTES + TAIL_BYTES` only the head and the tail are searched; the newlines between them are
-counted, so that line numbers stay right. Logs repeat themselves: of lines that differ only in numbers, one is searched
-(sieve.py). A carriage return ends a line too, but does not count as one: editors number lines by newlines.
+In a file larger than `HEAD_BYTES + TAIL_BYTES`, only the head and the tail are searched. The newlines between them are
+counted, so that line numbers are correct. Of lines that differ only in numbers, only one is searched (`Sieve`). A
+carriage return ends a line too, but does not count as a line, because editors number lines by newlines.
 """
 
 from __future__ import annotations
@@ -19,55 +19,55 @@ from typing import BinaryIO
 PIECE_BYTES = 1 << 20
 HEAD_BYTES = 64 << 20
 TAIL_BYTES = 192 << 20
-LINE_BYTES = 4096  # of a longer line this much around the word is matched: no pattern can run away
-FIRST, LAST = 24, 8  # lines kept per word and file: a loud rank repeats itself
-SURVIVED = 20  # signs of progress after a line: whatever it said, the program went on
+LINE_BYTES = 4096  # of a longer line, only this much around the word is matched, to bound the time that a pattern takes
+FIRST, LAST = 24, 8  # lines to keep per word and file, because some ranks repeat their messages
+SURVIVED = 20  # with this many signs of progress after a line, the program survived what the line reports
 
-# how transformers, Megatron, tqdm and our own scripts tell that they train
+# signs of training progress in the output of transformers, Megatron, tqdm and our own scripts
 _PROGRESS = tuple(re.compile(text) for text in (rb"loss['\"]?[:= ]{1,3}-?\d", rb"it/s[\],]", rb"s/it[\],]"))
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line that holds one of the words."""
+    """A line that contains one of the words."""
 
     path: Path
     number: int
     """from 1"""
     offset: int
-    """of its first byte"""
+    """the byte offset of the line"""
     text: str
     progress: int
-    """how many signs of progress stood before it"""
+    """the number of signs of progress before it"""
 
 
 @dataclass
 class Scan:
-    """What one pass over a file found."""
+    """The result of one pass over a file."""
 
     path: Path
     size_bytes: int = 0
     progress: int = 0
-    """signs of progress in all that was read"""
+    """the number of signs of progress in everything that was read"""
     skipped_bytes: int = 0
     """between head and tail"""
     trouble: str = ""
-    """why it could not be read"""
+    """why the file could not be read; empty: it was"""
     found: dict[bytes, tuple[list[Line], deque[Line]]] = field(default_factory=dict)
 
     def lines(self) -> tuple[Line, ...]:
-        """The lines that were kept, each once, from first to last."""
+        """The kept lines, each once, in order."""
         kept = {line.offset: line for first, last in self.found.values() for line in (*first, *last)}
         return tuple(kept[offset] for offset in sorted(kept))
 
     def survived(self, line: Line) -> bool:
-        """Whether the program went on for long after this line."""
+        """Whether the program continued for a long time after this line."""
         return self.progress - line.progress >= SURVIVED
 
 
 def scan(path: Path, words: Sequence[bytes], start: int = 0) -> Scan:
-    """Read a file from byte `start` on; `trouble` says what could not be read."""
+    """Read a file from byte `start`. If that fails, `trouble` contains the reason."""
     result, sieve = Scan(path), Sieve(words)
     try:
         with path.open("rb") as file:
@@ -102,7 +102,7 @@ def _newlines(file: BinaryIO, start: int, stop: int) -> int:
 
 
 def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]]:
-    """Offset and bytes of whole lines; of a line beyond `LONG_LINE_BYTES` only the beginning and the end."""
+    """(offset, bytes) of complete lines. Of lines longer than `LONG_LINE_BYTES`, only the beginning and the end."""
     file.seek(start)
     carry, place, cut_off = b"", start, False
     while place < stop and (data := file.read(min(PIECE_BYTES, stop - place))):
@@ -123,7 +123,7 @@ def _pieces(file: BinaryIO, start: int, stop: int) -> Iterator[tuple[int, bytes]
 
 
 def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result: Scan) -> None:
-    """Keep the piece's lines that have one of the words, and the first and last lines of a file."""
+    """Keep the lines that contain one of the words: for each word, the first and last ones of the file."""
     marks: list[int] = []
     for pattern in _PROGRESS:
         marks += [found.start() for found in pattern.finditer(piece)]
@@ -145,7 +145,7 @@ def _sift(piece: bytes, offset: int, number: int, words: Iterable[bytes], result
             first.append(line_at(place))
             end = text.find(b"\n", place)
             place = text.find(word, end) if end >= 0 else -1
-        if place >= 0:  # more than the first ones: of these the last of the piece are enough
+        if place >= 0:  # after the first ones, only the last ones of each piece are needed
             last.extend(line_at(each) for each in _last_places(text, word, place))
     result.progress += len(marks)
 
@@ -162,19 +162,19 @@ def _last_places(text: bytes, word: bytes, start: int) -> list[int]:
 
 
 def _text(text: bytes, begin: int, place: int) -> str:
-    """The line around a place, cut where it is very long."""
+    """The line around a position, shortened if it is very long."""
     end = text.find(b"\n", place)
     end = min(len(text) if end < 0 else end, place + LINE_BYTES // 2)
     return plain(text[max(begin, place - LINE_BYTES // 2) : end])
 
 
 def plain(data: bytes) -> str:
-    """Bytes of a log as text, without colours."""
+    """Convert bytes of a log to text, without colour codes."""
     return _COLOUR.sub("", data.decode(errors="replace")).rstrip("\r\n")
 
 
 def window(path: Path, offset: int, size_bytes: int) -> list[str]:
-    """The lines from a byte on, up to a number of bytes; empty where the file has gone."""
+    """The lines in a range of bytes; empty if the file no longer exists."""
     try:
         with path.open("rb") as file:
             file.seek(max(offset, 0))
@@ -183,16 +183,16 @@ def window(path: Path, offset: int, size_bytes: int) -> list[str]:
         return []
 
 
-_MOST = 100_000  # shapes of lines that are remembered
-_LONGEST = 512  # bytes of a shape that is remembered
-LONG_LINE_BYTES = 256 << 10  # of a longer line the first and the last half of this much are searched
+_MOST = 100_000  # the number of line shapes to remember
+_LONGEST = 512  # the longest line shape to remember, in bytes
+LONG_LINE_BYTES = 256 << 10  # of a longer line, only the first and the last half of this length are searched
 _NUMBERS = b"0123456789"
 _LINE_ENDS = bytes.maketrans(b"\r", b"\n")
 _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in range(256))  # all others: a blank
 
 
 class Sieve:
-    """The words in question, and what is known of the lines seen so far."""
+    """The words to search for, and the shapes of the lines seen so far."""
 
     def __init__(self, words: Sequence[bytes]) -> None:
         self._words: dict[bytes, list[bytes]] = {}
@@ -202,7 +202,7 @@ class Sieve:
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 
     def words_in(self, piece: bytes) -> tuple[bytes, ...]:
-        """The words that may be in a piece: all that are, and those that only differ from them in digits."""
+        """The words that may occur in a piece: those that do, and possibly others that differ only in digits."""
         shapes = set(piece.translate(_LINE_ENDS, _NUMBERS).split(b"\n"))
         new = shapes - self._known.keys()
         found = {word for shape in shapes & self._known.keys() for word in self._known[shape]}
@@ -211,7 +211,7 @@ class Sieve:
 
     def _learn(self, shapes: set[bytes]) -> set[bytes]:
         text = b"\n".join(map(_ends_of_long, shapes))
-        # a text has few different words: most of ours are ruled out without searching all of it
+        # a text has few different words, so most of ours can be excluded without searching the whole text
         vocabulary = b" ".join(set(text.translate(_LETTERS).split()))
         present = [word for word, longest in self._longest.items() if longest in vocabulary and word in text]
         if len(self._known) + len(shapes) > _MOST:
@@ -255,7 +255,7 @@ _STAMP = re.compile(
 
 
 def rank_of(text: str, path: Path | None = None) -> int | None:
-    """The global rank that wrote a line, from the line, else from the file's name."""
+    """The global rank that wrote a line, from the line, or else from the file name."""
     found = _RANK.search(text)
     if found:
         return int(next(group for group in found.groups() if group is not None))
@@ -264,13 +264,13 @@ def rank_of(text: str, path: Path | None = None) -> int | None:
 
 
 def node_of(text: str) -> str:
-    """The node that a line names, or nothing."""
+    """The node that a line names; empty if there is none."""
     found = _NODE.search(text)
     return next((group for group in found.groups() if group), "") if found else ""
 
 
 def time_of(text: str, year: int) -> datetime | None:
-    """The time in a line; `year` is taken where it names none."""
+    """The time in a line. If it has no year, `year` is used."""
     if found := _ISO.search(text):
         numbers = found.groups()
     elif short := _GLOG.search(text):

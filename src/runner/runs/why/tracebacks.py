@@ -1,4 +1,4 @@
-"""Python tracebacks in a log: where each begins and ends, its exception, and the innermost frame of the user's code."""
+"""Find Python tracebacks in a log: their extent, their exception, and the innermost frame of the user's code."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Frame:
 
     @property
     def is_users(self) -> bool:
-        """Whether it lies outside of installed packages and of Python itself."""
+        """Whether it is outside installed packages and Python itself."""
         return not _FOREIGN.search(self.file)
 
 
 @dataclass(frozen=True)
 class Traceback:
-    """One traceback, with what it was raised from."""
+    """One traceback, including those of the exceptions that caused it."""
 
     first: int
     """index of its first line"""
@@ -46,18 +46,18 @@ class Traceback:
     message: str
     frames: tuple[Frame, ...]
     prefix: str = ""
-    """what the launcher put before its lines"""
+    """the launcher's prefix of its lines"""
     ignored: bool = False
-    """Python printed it and went on: a finalizer failed"""
+    """Python printed it and continued, because a finalizer raised it"""
 
     @property
     def frame(self) -> Frame | None:
-        """The innermost frame of the user's code; None where all are of libraries."""
+        """The innermost frame of the user's code; None if all frames are in libraries."""
         return next((frame for frame in reversed(self.frames) if frame.is_users), None)
 
 
 def read(lines: Sequence[str], start: int) -> Traceback | None:
-    """The traceback whose header is at index `start`; lines of other ranks in between are passed over."""
+    """The traceback whose header is at index `start`. Lines of other ranks in between are skipped."""
     prefix, header = without_prefix(lines[start])
     indent = len(header) - len(header.lstrip())
     frames: list[Frame] = []
@@ -74,14 +74,14 @@ def read(lines: Sequence[str], start: int) -> Traceback | None:
         elif ending := _EXCEPTION.match(text):
             return Traceback(start, index, ending[1], (ending[2] or "").strip(), tuple(frames), prefix)
         elif frames:
-            return None  # cut off, or another's words in between that nothing tells apart
+            return None  # incomplete, or mixed with lines of another process that cannot be distinguished
     return None
 
 
 def handled_by(lines: Sequence[str], after: Traceback) -> int | None:
-    """The index of the traceback that was raised while this one was handled (or from it); None for the last one.
+    """The index of the traceback that was raised while this one was handled, or from it; None for the last one.
 
-    Such a one is not what ended the program, and its frames may all be of libraries.
+    A handled exception did not end the program, and its frames may all be in libraries.
     """
     chained = False
     for index in range(after.last + 1, min(after.last + 40, len(lines))):
