@@ -331,7 +331,7 @@ def test_only_what_the_site_and_the_engine_use_is_missing(site, engine, present,
             ("launch and shell on site local (engine enroot) (run folder, srun plugins)",),
         ),
         (("enroot", "git"), ("launch and shell on site local (engine enroot) (enroot)",)),
-        (("podman",), ("build (neither podman nor docker works)",)),
+        (("podman",), ("build (podman and docker do not work)",)),
     ],
 )
 def test_a_verb_is_ready_where_nothing_that_it_uses_is_wrong(wrong, not_ready):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,8 +52,9 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         return _init_site(args, console)
     shipped, here = find_project().shipped, Path.cwd()
     environment = "cpu" if find_site(None, os.environ)[0].is_local else "ngc-ds"
+    first = (f"edf/{environment}.toml", "jobs/sft.py", "jobs/sft.toml")
     texts = {Path("runner.toml"): _SETTINGS}
-    for path in _editable(shipped) if args.all else _first_files(shipped, environment):
+    for path in _editable(shipped) if args.all else (shipped / name for name in first):
         texts[path.relative_to(shipped)] = path.read_bytes()
     kept = {path for path in texts if (here / path).exists()}
     for path in sorted(texts.keys() - kept):
@@ -72,11 +74,6 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     )
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
-
-
-def _first_files(shipped: Path, environment: str) -> list[Path]:
-    """The files to start with: an environment, a job file and its script."""
-    return [shipped / "edf" / f"{environment}.toml", shipped / "jobs/sft.py", shipped / "jobs/sft.toml"]
 
 
 def _editable(shipped: Path) -> list[Path]:
@@ -114,9 +111,7 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
 
 def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
     """At a terminal, ask for what cannot be detected: the account, and the partition if there are several."""
-    from runner.machine import probe
-
-    if not probe.has_terminal():
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return
     if args.account is None and base.account is None and (base.account_required or len(seen.accounts) > 1):
         args.account = _answer("account to charge", seen.accounts, None)

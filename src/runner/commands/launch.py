@@ -187,7 +187,7 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         runs = str(plan.site.runs(environ, project))
     except RunnerError:  # the path contains a variable that is defined only on the site
         runs = str(plan.site.run_folder)
-    yield f"would run: {_command_line(plan, runs)}"
+    yield f"would run: cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
     yield f"image: {plan.image.reference or 'none (no container)'}"
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text}"
@@ -264,11 +264,6 @@ def _code(plan: RunPlan) -> Iterator[str]:
         yield f"  {name} ({marks[name]})"
     if len(changed) > _FILES_SHOWN:
         yield f"  and {len(changed) - _FILES_SHOWN} more"
-
-
-def _command_line(plan: RunPlan, runs: str) -> str:
-    """The command that submits the script without runner."""
-    return f"cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
 
 
 def _sweep_of(args: argparse.Namespace) -> Sweep | None:

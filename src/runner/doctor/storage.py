@@ -101,7 +101,9 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis(
             "striping", "missing", f"{folder} does not exist yet; it would inherit the striping of {nearest}", fix
         )
-    if is_striped(shown.stdout):
+    # a count for each part of a file; source: lfs-getstripe(1), Lustre 2.15
+    counts = re.findall(r"stripe_count:\s*(-?\d+)", shown.stdout)
+    if any(int(count) not in {0, 1} for count in counts):
         return Diagnosis("striping", "ok", f"{folder}: large files are striped")
     return Diagnosis(
         "striping",
@@ -109,14 +111,6 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         f"{folder}: each image is stored on a single storage server, from which all nodes read",
         fix,
     )
-
-
-def is_striped(stdout: str) -> bool:
-    """Whether the output of `lfs getstripe -d` shows more than one stripe for any part of a file.
-
-    Source: lfs-getstripe(1), Lustre 2.15.
-    """
-    return any(int(count) not in {0, 1} for count in re.findall(r"stripe_count:\s*(-?\d+)", stdout))
 
 
 _NEARLY = 0.95

@@ -87,17 +87,8 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
             return folder / f"{stem}.toml"
     if name != stem and (project.start / name).is_file():
         return project.start / name  # Sarus Suite treats NAME.toml as a path
-    raise unknown(
-        "environment",
-        stem,
-        environment_names(project, environ),
-        f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml",
-    )
-
-
-def environment_names(project: Project, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The names of all environments in these folders."""
-    return tuple(sorted({path.stem for folder in search_folders(project, environ) for path in folder.glob("*.toml")}))
+    names = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    raise unknown("environment", stem, names, f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml")
 
 
 def read_layer(path: Path) -> Layer:

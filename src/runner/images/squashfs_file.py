@@ -140,12 +140,9 @@ def list_squashfs(folder: Path) -> list[tuple[Squashfs, tuple[str, ...]]]:
     for path in paths:
         if path.is_symlink():
             links.setdefault(path.resolve().name, []).append(path.name)
-    found = [(squashfs, tuple(links.get(path.name, ()))) for path in paths if (squashfs := _own(path))]
+    files = [path for path in paths if not path.is_symlink()]
+    found = [(squashfs, tuple(links.get(path.name, ()))) for path in files if (squashfs := read_squashfs(path))]
     return sorted(found, key=lambda pair: -pair[0].created)
-
-
-def _own(path: Path) -> Squashfs | None:
-    return None if path.is_symlink() else read_squashfs(path)
 
 
 def is_whole(path: Path) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 # names of the same architectures at OCI, Debian and Slurm sites
@@ -24,11 +23,6 @@ def oci_architecture(name: str) -> str:
 def is_root() -> bool:
     """Whether we run as root."""
     return os.geteuid() == 0
-
-
-def has_terminal() -> bool:
-    """Whether stdin and stderr are a terminal, so that a question can be asked."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def fuse_usable() -> bool:

@@ -64,11 +64,6 @@ class Watch:
         return ask([reloaded(self.run)])[0]
 
 
-def has_ended(status: RunStatus) -> bool:
-    """Whether the run has ended, and no further attempt follows."""
-    return not status.active
-
-
 class Growing(Protocol):
     """Log files that grow."""
 
@@ -107,7 +102,7 @@ def follow(run: Run, files: Growing, write: Callable[[bytes], None], report: Rep
             if shown != said and status.state == "PENDING":
                 report.say(f"{run.name}: waiting in the queue ({status.reason or 'no reason given yet'})")
             said = shown
-        ended = status is not None and has_ended(status)
+        ended = status is not None and not status.active
         for data in files.last() if ended else files.new():
             write(data)
         if status is not None and ended:

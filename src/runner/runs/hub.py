@@ -75,7 +75,9 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
     found: dict[Repository, None] = {}
     for argument, (kind, part) in _NAMES.items():
         name = values.get(argument, "")
-        if not _NAME.fullmatch(name) or re.search(_FILE, name) or name in OWN or _is_local(name, roots):
+        if not _NAME.fullmatch(name) or re.search(_FILE, name) or name in OWN:
+            continue
+        if any((root / name).exists() for root in roots):
             continue
         revision = next((values[key] for key in _REVISIONS[kind] if key in values), "main")
         named = next((values[key] for key in _PARTS if key in values), "") if kind == "dataset" else part
@@ -119,10 +121,6 @@ def in_hub_cache(home: Path, each: Repository) -> bool:
     """Whether the hub's own cache has any commit of it, which the user or an earlier job has downloaded."""
     folder = home / "hub" / f"{each.kind}s--{each.name.replace('/', '--')}" / "snapshots"
     return folder.is_dir() and any(folder.iterdir())
-
-
-def _is_local(name: str, folders: Sequence[Path]) -> bool:
-    return any((folder / name).exists() for folder in folders)
 
 
 def _values(arguments: Sequence[str]) -> dict[str, str]:

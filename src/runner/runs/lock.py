@@ -29,6 +29,7 @@ HEADER = """\
 def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
     """The tables of the lock of a run."""
     site, job = plan.site, plan.job
+    variables = {**site.env, **plan.environment.env, **job.env}
     set_values = {key: value for key, value in asdict(site).items() if key not in ("origins", "env") and value}
     return {
         "run": {
@@ -71,13 +72,9 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         "site.sources": {key: str(origin) for key, origin in site.origins.items()},
         "slurm": dict(run.slurm),
         "sweep": {**run.parameters},
-        "revisions": {**hub.revisions((*job.command, *job.arguments), run.folder, _variables(plan))},
+        "revisions": {**hub.revisions((*job.command, *job.arguments), run.folder, variables)},
         "files": {name: _sha256(text) for name, text in plan.files.items()},
     }
-
-
-def _variables(plan: RunPlan) -> dict[str, str]:
-    return {**plan.site.env, **plan.environment.env, **plan.job.env}
 
 
 def _seed(words: Sequence[str]) -> str | None:

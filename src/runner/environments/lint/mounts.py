@@ -71,10 +71,6 @@ def hides_image(subject: Subject) -> Iterator[Finding]:
             yield subject.say("mount-hides-image", f"mounts.{index}", reason)
 
 
-def _home(subject: Subject) -> str:
-    return subject.setting.environ.get("HOME", "") if subject.setting.here else ""
-
-
 def all_homes(subject: Subject) -> Iterator[Finding]:
     """Source: CSCS documentation, container-engine/edf.md: do not mount all of /users (2026-08-20)."""
     for index, mount in enumerate(subject.own.mounts):
@@ -88,7 +84,7 @@ def home_shadows_image(subject: Subject) -> Iterator[Finding]:
     environment = subject.environment
     if environment.env.get("PYTHONNOUSERSITE") or subject.setting.engine == "host":
         return
-    home = _home(subject)
+    home = subject.setting.environ.get("HOME", "") if subject.setting.here else ""
     for index, mount in enumerate(environment.mounts):
         source = subject.expanded(mount.source, f"mounts.{index}") or mount.source
         target = subject.expanded(mount.target, f"mounts.{index}") or mount.target

@@ -48,7 +48,7 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
         directives=tuple(directives),
         host_setup=(*(f"module load {quoting.literal(name)}" for name in site.modules), *site.host_setup),
         carried=_carried(job, site),
-        exports=_exports(attachment),
+        exports=[(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()],
         inside=_inside(job, site),
         texts=_texts(job, site),
         command=_lines(step, attachment, job),
@@ -112,11 +112,6 @@ def _restarts(job: Job, site: Site) -> str:
     words = [f"{name}={count}" for name, count in allowed.items() if count]
     way = site.scheduler if site.is_local else "chain" if job.chain else site.restart_by
     return " ".join((f"by={way}", *words))
-
-
-def _exports(attachment: Attachment) -> list[tuple[str, str]]:
-    """The host variables that the engine needs, with quoted values."""
-    return [(name, quoting.live(value, f"the variable {name}")) for name, value in attachment.exports.items()]
 
 
 def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
