@@ -12,6 +12,7 @@ import torch
 import transformers
 from trl import SFTTrainer
 
+from training import models
 from training.errors import JobError
 
 LOSS_PATHS = ("auto", "plain", "trl")
@@ -36,7 +37,7 @@ def is_plain(wanted: str, model: Any, config: Any) -> bool:
     other = ""
     if getattr(config, "loss_type", "nll") not in ("nll", "chunked_nll"):
         other = f"--loss_type {config.loss_type}"
-    elif any(getattr(model.config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+    elif models.has_experts(model):
         other = "a mixture of experts, whose router has a loss of its own"
     if wanted == "plain" and other:
         raise JobError(

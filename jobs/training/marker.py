@@ -89,7 +89,7 @@ def write(path: Path, found: Mapping[str, Digest], facts: Mapping[str, Any]) -> 
 def read(path: Path) -> dict[str, Any]:
     """Return the marker. Raises OSError, ValueError or KeyError if there is none that can be used."""
     marker: dict[str, Any] = json.loads((path / MARKER).read_text(encoding="utf-8"))
-    marker["files"], marker["step"], marker["world_size"]
+    marker["files"], marker["hashes"], marker["step"], marker["world_size"]
     return marker
 
 
@@ -114,10 +114,8 @@ def missing_or_cut(path: Path) -> str | None:
 def damaged(path: Path, rank: int = 0, world_size: int = 1, local_world_size: int = 1) -> str | None:
     """Return which file of this rank's share differs from what was written, or None. Every byte is read."""
     marker = read(path)
-    hashes: dict[str, str] = marker.get("hashes", {})
-    if marker.get("algorithm") != ALGORITHM:
-        return None  # the marker of an older version; the sizes are right
-    mine = [file for file in share(marker["files"], rank, world_size, local_world_size) if file in hashes]
+    hashes: dict[str, str] = marker["hashes"]
+    mine = share(marker["files"], rank, world_size, local_world_size)
     for file, found in digests(path, mine, sync=False).items():
         if found.fault:
             return f"cannot read {file} ({found.fault})"

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from training import flops
+from training import flops, processes
 from training.processes import Processes
 from training.records import append, read
 from training.run import RunFolder
 
 LINE_SECONDS = 1.0  # between two progress lines at least
 SLOW_DATA = 0.05  # from this share of the time on, the progress line reports waiting for data
+
+END = object()  # of an iterator
 
 
 @dataclass
@@ -192,21 +194,21 @@ class Metrics(TrainerCallback):
         return header
 
     def _timed(self, evaluate: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
+        def measured(*args: Any, **kwargs: Any) -> Any:
             begun = time.monotonic()
             try:
                 return evaluate(*args, **kwargs)
             finally:
                 self.stretch.evaluation += time.monotonic() - begun
 
-        return timed
+        return measured
 
     def _measured(self, get_batch_samples: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap Trainer.get_batch_samples: its `next` calls wait for data, and its batches have tokens and lengths."""
 
         def measured(epoch_iterator: Any, *args: Any, **kwargs: Any) -> Any:
             stretch = self.stretch
-            batches, count = get_batch_samples(_Timed(epoch_iterator, stretch), *args, **kwargs)
+            batches, count = get_batch_samples(timed(epoch_iterator, stretch), *args, **kwargs)
             for batch in batches:
                 stretch.tokens += count_tokens(batch)
                 if self.cost is not None:
@@ -218,21 +220,15 @@ class Metrics(TrainerCallback):
         return measured
 
 
-class _Timed:
-    """An iterator that adds up how long each `next` takes."""
-
-    def __init__(self, iterator: Any, stretch: Stretch) -> None:
-        self.iterator, self.stretch = iterator, stretch
-
-    def __iter__(self) -> _Timed:
-        return self
-
-    def __next__(self) -> Any:
+def timed(iterator: Iterator[Any], stretch: Stretch) -> Iterator[Any]:
+    """Yield what the iterator gives, and add up how long each `next` takes."""
+    while True:
         begun = time.monotonic()
-        try:
-            return next(self.iterator)
-        finally:
-            self.stretch.data_wait += time.monotonic() - begun
+        item = next(iterator, END)
+        stretch.data_wait += time.monotonic() - begun
+        if item is END:
+            return
+        yield item
 
 
 def count_tokens(batch: Any) -> Any:
@@ -243,23 +239,12 @@ def count_tokens(batch: Any) -> Any:
     return mask.sum() if mask is not None and mask.shape == ids.shape else ids.numel()
 
 
-def gather(stretch: Stretch, processes: Processes) -> Ranks:
+def gather(stretch: Stretch, peers: Processes) -> Ranks:
     """Return what all ranks have measured. A collective."""
-    counts = (stretch.tokens, stretch.squared_lengths, stretch.windowed_lengths)
-    mine = [*map(float, counts), stretch.data_wait, float(peak_memory())]
-    rows = [mine]
-    if processes.world_size > 1:
-        import torch
-        import torch.distributed
-
-        device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-        row = torch.tensor(mine, dtype=torch.float64, device=device)
-        found = [torch.empty_like(row) for _ in range(processes.world_size)]
-        torch.distributed.all_gather(found, row)
-        rows = [each.tolist() for each in found]
-    columns = list(zip(*rows, strict=True))
-    sums = [sum(column) for column in columns[:3]]
-    return Ranks(round(sums[0]), sums[1], sums[2], max(columns[3]), round(max(columns[4])))
+    counts = map(float, (stretch.tokens, stretch.squared_lengths, stretch.windowed_lengths))
+    rows = processes.gather((*counts, stretch.data_wait, float(peak_memory())), peers)
+    tokens, squared, windowed, waits, peaks = zip(*rows, strict=True)
+    return Ranks(round(sum(tokens)), sum(squared), sum(windowed), max(waits), round(max(peaks)))
 
 
 def peak_memory() -> int:

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shutil
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -36,7 +35,7 @@ class Checkpoint:
     path: Path
     step: int
     world_size: int
-    zero_stage: int | None = None  # None without DeepSpeed, or in the marker of an older version
+    zero_stage: int | None = None  # None without DeepSpeed
     sequences: int | None = None  # per step, over all processes
 
 
@@ -193,10 +192,11 @@ def _difference(path: Path, model: Any) -> str | None:
 
 def shapes_of_files(path: Path) -> Mapping[str, tuple[int, ...]]:
     """Return the shape of each tensor of the safetensors files, from their headers."""
+    from safetensors import safe_open
+
     shapes: dict[str, tuple[int, ...]] = {}
     for file in path.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(length))
-        shapes.update({name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"})
+        with safe_open(file, "pt") as opened:
+            names = opened.keys()
+            shapes.update({name: tuple(opened.get_slice(name).get_shape()) for name in names})
     return shapes

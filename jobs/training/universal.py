@@ -68,8 +68,6 @@ def stage_of(config: Any) -> int | None:
 
 def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int) -> bool:
     saved = checkpoint.zero_stage
-    if saved is None and (checkpoint.path / "latest").is_file():
-        saved = stage  # the marker of an older version does not say
     same = checkpoint.world_size == world_size and saved == stage
     sharded = bool(saved) and bool(stage)
     if same or (saved == stage and not sharded):

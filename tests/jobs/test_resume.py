@@ -105,13 +105,6 @@ def test_every_byte_is_looked_at_by_exactly_one_rank(tmp_path: Path) -> None:
             (tmp_path / name).write_bytes(whole)
 
 
-def test_a_marker_of_an_older_version_still_counts_by_its_sizes(folder: Path) -> None:
-    (folder / "checkpoint-10" / marker.MARKER).write_text(
-        '{"step": 10, "world_size": 2, "files": {"trainer_state.json": 2}}'
-    )
-    assert found(folder) == resume.Checkpoint(folder / "checkpoint-10", 10, 2)
-
-
 def test_without_any_the_job_begins_anew(tmp_path: Path) -> None:
     assert found(tmp_path / "nothing") is None
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from training.errors import JobError
 from training.token_cache import layout
 from training.token_cache.layout import Array, TokenFile
 
@@ -46,8 +45,6 @@ class Blocks:
     """
 
     def __init__(self, tokens: Tokens, length: int) -> None:
-        if length < 1:
-            raise JobError(f"a block cannot have {length} tokens", "it must have at least 1", "--block_size 1024")
         self.length, self.prefix = length, tokens.file.prefix
         self._ids: Array | None = tokens.file.ids
         ends = tokens.file.document_ends

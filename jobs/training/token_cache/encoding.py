@@ -61,11 +61,9 @@ class HuggingFace:
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = state.special_tokens_as_text
-        # tokenizers 0.20 brought encode_batch_fast
-        self.encode_batch = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
 
     def encode(self, texts: Sequence[str], special: bool = True) -> tuple[Array, Array]:
-        rows = [encoding.ids for encoding in self.encode_batch(list(texts), add_special_tokens=special)]
+        rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
         return flat(rows)
 
 
@@ -149,18 +147,7 @@ def close_documents(ids: Array, lengths: Array, end: int | None) -> tuple[Array,
 
 
 def _surround(ids: Array, lengths: Array, before: list[int], behind: list[int]) -> Array:
-    """Return the ids with tokens before and behind each row, by filling the places between."""
-    extra = len(before) + len(behind)
-    result = np.empty(len(ids) + extra * len(lengths), ids.dtype)
+    """Return the ids with tokens before and behind each row."""
     ends = np.cumsum(lengths, dtype=np.int64)
-    starts = ends - lengths + extra * np.arange(len(lengths))
-    kept = np.ones(len(result), bool)
-    for number, token in enumerate(before):
-        result[starts + number] = token
-        kept[starts + number] = False
-    for number, token in enumerate(behind):
-        places = starts + len(before) + lengths + number
-        result[places] = token
-        kept[places] = False
-    result[kept] = ids
-    return result
+    places = np.stack([ends - lengths] * len(before) + [ends] * len(behind), axis=1)
+    return np.insert(ids, places.ravel(), [*before, *behind] * len(lengths))
