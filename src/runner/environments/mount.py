@@ -14,14 +14,14 @@ _FIELDS = re.compile(r"(?:\$\{(?:[^{}]|\$\{[^{}]*\})*\}|[^:])*")
 
 @dataclass(frozen=True)
 class Mount:
-    """A file or folder of the host, or with `sqsh` the content of a squashfs file, at a path in the container."""
+    """A file or folder of the host, or (flag `sqsh`) the content of a squashfs file, mounted in the container."""
 
     source: str
     target: str
     flags: tuple[str, ...] = ()
 
     def text(self, separator: str = "+") -> str:
-        """`SOURCE:TARGET[:FLAGS]`; flags join with `+` for the Container Engine, `,` for Sarus Suite and podman."""
+        """`SOURCE:TARGET[:FLAGS]`. Separator of flags: `+` for the Container Engine, `,` for Sarus Suite and podman."""
         return ":".join((self.source, self.target, *((separator.join(self.flags),) if self.flags else ())))
 
     @property

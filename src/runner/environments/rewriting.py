@@ -1,8 +1,8 @@
-"""Changes to the text of an EDF that leave everything else as it was written: comments, order, blank lines, quotes.
+"""Edit the text of an EDF without changing anything else: comments, order, blank lines and quotes are kept.
 
-The text is cut at its `[table]` headings. Each section is a TOML document of its own, so that tomlkit never has to
-join a table that is written in several places, and a new key never slips behind the comment of the next heading.
-What comes out is read by tomllib and compared with what was asked for, before anyone sees it.
+The text is split at its `[table]` headings. Each section is a separate TOML document, so that tomlkit never has to
+merge a table from several places, and a new key is never put after the comment of the next heading. The result is
+parsed with tomllib and compared with the expected data before it is returned.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from runner.located_toml import parse_toml
 from runner.toml_lines import Keys, header_lines
 
 APPEND = "-"
-"""as the last key: one more element at the end of an array"""
+"""as the last key: append an element to an array"""
 Value = str | bool | int | Sequence[str]
 
 
 @dataclass(frozen=True)
 class Set:
-    """Give a key path a value: an existing one changes in place, a new one goes to the end of its table."""
+    """Set the value of a key path. An existing value changes in place; a new one is added at the end of its table."""
 
     keys: Keys
     value: Value
@@ -41,7 +41,7 @@ class Unset:
 
 @dataclass(frozen=True)
 class Rename:
-    """Give the last key of a path another name; the value stays where it stands."""
+    """Rename the last key of a path. The value stays in place."""
 
     keys: Keys
     name: str
@@ -52,7 +52,7 @@ Change = Set | Unset | Rename
 
 @dataclass
 class _Section:
-    """A heading with the lines below it; the heading's own keys are empty at the top of a file."""
+    """A heading with the lines below it. The section at the top of a file has no heading."""
 
     header: Keys
     text: str
@@ -63,10 +63,10 @@ class _Section:
 
 
 def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> str:
-    """The text with the changes made, one after the other. A path that is not there is no error for Unset and Rename.
+    """Apply the changes one after the other. For Unset and Rename, a missing path is not an error.
 
-    Array elements are removed by the numbers that they have when their turn comes: remove from the back.
-    Raises RunnerError where the text is not TOML, and where a change cannot be written into it.
+    Each removal of an array element changes the indexes of the later ones, so remove from the end.
+    Raises RunnerError if the text is not valid TOML, or if a change cannot be made.
     """
     windows = "\r\n" in text and text.count("\r\n") == text.count("\n")
     text = text.replace("\r\n", "\n")
@@ -75,7 +75,7 @@ def rewrite(text: str, changes: Sequence[Change], path: Path = Path("EDF")) -> s
         try:
             wanted = _without_empty(_changed(deepcopy(data), change))
         except (TypeError, ValueError, LookupError, AttributeError) as error:
-            raise _refusal(change) from error  # a key below text, an index that no array has
+            raise _refusal(change) from error  # for example a key below a string, or an index out of range
         new = next((new for new in _candidates(text, data, change) if _reads_as(new, wanted)), None)
         if new is None:
             raise _refusal(change)
@@ -99,13 +99,13 @@ def _reads_as(text: str, wanted: dict[str, Any]) -> bool:
 
 
 def _without_empty(data: dict[str, Any]) -> dict[str, Any]:
-    """The data without tables that hold nothing, which say nothing in an EDF."""
+    """The data without empty tables, which have no meaning in an EDF."""
     pruned = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in data.items()}
     return {key: value for key, value in pruned.items() if value != {}}
 
 
 def _changed(data: dict[str, Any], change: Change) -> dict[str, Any]:
-    """The data as they ought to be afterwards."""
+    """The expected data after the change."""
     *above, last = change.keys
     inner: Any = data
     for key in above:
@@ -137,7 +137,7 @@ def _step(value: Any, key: str) -> Any:
 
 
 def _candidates(text: str, data: dict[str, Any], change: Change) -> Iterator[str]:
-    """Texts in which the change may have been made, the best first."""
+    """Candidates for the changed text, the best first."""
     sections = tuple(_sections(text))
     there: Any = data
     for key in change.keys:
@@ -159,7 +159,7 @@ def _candidates(text: str, data: dict[str, Any], change: Change) -> Iterator[str
 
 
 def _sections(text: str) -> Iterator[_Section]:
-    """The text, cut in front of each heading and of the comment that stands directly above it."""
+    """The text, split before each heading and the comment directly above it."""
     lines = _lines(text)
     begin = 0
     header: Keys = ()
@@ -173,7 +173,7 @@ def _sections(text: str) -> Iterator[_Section]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines with their ends; not `splitlines`, to which more than a newline is one."""
+    """The lines with their line ends. `splitlines` would also split at other characters than newlines."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
@@ -189,7 +189,7 @@ def _holds(section: _Section, keys: Keys) -> bool:
 
 
 def _assigned(section: _Section, change: Set) -> str:
-    """The section with the value in place of the present one, or behind the last element of an array."""
+    """The section with the value replaced, or appended to an array."""
     import tomlkit
 
     if not _holds(section, change.keys[:-1] if change.keys[-1] == APPEND else change.keys):
@@ -207,7 +207,7 @@ def _assigned(section: _Section, change: Set) -> str:
 
 
 def _item(value: Value) -> Any:
-    """The value as tomlkit writes it; an array of several elements takes a line for each."""
+    """The value for tomlkit. An array with several elements gets one line per element."""
     import tomlkit
 
     if isinstance(value, str | bool | int):
@@ -221,13 +221,13 @@ def _item(value: Value) -> Any:
 
 
 def _added(sections: Sequence[_Section], change: Set) -> Iterator[str]:
-    """A new assignment: at the end of the nearest table that is open for it, else under a heading of its own."""
+    """Candidates with a new assignment: at the end of the nearest suitable table, or else under a new heading."""
     import tomlkit
 
     fitting = [s for s in sections if s.header == change.keys[: len(s.header)] and len(s.header) < len(change.keys)]
     for home in sorted(fitting, key=lambda section: -len(section.header)):
         if home.header or len(change.keys) == 1:
-            # the words of the path below the heading become one dotted key
+            # the rest of the path, below the heading, becomes one dotted key
             line = f"{_dotted(change.keys[len(home.header) :])} = {_item(change.value).as_string()}\n"
             yield _joined(_appended(s.text, line) if s is home else s.text for s in sections)
     for depth in range(1, len(change.keys)):
@@ -236,7 +236,7 @@ def _added(sections: Sequence[_Section], change: Set) -> Iterator[str]:
         gap = "\n" if text.strip() else ""
         yield f"{_ended(text).rstrip()}\n{gap}".lstrip() + f"{heading} = {_item(change.value).as_string()}\n"
     if len(change.keys) > 1:
-        # only a dotted key can follow an inline table's or a dotted key's own
+        # below an inline table or a dotted key, only a dotted key is possible
         document = tomlkit.parse(_joined(section.text for section in sections))
         inner: Any = document
         for key in change.keys[:-1]:
@@ -256,14 +256,14 @@ def _ended(text: str) -> str:
 
 
 def _appended(text: str, line: str) -> str:
-    """The section with one more line behind its last one; blank lines at its end stay there."""
+    """The section with one more line at its end, before trailing blank lines."""
     body = text.rstrip()
     blank = text[len(body) :].partition("\n")[2]
     return f"{body}\n{line}{blank}" if body else f"{line}\n{blank}" if blank else line
 
 
 def _removed(section: _Section, change: Unset) -> str:
-    """The section without the path, and without the dotted tables that are left with nothing in them."""
+    """The section without the path, and without dotted tables that this empties."""
     import tomlkit
 
     if not _holds(section, change.keys):
@@ -278,7 +278,7 @@ def _removed(section: _Section, change: Unset) -> str:
 
 
 def _renamed(sections: Sequence[_Section], change: Rename) -> str:
-    """The text with the other name on each line that writes the key."""
+    """The text with the key renamed on each line that contains it."""
     old, new = change.keys[-1], _dotted((change.name,))
     token = re.compile(rf"(?<![\w-])(?:\"{re.escape(old)}\"|'{re.escape(old)}'|{re.escape(old)})(?![\w-])")
     texts = []

@@ -1,4 +1,4 @@
-"""Which engine builds and keeps images here, and why."""
+"""Choose the engine that builds and stores images on this machine."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ ENGINES = ("podman", "docker")
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine that can be used here, and what its executable needs in its environment."""
+    """A usable engine, and the variables that its executable needs."""
 
     name: str
     why: str
     env: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    """what was adjusted for this machine, one line each"""
+    """adjustments for this machine, one line each"""
 
 
 def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
-    """The requested engine, else podman, else docker if its daemon answers.
+    """The requested engine, or else podman, or else docker if its daemon answers.
 
     Raises RunnerError with the reason for each engine.
     """
@@ -76,9 +76,10 @@ def _docker(requested: str | None, environ: Mapping[str, str], reasons: Mapping[
 
 
 def docker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that lead to the daemon of docker's current context, as Colima and rootless docker set one.
+    """The variables for the daemon of docker's current context, which Colima and rootless docker set.
 
-    Empty where DOCKER_HOST is set, which wins, and for the default context. Source: docker/cli, cli/command/cli.go.
+    Empty for the default context, and if DOCKER_HOST is set, which takes precedence. Source: docker/cli,
+    cli/command/cli.go.
     """
     if environ.get("DOCKER_HOST"):
         return {}
@@ -97,7 +98,7 @@ def docker_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A JSON object of docker's; empty where the file is missing or damaged."""
+    """The JSON object in a file of docker; empty if the file is missing or damaged."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -106,7 +107,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def docker_refusal(environ: Mapping[str, str]) -> str:
-    """Why docker cannot be used here; empty when its daemon answers."""
+    """Why docker cannot be used on this machine; empty if its daemon answers."""
     environ = {**environ, **docker_environment(environ)}
     host = environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     socket = Path(host.removeprefix("unix://"))
@@ -138,7 +139,7 @@ def podman_environment(environ: Mapping[str, str]) -> tuple[dict[str, str], tupl
 
 
 def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Where the defaults of containers.conf cannot work: a private copy of the user's own with the missing keys.
+    """If the defaults of containers.conf do not work here, a private copy of the user's file with the missing keys.
 
     Keys that the user or the admin has set are kept.
     """
@@ -163,9 +164,9 @@ def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[st
 
 
 def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """For an ordinary user without a storage.conf: overlay where it works, since podman 4 then takes vfs.
+    """For an ordinary user without a storage.conf, choose overlay if it works, because podman 4 would choose vfs.
 
-    vfs copies every file of an image into every layer: an image of ten layers and 2 GB takes 20 GB.
+    vfs copies every file of an image into every layer: an image with ten layers and 2 GB needs 20 GB.
     """
     config = Path(environ.get("XDG_CONFIG_HOME") or home(environ) / ".config") / "containers/storage.conf"
     named = environ.get("STORAGE_DRIVER") or environ.get("CONTAINERS_STORAGE_CONF")
@@ -186,9 +187,9 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
 
 
 def _overlay_works(folder: Path) -> bool:
-    """Whether podman can keep a storage of kind overlay below the folder: tried on a temporary one."""
+    """Whether podman can use the overlay driver below the folder. Tested with a temporary storage."""
     trial = folder / f"runner-trial-{os.getpid()}"
-    with folders.temporary("run-", Path("/tmp")) as run:  # podman takes 50 characters at most there
+    with folders.temporary("run-", Path("/tmp")) as run:  # podman allows at most 50 characters for this path
         where = (f"--root={trial}", f"--runroot={run}", "--storage-driver=overlay")
         done = process.run(("podman", *where, "info"), check=False)
         clean = 'umount "$1/overlay"; rm -rf "$1" "$2"/*'
@@ -199,10 +200,10 @@ def _overlay_works(folder: Path) -> bool:
 def needed_settings(
     may_raise_limits: bool, soft_files: int, hard_files: int, hybrid: bool
 ) -> list[tuple[str, str, Any, str]]:
-    """(table, key, value, why) of what containers.conf needs on such a machine. Pure."""
+    """(table, key, value, reason) of the settings that containers.conf needs on such a machine. Pure."""
     settings: list[tuple[str, str, Any, str]] = []
     if not may_raise_limits and hard_files < _PODMAN_OPEN_FILES:
-        # podman itself keeps the number of processes below the machine's limit
+        # podman itself limits the number of processes to the machine's limit
         limits = [f"nofile={min(soft_files, hard_files)}:{hard_files}"]
         settings.append(("containers", "default_ulimits", limits, "root without CAP_SYS_RESOURCE cannot raise limits"))
     if hybrid and process.which("runc"):
@@ -213,7 +214,7 @@ def needed_settings(
 
 
 def read_configuration(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The containers.conf that podman would read, all its files merged. Source: containers.conf(5)."""
+    """The merged containers.conf files that podman reads. Source: containers.conf(5)."""
     merged: dict[str, Any] = {}
     for path in _configuration_files(environ):
         try:
@@ -238,7 +239,7 @@ def _configuration_files(environ: Mapping[str, str]) -> Sequence[Path]:
 
 
 def _has_resource_capability() -> bool:
-    """Whether limits can be raised; an ordinary user's podman keeps the limits as they are and needs no help."""
+    """Whether limits can be raised. An ordinary user's podman does not change limits, and needs no adjustment."""
     if not probe.is_root():
         return True
     status = Path("/proc/self/status").read_text()
@@ -251,6 +252,6 @@ def _open_file_limits() -> tuple[int, int]:
 
 
 def _is_hybrid() -> bool:
-    """Whether cgroups v1 and v2 are both mounted, which crun refuses."""
+    """Whether cgroups v1 and v2 are both mounted, which crun does not support."""
     unified = Path("/sys/fs/cgroup/unified/cgroup.controllers")
     return unified.is_file() and bool(unified.read_text().strip())

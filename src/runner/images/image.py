@@ -1,4 +1,4 @@
-"""Image: an OCI image in an engine's storage, as the engine describes it."""
+"""An OCI image in an engine's storage, as the engine describes it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class Image:
     name: str
     """without the tag: `localhost/runner/cpu`"""
     tag: str
-    """for images that we build: the content hash, 12 hex digits; empty where there is none"""
+    """the tag; for images that runner builds, the content hash (12 hex digits); empty: none"""
     engine: str
     id: str
     """sha256 of the image's configuration, hex"""
     architecture: str
-    """in OCI's words: amd64, arm64"""
+    """as OCI names it: amd64, arm64"""
     size_bytes: int
     config: Mapping[str, Any]
     """the runtime part of the OCI configuration: Env, Entrypoint, Cmd, WorkingDir, Labels, Volumes"""
     digest: str = ""
-    """of the manifest, `sha256:…`, where the engine knows one"""
+    """the digest of the manifest, `sha256:…`; empty if the engine does not know it"""
     repo_digests: tuple[str, ...] = ()
 
     @property

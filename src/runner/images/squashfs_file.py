@@ -1,4 +1,4 @@
-"""Squashfs: one immutable file per image, its sidecar, and the stable symlink that points to it."""
+"""A squashfs file: one immutable file per image, with a sidecar and a stable symlink that points to it."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from runner.machine import files, process
 
 @dataclass(frozen=True)
 class Squashfs:
-    """A squashfs file that we made, as its sidecar describes it."""
+    """A squashfs file that runner made, as its sidecar describes it."""
 
     path: Path
     """named by content: IMAGES/NAME-<12 hex>.sqsh; with `import -o`, the user's own name"""
     link: Path
     """IMAGES/NAME.sqsh; the same as `path` with `import -o`"""
     image_digest: str
-    """sha256 of the image's configuration, hex: what docker and podman call its id"""
+    """sha256 of the image's configuration, hex; docker and podman call it the image id"""
     sha256: str
-    """of the file; empty until it is wanted where it takes long (`with_sha256`)"""
+    """the checksum of the file; empty until it is needed, because computing it takes long (`with_sha256`)"""
     size_bytes: int
     architecture: str
-    """in OCI's words"""
+    """as OCI names it"""
     source: str = ""
-    """the image as it was named"""
+    """the image as the user named it"""
     created: float = 0.0
     """seconds since 1970"""
     version: str = ""
-    """of the tool that made it"""
+    """the version of runner that made it"""
     compression: str = ""
     content: str = ""
-    """12 hex digits of what went in: image, options, our way of packing, the compressor's version"""
+    """12 hex digits: the hash of the image, the options, the version of our packing, and the compressor's version"""
     settings: str = ""
-    """those options in words: the same image and settings give the same bytes"""
+    """the options as text: the same image and settings give the same bytes"""
     digest: str = ""
-    """of the image's manifest, `sha256:…`, where it is known"""
+    """the digest of the image's manifest, `sha256:…`; empty if unknown"""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """the image's labels about how it was built: recipe, content hash, base"""
+    """the image's labels that describe its build: recipe, content hash, base"""
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
@@ -55,12 +55,12 @@ class Squashfs:
         return {**asdict(self), "created": made}
 
 
-# what `runner build` writes about an image, its base by OCI's names. Source: image-spec, annotations.md
+# labels that `runner build` adds to an image; those for the base have OCI's names. Source: image-spec, annotations.md
 _LABELS = ("runner.", "org.opencontainers.image.base.", "org.opencontainers.image.revision")
 
 
 def recorded_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Those labels of an image that its sidecar keeps."""
+    """The labels of an image that its sidecar stores."""
     return {name: str(value) for name, value in sorted(labels.items()) if name.startswith(_LABELS)}
 
 
@@ -82,11 +82,11 @@ def as_json(squashfs: Squashfs) -> str:
 
 
 def read_squashfs(path: Path) -> Squashfs | None:
-    """The squashfs file at a path as its sidecar tells it; None without one, or where file and sidecar disagree."""
+    """The squashfs file at a path, from its sidecar; None if there is no sidecar, or it does not match the file."""
     try:
         data: Mapping[str, Any] = json.loads(sidecar(path).read_text())
         known = {name: data[name] for name in Squashfs.__dataclass_fields__ if name in data}
-        labels = recorded_labels(data.get("labels") or {})  # not there in sidecars of older versions
+        labels = recorded_labels(data.get("labels") or {})  # missing in sidecars of older versions
         found = Squashfs(**{**known, "path": path, "link": path.with_name(str(data["link"])), "labels": labels})
         return found if path.stat().st_size == found.size_bytes else None
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -94,7 +94,7 @@ def read_squashfs(path: Path) -> Squashfs | None:
 
 
 def is_sidecar(path: Path, target: Path) -> bool:
-    """Whether the file at `path` is a sidecar that `import` wrote for `target`, or for a file that is gone."""
+    """Whether the file at `path` is a sidecar that `import` wrote for `target`, or for a file that no longer exists."""
     try:
         data = json.loads(path.read_text())
         named = path.with_name(data["path"])
@@ -105,27 +105,27 @@ def is_sidecar(path: Path, target: Path) -> bool:
 
 
 def link_is_ours(link: Path) -> bool:
-    """Whether a symlink NAME.sqsh is one that `import` makes: it points to NAME-<12 hex>.sqsh beside it."""
+    """Whether a symlink NAME.sqsh was made by `import`: it points to NAME-<12 hex>.sqsh beside it."""
     return re.fullmatch(re.escape(link.stem) + r"-[0-9a-f]{12}\.sqsh", str(link.readlink())) is not None
 
 
 def with_sha256(squashfs: Squashfs) -> Squashfs:
-    """The same with the sha256 of its file, computed and noted in the sidecar where it is not known yet.
+    """The same with the sha256 of its file. If it is unknown, it is computed and recorded in the sidecar.
 
-    Raises OSError where the file cannot be read.
+    Raises OSError if the file cannot be read.
     """
     if squashfs.sha256:
         return squashfs
     known = replace(squashfs, sha256=sha256_of(squashfs.path))
-    with suppress(RunnerError):  # the folder may be somebody else's: then it is computed each time
+    with suppress(RunnerError):  # if the folder belongs to another user, the checksum is computed each time
         files.write(sidecar(squashfs.path), as_json(known))
     return known
 
 
 def find_squashfs(link_or_path: Path) -> Squashfs | None:
-    """The file that a stable symlink (or a path) stands for; None where there is none that we made.
+    """The squashfs file that a stable symlink or a path names; None if there is none that runner made.
 
-    The symlink is resolved once, so that the answer stays the same when the link moves on to a newer image.
+    The symlink is resolved once, so that the result stays valid when the link later points to a newer image.
     """
     try:
         return read_squashfs(link_or_path.resolve(strict=True))
@@ -146,9 +146,9 @@ def list_squashfs(folder: Path) -> list[tuple[Squashfs, tuple[str, ...]]]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the file has a superblock of squashfs 4.0 and is as long as that says.
+    """Whether the file has a superblock of squashfs 4.0, and the length that the superblock states.
 
-    The superblock is what is written last. Source: Linux 6.1, fs/squashfs/squashfs_fs.h.
+    The superblock is written last. Source: Linux 6.1, fs/squashfs/squashfs_fs.h.
     """
     try:
         with path.open("rb") as file:
@@ -159,12 +159,12 @@ def is_whole(path: Path) -> bool:
 
 
 def holds(path: Path, name: str, text: str) -> bool:
-    """Whether a file inside reads as the text: superblock, tables, and a block of data are read for that."""
+    """Whether a file in the squashfs contains exactly this text. Tests superblock, tables and a block of data."""
     return process.run(("unsquashfs", "-cat", str(path), name), check=False).stdout == text
 
 
 def age(squashfs: Squashfs) -> str:
-    """How long ago it was made, in one unit."""
+    """The age of the file, in one unit."""
     seconds = max(0.0, time.time() - squashfs.created)
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:

@@ -1,4 +1,4 @@
-"""The linter: each file of an environment, then the merged environment on a site; batch scripts too."""
+"""The linter: checks each file of an environment, then the merged environment on a site. Also checks batch scripts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _HARMLESS = Mount("/dev/null", "/dev/null")
 
 
 def engine_refuses(subject: Subject) -> Iterator[Finding]:
-    """An engine names one field at a time: ask again without that field until it accepts the rest."""
+    """The fields that the engine refuses. It reports one field at a time, so ask again without that field."""
     setting, environment = subject.setting, subject.environment
     for _ in range(_MOST_FAULTS):
         try:
@@ -87,7 +87,7 @@ class Linter:
     files: dict[Path, tuple[Document | None, tuple[Finding, ...]]] = field(default_factory=dict)
 
     def check(self, name: str) -> tuple[Checked, ...]:
-        """The findings in an environment; or in a script and the environments that it names.
+        """The findings in an environment, or in a script and the environments that it names.
 
         Raises RunnerError for an unknown name.
         """
@@ -160,7 +160,7 @@ class Linter:
         for line in (*text.directives, *text.steps):
             name = self._expanded(option(line.text, "--environment", "--edf") or "")
             if not name or "$" in name:
-                continue  # no environment, or one that only the job knows
+                continue  # no environment, or one whose name only the job knows
             try:
                 path = find_edf(name, self.project, self.setting.environ)
             except RunnerError as error:

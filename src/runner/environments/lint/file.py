@@ -1,4 +1,4 @@
-"""Rules for one EDF file: keys, types, texts. They find all faults, also in a file that no engine loads."""
+"""Rules for one EDF file: keys, types, texts. They find all errors, even in a file that no engine can load."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PLACEHOLDER_FOLDER = re.compile(rf"/{_ANGLE}(?=/|$)")
 
 
 def check_file(document: Document) -> Iterator[Finding]:
-    """All faults of a file's keys, types and texts."""
+    """All errors in a file's keys, types and texts."""
     for key, value in document.data.items():
         if repaired(key, value):
             continue
@@ -70,7 +70,7 @@ def _unknown_key(document: Document, key: str, value: Any) -> Finding:
 
 
 def near_name(key: str) -> str | None:
-    """The key of an EDF that another word means, most likely."""
+    """The EDF key that a misspelt word most likely means."""
     import difflib  # slow to import, and only errors need it
 
     plain = key.lower().replace("-", "_")
@@ -160,7 +160,7 @@ def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tupl
 
 
 def texts(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(keys, text) of each text that engines expand."""
+    """(keys, text) of each text in which engines expand variables."""
 
     def walk(keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         if isinstance(value, str):
@@ -189,14 +189,14 @@ def _texts(document: Document) -> Iterator[Finding]:
         free_text = keys[0] in {
             "env",
             "annotations",
-        }  # JSON, prompts: only a whole folder name is clearly a placeholder
+        }  # such text may be JSON or a prompt: only a complete folder name is clearly a placeholder
         if match := (_PLACEHOLDER_FOLDER if free_text else _PLACEHOLDER).search(text):
             reason = f"{field} still has the placeholder {match[0].strip('/')}"
             yield finding("placeholder", field, document.place(*keys), reason)
 
 
 REPAIRED = "__table_opened_twice_"
-"""prefix of the tables that replace those opened a second time"""
+"""the prefix of the names that replace tables which are opened a second time"""
 _MOST_FAULTS = 100
 _HEADING = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?$")
 
@@ -279,10 +279,10 @@ def _tables(lines: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _last_opened(lines: list[str]) -> int | None:
-    """The line of the last key: what is open at the end of the text was most likely opened there."""
+    """The line of the last key, in which an unterminated value most likely begins."""
     return next((n for n in range(len(lines), 0, -1) if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1])), None)
 
 
 def repaired(key: str, value: Any) -> bool:
-    """Whether a top-level key stands for a table opened twice, which is reported already."""
+    """Whether a top-level key replaces a table that is opened twice, which is reported already."""
     return key.startswith(REPAIRED) and isinstance(value, dict)

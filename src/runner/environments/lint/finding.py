@@ -1,4 +1,4 @@
-"""A finding of the linter: code, place, reason, fix."""
+"""A finding of the linter: code, position, reason and fix."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from runner.located_toml import Place
 
 @dataclass(frozen=True)
 class Finding:
-    """One problem. An `error` ends the job or changes what it does; a `warning` costs results, speed or safety; a
-    `note` is worth knowing."""
+    """One problem. An `error` makes the job fail or changes what it does; a `warning` affects results, speed or safety;
+    a `note` is information."""
 
     code: str
     """a key of CODES"""
@@ -28,11 +28,11 @@ class Finding:
     field: str
     """the field of the environment, as in `env show`: `image`, `mounts.0`, `env.NAME`; a script's: `#SBATCH`, `srun`"""
     place: Place | None
-    """None: the value is not in a file of the user"""
+    """None: the value does not come from a file of the user"""
     reason: str
     fix: str
     changes: tuple[Change, ...] = dataclasses.field(default=(), compare=False)
-    """what fixes it in the file of `place`"""
+    """the changes that fix it in the file of `place`"""
 
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
@@ -116,9 +116,9 @@ def by_file(findings: Sequence[Finding]) -> dict[Path, list[Finding]]:
 
 
 def fixed(text: str, path: Path, findings: Sequence[Finding]) -> tuple[str, tuple[Finding, ...]]:
-    """The text with one change per key path, comments and order kept; and the findings that this fixes.
+    """The text with one change per key path, and the findings that this fixes. Comments and order are kept.
 
-    Further findings about the same key need another pass. A change that cannot be written is left to the user.
+    Other findings about the same key need another pass. Changes that cannot be made automatically are left out.
     """
     touched: set[tuple[str, ...]] = set()
     done: list[Finding] = []

@@ -1,4 +1,4 @@
-"""Rules over annotations: the hooks of the Container Engine.
+"""Rules for annotations, which configure the hooks of the Container Engine.
 
 Source: CSCS documentation, container-engine/resource-hook.md and software/alps-extended-images.md (2026-08-20).
 """
@@ -15,7 +15,7 @@ from runner.expansion import names
 VARIANTS = ("cuda12", "cuda13", "cuda-dl", "rocm5", "rocm6")
 _SWITCH = ("true", "false")
 _HOOK = "com.hooks."
-# annotation -> the values that it may have; empty: any
+# annotation -> its valid values; empty: any
 KNOWN: dict[str, tuple[str, ...]] = {
     "com.hooks.cxi.enabled": _SWITCH,
     "com.hooks.aws_ofi_nccl.enabled": _SWITCH,
@@ -35,7 +35,7 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def names_and_values(subject: Subject) -> Iterator[Finding]:
-    """A hook reads its own names only, and silently ignores others."""
+    """Unknown annotations and values: a hook silently ignores names that it does not know."""
     for name, value in subject.own.annotations.items():
         field = f"annotations.{name}"
         if name not in KNOWN:
@@ -63,7 +63,7 @@ def _near_value(value: str, known: tuple[str, ...]) -> str:
 
 
 def variant(subject: Subject) -> Iterator[Finding]:
-    """The plugin is linked against one major version of CUDA."""
+    """The variant of the plugin must match the image's major version of CUDA."""
     value = subject.annotation("aws_ofi_nccl.variant")
     if subject.annotation("aws_ofi_nccl.enabled") != "true" or value not in VARIANTS:
         return
@@ -95,7 +95,7 @@ def _fitting(subject: Subject) -> tuple[str, ...]:
 
 
 def conflict(subject: Subject) -> Iterator[Finding]:
-    """aws_ofi_nccl turns cxi on."""
+    """Conflicting annotations: aws_ofi_nccl enables cxi."""
     if subject.annotation("aws_ofi_nccl.enabled") == "true" and subject.annotation("cxi.enabled") == "false":
         if subject.image.extended:
             return  # reported by the rules for extended images
@@ -104,7 +104,7 @@ def conflict(subject: Subject) -> Iterator[Finding]:
 
 
 def needs_writable(subject: Subject) -> Iterator[Finding]:
-    """Both hooks write below the root file system."""
+    """A read-only root file system, to which both hooks must write."""
     for hook in ("ssh", "nvidia_cuda_mps"):
         if subject.annotation(f"{hook}.enabled") == "true" and not subject.own.writable:
             reason = f"the {hook} hook writes into the container, whose root is read-only"
@@ -112,7 +112,7 @@ def needs_writable(subject: Subject) -> Iterator[Finding]:
 
 
 def ssh_key(subject: Subject) -> Iterator[Finding]:
-    """The hook needs the path of the file: not the key itself, not a path with `~`."""
+    """The hook needs the path of the key file, not the key itself, and no `~`."""
     name = f"{_HOOK}ssh.authorize_ssh_key"
     value = subject.own.annotations.get(name)
     if value is None:
@@ -127,7 +127,7 @@ def ssh_key(subject: Subject) -> Iterator[Finding]:
 
 
 def rank_remap(subject: Subject) -> Iterator[Finding]:
-    """torchrun gives its workers their ranks. Source: container-engine/run.md: the remap is off by default there."""
+    """The rank remap, which torchrun does not need. Source: container-engine/run.md: it is off by default."""
     name = "com.pyxis.pytorch_remap_vars"
     if subject.own.annotations.get(name) == "true" and subject.setting.site.launcher == "torchrun":
         reason = "pyxis sets RANK and LOCAL_RANK for each task, but torchrun, the launcher, must set them"

@@ -16,7 +16,8 @@ from runner.images.reference import HUB_NAMES, parse_reference
 from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add
 from runner.images.squashfs_file import is_whole
 
-_NO_IMAGE = {"ce", "host"}  # the Container Engine then uses none; --container-image may name one
+# without an image, the Container Engine uses no container; --container-image may name an image
+_NO_IMAGE = {"ce", "host"}
 
 
 def in_registry(subject: Subject) -> bool:
@@ -26,7 +27,7 @@ def in_registry(subject: Subject) -> bool:
 
 
 def empty(subject: Subject) -> Iterator[Finding]:
-    """Most engines need an image."""
+    """A missing image: most engines need one."""
     if not subject.own.image and subject.setting.engine not in _NO_IMAGE:
         yield subject.say(
             "image-empty", "image", f"the EDF does not set an image, and {subject.setting.engine} needs one"
@@ -34,7 +35,7 @@ def empty(subject: Subject) -> Iterator[Finding]:
 
 
 def relative_squashfs(subject: Subject) -> Iterator[Finding]:
-    """Engines read a bare file name as the name of an image in a registry."""
+    """A bare file name, which engines treat as the name of an image in a registry."""
     if bare_squashfs(subject.own):
         image = subject.own.image
         reason = f"{image!r} would be pulled from a registry as an image of that name"
@@ -43,7 +44,7 @@ def relative_squashfs(subject: Subject) -> Iterator[Finding]:
 
 
 def file(subject: Subject) -> Iterator[Finding]:
-    """The squashfs file exists and is complete."""
+    """A squashfs file that is missing or incomplete."""
     path = subject.image_path
     if path is None:
         return
@@ -60,7 +61,7 @@ def file(subject: Subject) -> Iterator[Finding]:
 
 
 def architecture(subject: Subject) -> Iterator[Finding]:
-    """An image for another processor ends in `exec format error`; one for another vendor's GPUs finds none."""
+    """An image for another architecture (`exec format error`), or for GPUs of another vendor."""
     image, site = subject.image, subject.setting.site
     if image.architecture and site.architecture and image.architecture != site.architecture:
         reason = f"the image is for {image.architecture}, but the nodes of {site.name} are {site.architecture}"
@@ -71,7 +72,7 @@ def architecture(subject: Subject) -> Iterator[Finding]:
 
 
 def login_shell(subject: Subject) -> Iterator[Finding]:
-    """The Container Engine starts the image with a login shell."""
+    """Folders of the image's PATH that the Container Engine's login shell drops."""
     path = subject.image_path
     if subject.setting.engine != "ce" or path is None or subject.environment.env.get("PATH"):
         return
@@ -81,7 +82,7 @@ def login_shell(subject: Subject) -> Iterator[Finding]:
 
 
 def separator(subject: Subject) -> Iterator[Finding]:
-    """`#` or `/` after the registry. Source: enroot 4.0.0 takes both; raster@20f75bd hands it to podman."""
+    """`#` or `/` after the registry. Source: enroot 4.0.0 accepts both; raster@20f75bd passes the name to podman."""
     if not in_registry(subject):
         return
     found, engine = parse_reference(subject.own.image), subject.setting.engine
@@ -101,7 +102,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
 
 
 def name(subject: Subject) -> Iterator[Finding]:
-    """What a registry, or enroot, accepts as a name. Source: enroot 4.1.2, src/docker.sh: the expressions of a URI."""
+    """Names that a registry or enroot rejects. Source: enroot 4.1.2, src/docker.sh, regular expressions for the URI."""
     if not in_registry(subject) or re.search(r"[{<]", subject.own.image):
         return
     image, found = subject.own.image, parse_reference(subject.own.image)
@@ -119,12 +120,12 @@ def name(subject: Subject) -> Iterator[Finding]:
         yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
 
 
-# registries whose images are usually public: a login lifts limits, or gives access to private ones
+# registries whose images are usually public: a login raises limits, or gives access to private images
 _PUBLIC = {"docker.io", "ghcr.io", "quay.io", "public.ecr.aws", "registry.k8s.io", "mcr.microsoft.com"}
 
 
 def credentials(subject: Subject) -> Iterator[Finding]:
-    """A login for the registry; nvcr.io needs two: for itself, and for the host that issues its tokens."""
+    """A missing login for the registry. nvcr.io needs two: for itself, and for the host that issues its tokens."""
     if not in_registry(subject) or not subject.setting.here:
         return
     registry = parse_reference(subject.own.image).registry

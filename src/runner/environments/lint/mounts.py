@@ -1,4 +1,4 @@
-"""Rules for mounts: their text in a file; then sources, targets, the home folder, what is writable."""
+"""Rules for mounts: their text in a file, sources, targets, the home folder, and writable folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runner.errors import RunnerError
 from runner.expansion import parts
 from runner.located_toml import Document
 
-# folders of an image's own programs: a mount there hides them
+# folders with the image's own programs, which a mount would hide
 _OF_THE_IMAGE = (
     {"/", "/bin", "/sbin", "/lib", "/lib64", "/usr", "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib64"}
     | {"/usr/local", "/usr/local/bin", "/usr/local/lib", "/usr/local/cuda", "/opt/conda", "/opt/venv"}
@@ -28,7 +28,7 @@ _CACHE = re.compile(r"(^|_)(CACHE|CACHE_DIR|HOME|TMPDIR|TMP|TEMP|CACHE_HOME|CACH
 
 
 def missing_source(subject: Subject) -> Iterator[Finding]:
-    """A missing source ends the job; a compute node may have other folders than this machine."""
+    """A missing source, which makes the job fail. A compute node may have other folders than this machine."""
     if not subject.setting.here:
         return
     local = subject.setting.site.is_local
@@ -42,7 +42,7 @@ def missing_source(subject: Subject) -> Iterator[Finding]:
 
 
 def relative_source(subject: Subject) -> Iterator[Finding]:
-    """Source: CSCS documentation, container-engine/edf.md: relative to the folder of the caller (2026-08-20)."""
+    """A source relative to the caller's folder. Source: CSCS documentation, container-engine/edf.md (2026-08-20)."""
     for index, mount in enumerate(subject.own.mounts):
         if mount.source.startswith("."):
             reason = f"{mount.source!r} is relative to the folder where srun is called, not to the folder of the EDF"
@@ -50,7 +50,7 @@ def relative_source(subject: Subject) -> Iterator[Finding]:
 
 
 def same_target(subject: Subject) -> Iterator[Finding]:
-    """The engine uses one of the two, or refuses both."""
+    """Two mounts with the same target: the engine uses one of them, or fails."""
     first: dict[str, tuple[int, Mount]] = {}
     for index, mount in enumerate(subject.own.mounts):
         target = str(PurePosixPath(mount.target))
@@ -62,7 +62,7 @@ def same_target(subject: Subject) -> Iterator[Finding]:
 
 
 def hides_image(subject: Subject) -> Iterator[Finding]:
-    """The host's /usr does not replace the image's."""
+    """A mount that hides programs of the image."""
     if subject.setting.engine == "host":
         return
     for index, mount in enumerate(subject.own.mounts):
@@ -72,7 +72,7 @@ def hides_image(subject: Subject) -> Iterator[Finding]:
 
 
 def all_homes(subject: Subject) -> Iterator[Finding]:
-    """Source: CSCS documentation, container-engine/edf.md: do not mount all of /users (2026-08-20)."""
+    """A mount of all home folders. Source: CSCS documentation, container-engine/edf.md (2026-08-20)."""
     for index, mount in enumerate(subject.own.mounts):
         if str(PurePosixPath(mount.source)) in _HOMES:
             reason = f"{mount.source} contains the home folders of all users"
@@ -80,7 +80,7 @@ def all_homes(subject: Subject) -> Iterator[Finding]:
 
 
 def home_shadows_image(subject: Subject) -> Iterator[Finding]:
-    """Python searches ~/.local before the image."""
+    """A mounted home folder: Python searches ~/.local before the image."""
     environment = subject.environment
     if environment.env.get("PYTHONNOUSERSITE") or subject.setting.engine == "host":
         return
@@ -99,7 +99,7 @@ def home_shadows_image(subject: Subject) -> Iterator[Finding]:
 
 
 def read_only_folder(subject: Subject) -> Iterator[Finding]:
-    """Writable are mounts without `ro`, and the rest if the environment is writable."""
+    """Variables that name a read-only folder: outside writable mounts, if the environment is read-only."""
     own = subject.own
     if own.workdir is not None:
         why = _read_only(subject, own.workdir)
@@ -133,18 +133,18 @@ RULES = (
 
 @dataclass(frozen=True)
 class _Fault:
-    """A fault of one mount that can be read."""
+    """A problem of one mount whose text can be parsed."""
 
     code: str
     reason: str
     fix: str
     text: str = ""
-    """the mount without this fault; empty where only the user can write it"""
+    """the corrected mount; empty if only the user can correct it"""
     severity: str = ""
 
 
 def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
-    """The faults of each mount of a file, for an engine. Mounts without a target share one note."""
+    """The problems of each mount of a file, for an engine. Mounts without a target share one note."""
     mounts = document.data.get("mounts")
     if not isinstance(mounts, list):
         return
@@ -152,12 +152,12 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
     without_target: list[int] = []
     for index, text in enumerate(mounts):
         if not isinstance(text, str) or "\0" in text:
-            continue  # the rules on types report it
+            continue  # the rules for types report it
         field, place, fields = f"mounts.{index}", document.place("mounts", str(index)), split_fields(text)
         try:
             parse_mount(text)
         except RunnerError as error:
-            if "cannot read the variable" not in error.what:  # reported by the rule on references
+            if "cannot read the variable" not in error.what:  # reported by the rule for references
                 severity = "warning" if engine == "sarus" and _relative_target_only(fields) else ""
                 yield finding("mount-syntax", field, place, f"{text!r}: {error.why}", f"write {error.fix}", severity)
             continue
@@ -171,7 +171,7 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
 
 
 def _relative_target_only(fields: tuple[str, ...]) -> bool:
-    """Whether a relative target is all that is wrong. Source: sarus-suite/raster@20f75bd, tests: `./ccc:./ddd`."""
+    """Whether a relative target is the only problem. Source: sarus-suite/raster@20f75bd, tests: `./ccc:./ddd`."""
     if len(fields) < 2 or not fields[1].startswith("."):
         return False
     try:
@@ -213,7 +213,7 @@ def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax
 
 
 def _with_defaults(path: str) -> str:
-    """A path's own text and its defaults: runner puts a default in before the engine splits the mount."""
+    """The path with its defaults, because runner inserts a default before the engine splits the mount."""
     return "".join(part if isinstance(part, str) else part.default or "" for part in parts(path))
 
 

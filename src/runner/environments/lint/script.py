@@ -20,7 +20,7 @@ _RANK = r"\$\{?SLURM_(PROCID|NODEID|LOCALID)\b"
 
 @dataclass(frozen=True)
 class Batch:
-    """A script in a setting, with the environments that its steps name."""
+    """A script, the setting in which it is checked, and the environments that its steps name."""
 
     script: Script
     setting: Setting
@@ -36,7 +36,8 @@ class Batch:
 
 
 def directives(batch: Batch) -> Iterator[Finding]:
-    """What sbatch makes of `#SBATCH` lines. Source: sbatch(1) 25.11; CSCS documentation, container-engine/run.md."""
+    """`#SBATCH` lines that sbatch ignores or rejects. Source: sbatch(1) 25.11; CSCS documentation,
+    container-engine/run.md."""
     for line in batch.script.directives:
         if option(line.text, "--environment") is not None:
             reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
@@ -52,7 +53,7 @@ def directives(batch: Batch) -> Iterator[Finding]:
 
 
 def site_rules(batch: Batch) -> Iterator[Finding]:
-    """What the site requires of every job."""
+    """Options that the site requires in every job."""
     site, script = batch.setting.site, batch.script
     top = script.directives[0] if script.directives else Line(1, "", "")
     known = site.account or batch.setting.environ.get("SBATCH_ACCOUNT") or script.option("-A", "--account")
@@ -66,11 +67,11 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
 
 
 def node_rank(batch: Batch) -> Iterator[Finding]:
-    """`srun torchrun --node-rank=$SLURM_PROCID`: the batch script is task 0, on node 0."""
+    """`srun torchrun --node-rank=$SLURM_PROCID`: the batch script expands it to 0 for all nodes."""
     for line in batch.script.commands:
         if match := re.search(rf"(--node[-_]rank[=\s]+\"?|\b(RANK|LOCAL_RANK|NODE_RANK)=\"?)({_RANK})", line.early):
             if "srun" not in line.text and match[2] and not _TORCHRUN.search(line.text):
-                continue  # outside a step: perhaps in a script that the step runs
+                continue  # outside a step, possibly in a script that the step runs
             reason = f"{match[3].lstrip('${')} is expanded by the batch script, so every node gets the same value"
             yield batch.say("node-rank-too-early", line, "srun", reason)
 
@@ -153,7 +154,7 @@ def _master() -> str:
 
 
 def script_secrets(batch: Batch) -> Iterator[Finding]:
-    """Secrets in plain text, and secrets that a trace prints."""
+    """Secrets in plain text, and secrets that `set -x` prints."""
     mentioned = False
     for line in batch.script.commands:
         for name, value in re.findall(r"(?<![\w-])-*([A-Za-z_][\w-]*)=[\"']?([^\s\"'$`;&|()]*)", line.text):
@@ -167,7 +168,7 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
 
 
 def login_shell(batch: Batch) -> Iterator[Finding]:
-    """Debian's /etc/profile resets PATH to folders other than the image's."""
+    """Login shells: Debian's /etc/profile replaces the image's PATH."""
     for line, environment in batch.environments:
         login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):

@@ -1,4 +1,4 @@
-"""A batch script as the linter reads it: directives, commands, here-documents."""
+"""Parse a batch script for the linter: directives, commands, here-documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Line:
     number: int
     text: str
     early: str
-    """the same text with blanks for what this script's shell does not expand: single quotes, `\\$`"""
+    """the same text, with spaces in place of everything that this script's shell does not expand: single quotes,
+    `\\$`"""
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class Script:
         return tuple(line for line in self.commands if re.search(r"(?<![\w./$-])srun(?=\s)", line.text))
 
     def option(self, *names: str) -> str | None:
-        """The value of an option in the directives, the last one; empty if it has no value."""
+        """The value of the last such option in the directives; empty if it has no value."""
         found = [value for line in self.directives for value in [option(line.text, *names)] if value is not None]
         return found[-1] if found else None
 
 
 def option(text: str, *names: str) -> str | None:
-    """The value of an option in a line of words; None if it is not there."""
+    """The value of an option in a command line; None if the option is missing."""
     for name in names:
         form = rf"{name}[=\s]+" if name.startswith("--") else rf"{name}\s*=?"
         if match := re.search(rf"(?<!\S){form}(\"[^\"]*\"|'[^']*'|[^\s\"']+)", text):
@@ -92,6 +93,6 @@ def _lines(text: str) -> Iterator[Line]:
 
 
 def _blank(quoted: re.Match[str]) -> str:
-    """Blanks for what the shell does not expand: an escape, single quotes, and escapes within double quotes."""
+    """Replace what the shell does not expand by spaces: escapes, single quotes, and escapes within double quotes."""
     text = quoted[0]
     return re.sub(r"\\.", "  ", text, flags=re.DOTALL) if text.startswith('"') else " " * len(text)

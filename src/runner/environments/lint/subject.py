@@ -18,13 +18,13 @@ from runner.images.squashfs_file import find_squashfs
 from runner.located_toml import Place
 from runner.site import Site
 
-# set by the batch script or by launch, on every site
+# variables that the batch script or `launch` sets on every site
 OURS = {"RUNNER_RUN": "", "RUNNER_CACHE": "", "RUNNER_ATTEMPT": ""}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The site, engine and machine; the same for all environments of one call."""
+    """The site, engine and machine, which are the same for all environments of one call."""
 
     site: Site
     engine: str
@@ -41,12 +41,12 @@ class Setting:
         try:
             known["RUNNER_IMAGES"] = str(self.site.images(self.environ))
         except RunnerError:
-            known.pop("RUNNER_IMAGES", None)  # reported by the rule on undefined variables
+            known.pop("RUNNER_IMAGES", None)  # reported by the rule for undefined variables
         return known
 
     @property
     def pulls(self) -> bool:
-        """Whether the engine fetches images by enroot."""
+        """Whether the engine downloads images with enroot."""
         return self.engine in {"ce", "pyxis", "enroot"}
 
 
@@ -55,12 +55,12 @@ class Subject:
     """An environment in a setting."""
 
     own: Environment
-    """as in the files"""
+    """the environment without the site's values"""
     setting: Setting
 
     @cached_property
     def environment(self) -> Environment:
-        """With the site's variables and mounts."""
+        """The environment with the site's variables and mounts."""
         return with_site(self.own, self.setting.site)
 
     @cached_property
@@ -73,7 +73,7 @@ class Subject:
 
     @cached_property
     def image(self) -> ImageFacts:
-        """What is known of the image."""
+        """The known facts about the image."""
         return facts_of(self.own.image, self.image_path)
 
     def expanded(self, text: str, what: str) -> str | None:
@@ -90,7 +90,7 @@ class Subject:
         return self.environment.annotations.get(f"com.hooks.{name}", "")
 
     def place(self, field: str) -> Place | None:
-        """The line of a field. A field that is not in a file gets the line of `image`; one of the site has none."""
+        """The line of a field. A field that is in no file gets the line of `image`; one from the site has none."""
         origins = self.environment.origins
         for name in (field, f"{field}.0"):
             if name in origins and origins[name].place:
@@ -140,25 +140,25 @@ _ARCHITECTURES = {"aarch64": "arm64", "arm64": "arm64", "amd64": "amd64", "x86_6
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """None and False: unknown."""
+    """Facts about an image. None and False mean unknown."""
 
     architecture: str | None
-    """in OCI's words"""
+    """as OCI names it"""
     cuda: int | None
     """major version"""
     rocm: bool
     ngc: tuple[int, int] | None
-    """release of NVIDIA's PyTorch image that it is or is built on: year and month"""
+    """(year, month) of the release of NVIDIA's PyTorch image that it is, or is based on"""
     extended: bool
     """an Alps extended image, which has its own network stack"""
     nvidia: bool
     """made for NVIDIA's GPUs"""
     nccl: bool
-    """its name is that of a framework that communicates by NCCL"""
+    """its name is that of a framework that uses NCCL"""
 
 
 def facts_of(image: str, path: Path | None) -> ImageFacts:
-    """What the image's name in the EDF tells, and the metadata that `runner import` keeps beside a squashfs file."""
+    """Facts from the image's name, and from the metadata that `runner import` stores beside a squashfs file."""
     squashfs = find_squashfs(path) if path is not None else None
     words = [image]
     if squashfs is not None:
@@ -183,7 +183,7 @@ def _architecture(image: str) -> str | None:
 
 
 def _cuda(text: str, ngc: tuple[int, int] | None) -> int | None:
-    """The major version of CUDA in the name, or of NVIDIA's release.
+    """The major version of CUDA, from the name or from NVIDIA's release.
 
     Source: release notes of NVIDIA's PyTorch container: 25.06 is the last with CUDA 12, 25.08 has 13.0 (2026-11-21).
     """

@@ -18,7 +18,7 @@ _LIKELY_IN_IMAGE = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "LIBRARY_PA
 
 
 def undefined_variable(subject: Subject) -> Iterator[Finding]:
-    """A variable that is not defined ends the job; in [env] the image may define it."""
+    """Undefined variables, which make the job fail. In [env], the image may define them."""
     variables = subject.setting.variables
     for field, text in texts(subject.environment):
         if "${" not in text:
@@ -41,7 +41,7 @@ def undefined_variable(subject: Subject) -> Iterator[Finding]:
 
 
 def without_braces(subject: Subject) -> Iterator[Finding]:
-    """`$VAR` is plain text for the Container Engine and runner."""
+    """`$VAR` without braces, which is plain text for the Container Engine and runner."""
     for field, text in texts(subject.own):
         if "$" not in text:
             continue
@@ -51,20 +51,20 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
             reason = f"{field} contains {match[0]} without braces, which is plain text, not a variable"
             if subject.setting.engine == "sarus":
                 reason = f"{field} contains {match[0]} without braces: only Sarus Suite reads that as a variable"
-            # in [env] plain text may be intended, so only the user can fix it there
+            # in [env], plain text may be intended, so only the user can fix it
             value = getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
             yield subject.say("variable-without-braces", field, reason, f"write ${{{match[1]}}}", severity, changes)
 
 
 def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
-    """raster expands every field but this one. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
+    """Variables in `image`, which raster does not expand. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
     if subject.setting.engine == "sarus" and "${" in subject.own.image:
         yield subject.say("variable-in-image", "image", f"{subject.own.image!r} is not expanded")
 
 
 def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
-    """An entry of [env] sees the variables of the host and the image, not other entries.
+    """References between entries of [env]: an entry sees the variables of the host and the image, not other entries.
 
     Source: CSCS documentation, container-engine/edf.md, "Environment variables" (2026-08-20).
     """
@@ -81,7 +81,7 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
 
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
-# these tune nothing that the hook sets
+# these do not conflict with anything that the hook sets
 _HARMLESS_TUNING = {
     "NCCL_DEBUG",
     "NCCL_DEBUG_SUBSYS",
@@ -90,7 +90,7 @@ _HARMLESS_TUNING = {
     "FI_LOG_PROV",
     "FI_EFA_USE_HUGE_PAGE",
 }
-_NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # set only where NCCL is used
+_NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # usually set only for NCCL
 _SWITCHED_OFF = {
     "NCCL_NET": {"socket"},
     "NCCL_NET_DISABLE": {"1"},
@@ -100,7 +100,7 @@ _SWITCHED_OFF = {
 
 
 def path_replaced(subject: Subject) -> Iterator[Finding]:
-    """The image's own folders in PATH are lost."""
+    """A PATH without the image's own folders."""
     for name in ("PATH", "LD_LIBRARY_PATH"):
         value = subject.own.env.get(name)
         if value is None or name in names(value, f"env.{name}"):
@@ -115,7 +115,7 @@ def path_replaced(subject: Subject) -> Iterator[Finding]:
 
 
 def gpus_hidden(subject: Subject) -> Iterator[Finding]:
-    """Slurm and the engine give each job its GPUs; a value in the file overrides that."""
+    """Values that override the GPUs that Slurm and the engine assign to the job."""
     env = subject.own.env
     if env.get("NVIDIA_VISIBLE_DEVICES") in {"", "void", "none"} and subject.setting.site.gpus_per_node:
         reason = "the container has no GPU if NVIDIA_VISIBLE_DEVICES is empty or void"
@@ -126,7 +126,7 @@ def gpus_hidden(subject: Subject) -> Iterator[Finding]:
 
 
 def stale_tuning(subject: Subject) -> Iterator[Finding]:
-    """An entry of [env] wins over what the hook sets, also when a newer hook sets better values.
+    """Entries of [env] that override values of the hook, even if a newer hook sets better values.
 
     Source: CSCS documentation, clusters/daint.md: CE v26.06.1 sets NCCL_* and FI_* itself (2026-08-20).
     """
@@ -145,7 +145,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
 
 
 def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
-    """Without a plugin for the network NCCL uses sockets, at a tenth of the speed.
+    """A missing network plugin: NCCL then uses sockets, at a tenth of the speed.
 
     Source: CSCS documentation, container-engine/resource-hook.md (2026-08-20).
     """
@@ -166,7 +166,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
 
 
 def secret_value(subject: Subject) -> Iterator[Finding]:
-    """A secret in plain text. The message never repeats it."""
+    """Secrets in plain text. The message does not repeat the secret."""
     for name, value in subject.own.env.items():
         literal = "".join(part for part in parts(value, name) if isinstance(part, str))
         if looks_secret(name, literal):

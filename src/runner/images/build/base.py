@@ -22,8 +22,8 @@ from runner.machine import folders, process
 from runner.machine.plan import Step
 from runner.machine.report import Report
 
-_PROBE_SECONDS = 8.0  # a registry that takes longer for a manifest is too slow for gigabytes of layers
-_DEBIAN_FORMAT = 3  # raised when a Debian base is made in another way
+_PROBE_SECONDS = 8.0  # a registry that needs longer for a manifest is too slow for gigabytes of layers
+_DEBIAN_FORMAT = 3  # increase it when the way to make a Debian base changes
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class ResolvedBase:
     reference: str
     """value of the build argument BASE"""
     digest: str
-    """input of the content hash: the manifest's digest, or the hash of suite and packages"""
+    """part of the content hash: the manifest's digest, or the hash of suite and packages"""
     why: str
     named: str = ""
-    """as the recipe names it"""
+    """the name in the recipe"""
     release: tuple[str, str] = ("", "")
     """(ID, VERSION_CODENAME); empty if unknown"""
 
@@ -47,7 +47,7 @@ NO_BASE = ResolvedBase("", "", "the Containerfile names its base")
 
 
 def debian_reference(base: Base, platform: str) -> str:
-    """The name of a Debian base in the storage: its tag is the hash of suite, packages and platform."""
+    """The name of a Debian base in the storage. Its tag is the hash of suite, packages and platform."""
     inputs = json.dumps([_DEBIAN_FORMAT, base.debian, sorted(base.packages), platform])
     return f"localhost/runner/base-debian-{base.debian}:{hashlib.sha256(inputs.encode()).hexdigest()[:12]}"
 
@@ -65,7 +65,8 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
         elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(
             BASE_LABEL
         ) == base.image:
-            # the base was removed from the storage (podman image prune), the image built on it was not
+            # the base was removed from the storage (podman image prune), but the image that was built on it still
+            # exists
             found.append(ResolvedBase(latest.labels[_NAME], latest.labels[_DIGEST], "the base of the newest image"))
     return found
 
@@ -114,7 +115,7 @@ def _debian(base: Base, platform: str, why: str) -> ResolvedBase:
 
 
 def _pinned(reference: str, image: Image, why: str) -> ResolvedBase:
-    """A registry image by its digest; an image without one (made here) by its name, with its id as the digest."""
+    """A registry image by its digest; a local image without a digest by its name, with its id as digest."""
     name = split_tag(reference)[0]
     digests = [entry for entry in image.repo_digests if entry.startswith(f"{name}@")]
     exact = next((entry for entry in digests if entry.endswith(image.digest)), None) if image.digest else None
@@ -144,7 +145,7 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
 
 
 def _probe(reference: str) -> None:
-    """Raise RunnerError if the registry does not answer soon; without skopeo, the pull finds out."""
+    """Raise RunnerError if the registry does not answer soon. Without skopeo, this check is left to the pull."""
     if process.which("skopeo") is None:
         return
     # podman reads this variable; skopeo 1.9 has only a flag
@@ -187,7 +188,7 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
         'cd "$1/etc" && rm -f apt/sources.list.d/* apt/apt.conf.d/99mmdebstrap hostname resolv.conf && '
         'grep "^deb " "$1/usr/share/doc/apt/examples/sources.list" > apt/sources.list'
     )
-    # it runs as a subordinate id of the user, which cannot enter a temporary folder of mode 700
+    # it runs with a subordinate id of the user, which cannot enter a temporary folder with mode 700
     elsewhere = () if folders.open_to_others(Path(os.environ.get("TMPDIR") or "/tmp")) else ("env", "TMPDIR=/tmp")
     make = (
         *elsewhere,
@@ -219,7 +220,7 @@ def shown(base: ResolvedBase) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What the user may choose about a build."""
+    """The user's options for a build."""
 
     engine: str | None = None
     tag: str | None = None
@@ -231,7 +232,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class BuildContext:
-    """What each step of a build needs."""
+    """What all steps of a build need."""
 
     engine: Engine
     store: Store
@@ -243,7 +244,7 @@ class BuildContext:
 
     @property
     def staging(self) -> Path:
-        """The private folder with the files of the build."""
+        """The private folder for the files of the build."""
         return self.log.with_name(f"{self.log.stem}-context")
 
     @property

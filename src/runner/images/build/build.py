@@ -1,4 +1,4 @@
-"""From a recipe to an image in an engine's storage: a plan first, then its steps."""
+"""Build an image from a recipe into an engine's storage: first make a plan, then run its steps."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from runner.machine.report import Report
 
 
 def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> Image:
-    """The recipe's image, built unless the storage has it.
+    """The recipe's image. It is built unless the storage already has it.
 
-    Raises RunnerError for a missing engine or base, and for a failing step (with its last lines and its log).
+    Raises RunnerError for a missing engine or base, and for a failed step (with its last lines and its log).
     """
     context, recipe = prepare(recipe, options, environ, report)
     if not options.no_cache:
@@ -60,7 +60,8 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         settings = offered_settings(context.engine, base, environ)
         report_settings(settings, context.engine, environ, report)
         tag = _tag(recipe, base, context)
-        folders.remove(context.staging)  # a killed build leaves one, perhaps with files that the recipe no longer lists
+        # a killed build leaves its folder behind, possibly with files that the recipe no longer lists
+        folders.remove(context.staging)
         try:
             plan = plan_build(recipe, context, base, settings, tag)
             labels = len(image_labels(recipe, base, "")) if context.engine.name == "podman" else 0
@@ -77,10 +78,10 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
 
 
 def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], report: Report) -> str:
-    """The bash script that does what `build` would do; nothing is fetched, built or staged.
+    """A bash script that does the same as `build`. Nothing is downloaded, built or staged.
 
-    If no base is known without asking a registry, the script uses the recipe's first, and the content hash is
-    computed from its name. Credentials in addresses of package indexes are left out.
+    If the digests of all bases are unknown without asking a registry, the script uses the recipe's first base, and
+    computes the content hash from its name. Credentials in URLs of package indexes are left out.
     """
     context, recipe = prepare(recipe, options, environ, report)
     known = known_bases(recipe, context)
@@ -126,14 +127,14 @@ def plan_build(recipe: Recipe, context: BuildContext, base: ResolvedBase, settin
     steps.append(Step("its context", ("mkdir", "-p", str(folder))))
     listed = content.context_files(recipe)
     if listed:
-        # from a list: the names of a large project do not fit on a command line
+        # from a list, because the file names of a large project do not fit on a command line
         names = staging / "files"
         steps.append(write_step("the names of the files that the recipe lists", names, "\n".join(listed)))
         copy = ("xargs", "-a", str(names), "-d", "\\n", "cp", "-P", "-p", "--parents", "-t", str(folder), "--")
         steps.append(Step("the files", copy, cwd=recipe.root))
     steps.append(write_step("the Containerfile", containerfile, text))
     for file, content_text in settings.files.items():
-        # readable for every user inside the build, such as apt's; the private folder keeps out the users of the host
+        # readable for every user inside the build, such as apt's; the private folder excludes the users of the host
         steps.append(write_step(f"the host's {file}, for the build only", staging / file, content_text, 0o644))
     flags = (
         *(f"--build-arg={key}={value}" for key, value in recipe.build_args.items()),
@@ -157,9 +158,9 @@ def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
 
 
 def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple[str, ...]:
-    """podman's own flags: read-only mounts for the build, and the image format that keeps SHELL and HEALTHCHECK.
+    """Flags only for podman: read-only mounts for the build, and the image format that keeps SHELL and HEALTHCHECK.
 
-    enroot reads docker's manifests from every registry, but OCI's not from all.
+    enroot can read Docker manifests from every registry, but OCI manifests only from some.
     """
     if engine.name != "podman":
         return ()
@@ -169,7 +170,7 @@ def engine_flags(engine: Engine, settings: HostSettings, staging: Path) -> tuple
 
 
 def other_names(recipe: Recipe, context: BuildContext) -> tuple[str, ...]:
-    """The names in addition to NAME:HASH; `import NAME` reads `latest`."""
+    """The names of the image besides NAME:HASH. `import NAME` uses `latest`."""
     return (f"{recipe.repository}:latest", *((context.options.tag,) if context.options.tag else ()))
 
 
@@ -200,7 +201,7 @@ def git_revision(folder: Path) -> str:
 
 
 def check_runnable(platform: str) -> None:
-    """Raise RunnerError if this machine cannot run the platform's programs: the build would end in exec errors."""
+    """Raise RunnerError if this machine cannot run programs of the platform."""
     from runner.machine import probe
 
     architecture = platform.split("/")[1]
@@ -214,7 +215,7 @@ def check_runnable(platform: str) -> None:
 
 
 def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, str]) -> HostSettings:
-    """The host's package settings that the build gets."""
+    """The host's package settings for the build."""
     if engine.name != "podman":
         return HostSettings()
     pip = host_settings.pip_settings(host_settings.pip_layers(environ), environ)
@@ -226,7 +227,7 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
 
 
 def report_settings(settings: HostSettings, engine: Engine, environ: Mapping[str, str], report: Report) -> None:
-    """Report which of the host's settings the build sees."""
+    """Report which of the host's settings the build uses."""
     if engine.name != "podman" and host_settings.pip_settings(host_settings.pip_layers(environ), environ):
         report.warn(
             "docker cannot mount files into a build, "
@@ -243,7 +244,7 @@ def _tag(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> str:
 
 
 def _built_before(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> Image | None:
-    """The image of the same inputs if the storage has it, with its other names moved to it."""
+    """The existing image with the same inputs, or None. Its other names are moved to it."""
     image = context.store.find(f"{recipe.repository}:{_tag(recipe, base, context)}")
     if image is None:
         return None
@@ -302,7 +303,7 @@ _KEPT_LINES = 15
 
 
 class BuildProgress:
-    """Reports each step when it begins, and keeps the last lines of the current one."""
+    """Reports each step when it begins, and stores the last lines of the current one."""
 
     def __init__(self, report: Report, *, hide_arguments: bool = False, hide_labels: int = 0) -> None:
         """`hide_arguments`: runner added an ARG after each FROM, which is neither shown nor counted.
@@ -315,7 +316,7 @@ class BuildProgress:
         self.last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
 
     def line(self, text: str) -> None:
-        """Take one line of the build's output."""
+        """Process one line of the build's output."""
         if found := _STEP.match(text):
             self._begin(found)
         elif text.strip():
@@ -323,7 +324,7 @@ class BuildProgress:
             self.report.passing(text)
 
     def end(self) -> None:
-        """Remove the line that shows progress: the build has ended."""
+        """Remove the progress line, because the build has ended."""
         self.report.passing("")
 
     def _begin(self, found: re.Match[str]) -> None:

@@ -32,12 +32,12 @@ def instructions(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _is_comment_inside(lines: list[str], start: int, line: int) -> bool:
-    """Whether a comment line is inside a continued instruction, which it does not end. Source: Dockerfile reference."""
+    """Whether a comment line is inside a continued instruction. Source: Dockerfile reference."""
     return line > start and lines[line].lstrip().startswith("#")
 
 
 def with_arguments(text: str, arguments: Mapping[str, str]) -> str:
-    """The Containerfile with an ARG line after each FROM: RUN sees the values, the image does not keep them."""
+    """The Containerfile with ARG lines after each FROM. RUN sees the values, but the image does not store them."""
     lines = text.split("\n")
     for _, end, words in reversed(list(instructions(text)) if arguments else []):
         if words.split(maxsplit=1)[0].upper() == "FROM":

@@ -1,4 +1,4 @@
-"""What a recipe's image is made of, file by file, and the hash that names the image by it."""
+"""The input files of a recipe's image, and the hash of them that names the image."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from runner.errors import RunnerError
 from runner.images.recipe import Recipe
 from runner.machine import process
 
-# raised when the same inputs would give another image: 1
+# increase when the same inputs give a different image: 1
 FORMAT = 1
 
 
 def context_files(recipe: Recipe) -> tuple[str, ...]:
-    """The files (relative to the recipe's root, sorted) that COPY may use; symlinks stay symlinks."""
+    """The files that COPY may use, relative to the recipe's root, sorted. Symlinks stay symlinks."""
     if recipe.context is None:
         return _all_files(recipe.root)
     names: set[str] = set()
@@ -31,7 +31,7 @@ def context_files(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _all_files(folder: Path) -> tuple[str, ...]:
-    """Every file of a folder; in a git work tree those that git does not ignore."""
+    """Every file of a folder; in a git work tree, only those that git does not ignore."""
     listed = None
     if process.which("git"):
         argv = ("git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -48,7 +48,7 @@ def _counts(file: Path) -> bool:
 
 
 def files_hash(recipe: Recipe) -> str:
-    """sha256 over the Containerfile, the pins and the context: names, kinds, execute bits and bytes."""
+    """The sha256 of the Containerfile, the pins and the context: names, types, execute bits and content."""
     digest = hashlib.sha256()
     own = {str(path.relative_to(recipe.root)) for path in (recipe.containerfile, recipe.pins) if path}
     try:
@@ -73,9 +73,9 @@ def _file_line(root: Path, name: str) -> str:
 
 
 def content_hash(recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str) -> str:
-    """12 hex digits that name the image: the same inputs give the same, on every machine.
+    """12 hex digits that name the image. The same inputs give the same hash on every machine.
 
-    The git commit is not an input: it is a label, and a commit that leaves these files alone changes nothing.
+    The git commit is not an input but a label, so that a commit that does not change these files changes nothing.
     """
     inputs = {
         "format": FORMAT,

@@ -1,7 +1,7 @@
-"""What the host knows about packages (pip's configuration, a company CA, apt's mirror), offered to a build.
+"""The host's package settings (pip's configuration, a company CA, apt's mirror), which a build can use.
 
-Everything is mounted below /dev of the build's containers, which is a file system in memory of its own: neither a
-file nor an empty mount point stays in the image. An `ARG` line names it; an `ENV` would be kept in the image.
+Everything is mounted below /dev of the build's containers. /dev is a separate file system in memory, so that neither
+files nor empty mount points stay in the image. `ARG` lines name the paths, because `ENV` would stay in the image.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from runner.errors import RunnerError
 from runner.machine import process
 
 INSIDE = "/dev/runner"
-# the pip options that say where packages come from; all others are the recipe's own matter. Source: pip 25, cmdoptions
+# the pip options for package sources; all other options are up to the recipe. Source: pip 25, cmdoptions
 _PIP_LISTS = ("find-links", "extra-index-url", "trusted-host")
 _PIP_KEYS = ("index-url", "no-index", "cert", "client-cert", "proxy", "timeout", "default-timeout", "retries")
-# the variables that tell other programs (curl, git, requests, uv) of a CA bundle
+# the variables with which other programs (curl, git, requests, uv) find a CA bundle
 CA_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "GIT_SSL_CAINFO")
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """What a build is offered; empty where the host has nothing special."""
+    """The settings for a build; empty if the host has no special settings."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     """file name below INSIDE -> text"""
     mounts: tuple[tuple[str, str], ...] = ()
     """(path on the host, path in the build), read-only"""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """variables that RUN sees, and the image does not keep"""
+    """variables that RUN sees, but that the image does not store"""
     notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
@@ -41,7 +41,7 @@ class HostSettings:
 
 
 def join(*parts: HostSettings) -> HostSettings:
-    """All parts as one."""
+    """Combine several settings into one."""
     return HostSettings(
         files={name: text for part in parts for name, text in part.files.items()},
         mounts=tuple(dict.fromkeys(mount for part in parts for mount in part.mounts)),
@@ -51,9 +51,9 @@ def join(*parts: HostSettings) -> HostSettings:
 
 
 def pip_layers(environ: Mapping[str, str]) -> list[dict[str, str]]:
-    """pip's settings, the weakest first: global files, the user's, PIP_CONFIG_FILE, the variables PIP_*.
+    """pip's settings, the weakest first: global files, the user's files, PIP_CONFIG_FILE, the variables PIP_*.
 
-    Source: pip's documentation, "Configuration". Raises RunnerError for a file that pip could not read either.
+    Source: pip's documentation, "Configuration". Raises RunnerError for a file that pip cannot read either.
     """
     home = Path(environ.get("HOME") or "~").expanduser()
     paths = [Path(folder) / "pip/pip.conf" for folder in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
@@ -86,7 +86,7 @@ def _read_pip_file(path: Path) -> dict[str, str]:
 
 
 def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]) -> HostSettings:
-    """pip's settings of the host as one configuration file for the build, local folders and CA mounted."""
+    """The host's pip settings as one configuration file for the build, with mounts for local folders and the CA."""
     values = {key: value for layer in layers for key, value in layer.items() if key in (*_PIP_LISTS, *_PIP_KEYS)}
     mounts: dict[str, str] = {}
     notes: list[str] = []
@@ -105,7 +105,7 @@ def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]
     lines = [f"{key} = {value}" for key, value in values.items() if value]
     if not lines and not mounts:
         return HostSettings()
-    # pip's cache would keep answers of the mirror in the image
+    # pip's cache would store the mirror's responses in the image
     text = "\n".join(["[global]", "no-cache-dir = true", *lines]) + "\n"
     shown = ", ".join(key for key, value in values.items() if value)
     if shown:
@@ -115,7 +115,7 @@ def pip_settings(layers: Sequence[Mapping[str, str]], environ: Mapping[str, str]
 
 
 def _offer(word: str, mounts: dict[str, str], notes: list[str]) -> str:
-    """How the build sees one index or find-links word: URLs as they are, local folders under their mount."""
+    """An index or find-links entry as the build sees it: URLs are unchanged, local folders become their mount point."""
     if "://" in word and not word.startswith("file:"):
         return word
     path = Path(unquote(urlsplit(word).path) if word.startswith("file:") else word).expanduser()
@@ -137,7 +137,7 @@ def without_credentials(text: str) -> str:
 
 
 def proxy_settings(environ: Mapping[str, str]) -> str:
-    """The host's proxy as a line to show, without credentials; podman hands the variables themselves to the build."""
+    """The host's proxy as a line to print, without credentials. podman itself passes the variables to the build."""
     names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
     found = next((environ[name] for name in names if environ.get(name)), "")
     parts = urlsplit(found)
@@ -162,19 +162,19 @@ class Source:
 
 
 def release(os_release: str) -> tuple[str, str]:
-    """(ID, VERSION_CODENAME) of an os-release file's text."""
+    """(ID, VERSION_CODENAME) from the text of an os-release file."""
     fields = dict(line.split("=", 1) for line in os_release.splitlines() if "=" in line)
     return fields.get("ID", "").strip('"'), fields.get("VERSION_CODENAME", "").strip('"')
 
 
 def host_release() -> tuple[str, str]:
-    """(ID, VERSION_CODENAME) of this machine; empty texts where it has no os-release."""
+    """(ID, VERSION_CODENAME) of this machine; empty if it has no os-release."""
     path = Path("/etc/os-release")
     return release(path.read_text()) if path.is_file() else ("", "")
 
 
 def read_sources(folder: Path = Path("/etc/apt")) -> tuple[Source, ...]:
-    """The package sources of this machine, of both formats. Source: sources.list(5)."""
+    """The package sources of this machine, in both formats. Source: sources.list(5)."""
     found: list[Source] = []
     parts = folder / "sources.list.d"
     for path in (folder / "sources.list", *sorted(parts.glob("*.list"))):
@@ -204,14 +204,14 @@ def _deb822_sources(text: str) -> Iterator[Source]:
 
 
 def own_mirror(sources: Iterable[Source], codename: str) -> tuple[Source, ...]:
-    """The sources of a release where at least one is not the distribution's public server; else none."""
+    """The sources of a release, if at least one is not the distribution's public server; else empty."""
     ours = [source for source in sources if re.fullmatch(rf"{re.escape(codename)}(-(updates|security))?", source.suite)]
     special = any(not _PUBLIC.fullmatch(urlsplit(source.uri).hostname or "") for source in ours)
     return tuple(ours) if codename and special else ()
 
 
 def lines(sources: Iterable[Source]) -> str:
-    """The sources as the text of a sources.list."""
+    """The text of a sources.list with these sources."""
     rows = []
     for source in sources:
         options = f" [{source.options}]" if source.options else ""
@@ -231,7 +231,7 @@ def proxies() -> dict[str, str]:
 def apt_settings(
     base: tuple[str, str], host: tuple[str, str], sources: Iterable[Source], proxy: Mapping[str, str]
 ) -> HostSettings:
-    """What apt in the build is offered: the host's mirror and proxy, for a base of the same release. Pure."""
+    """The settings for apt in the build: the host's mirror and proxy, if the base has the same release. Pure."""
     mirror = own_mirror(sources, host[1]) if base == host and base[1] else ()
     proxied = proxy if base[0] in ("debian", "ubuntu") else {}
     settings = [f'{key} "{value}";' for key, value in proxied.items() if not key.endswith("CAInfo")]

@@ -1,4 +1,4 @@
-"""Build and import as one Slurm job, where podman's storage is in a compute node's memory and ends with the job.
+"""Build and import in one Slurm job, for sites where podman's storage is in the memory of a compute node.
 
 Source: CSCS documentation, "Building container images on Alps": graphroot below /dev/shm, and import in the same
 allocation.
@@ -19,7 +19,7 @@ from runner.machine.report import Report
 from runner.site import Site
 
 _POLL_SECONDS = 2.0
-_LATE_SECONDS = 20.0  # a shared file system may show the job's last files later than squeue its end
+_LATE_SECONDS = 20.0  # a shared file system may show the job's last files only after squeue reports its end
 _DEFAULT_MINUTES = 60
 
 
@@ -33,18 +33,18 @@ class BuildJob:
     words: tuple[str, ...]
     """the command that builds and imports, and prints the squashfs file's path"""
     storage: str
-    """where podman keeps its images on the node; variables such as `${USER}` are the node's"""
+    """where podman stores its images on the node; the node expands variables such as `${USER}`"""
     images: Path
 
 
 def goes_to_a_job(site: Site, environ: Mapping[str, str]) -> bool:
-    """Whether images for this site are built in a job: it names podman's storage on a node, and we are not
-    on one already."""
+    """Whether images for this site are built in a job: the site sets podman's storage on a node, and this is not such a
+    node."""
     return not site.is_local and site.container_storage is not None and "SLURM_JOB_ID" not in environ
 
 
 def script(job: BuildJob) -> str:
-    """The batch script: plain bash, the same whenever it is made from the same job. Pure."""
+    """The batch script, in plain bash. It depends only on `job`. Pure."""
     folder = shlex.quote(str(job.folder))
     return f"""\
 #!/bin/bash
@@ -85,7 +85,7 @@ wait $!
 
 
 def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ...]:
-    """The sbatch command line. The user's flags come last and win; the environment goes with the job."""
+    """The sbatch command line. The user's flags come last and take precedence. The job gets the environment."""
     minutes = site.time_minutes or _DEFAULT_MINUTES
     own = (
         *((f"--partition={site.partition}",) if site.partition else ()),
@@ -99,7 +99,7 @@ def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ..
 
 
 def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise RunnerError where the site wants an account and none is given."""
+    """Raise RunnerError if the site requires an account and none is given."""
     named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
     if site.account_required and not named:
         raise RunnerError(
@@ -123,7 +123,7 @@ def planned_job(name: str, words: Sequence[str], site: Site, images: Path, folde
 def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, str], report: Report) -> Path:
     """Submit the job, show its log while it runs, and return the squashfs file's path.
 
-    Ctrl-C cancels the job. Raises RunnerError where sbatch rejects it or the job fails; its log stays.
+    Ctrl-C cancels the job. Raises RunnerError if sbatch rejects the job or the job fails; its log is kept.
     """
     process.need(("sbatch", "squeue", "scancel"))
     check_account(site, flags, environ)
@@ -144,7 +144,7 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, s
 
 
 def _follow(job: BuildJob, job_id: str, report: Report) -> None:
-    """Say the log's lines until Slurm knows the job no more, or knows it as ended."""
+    """Report the lines of the log until Slurm reports the job as ended, or no longer knows it."""
     shown, state = 0, ""
     while True:
         now = _state(job_id)
@@ -158,7 +158,7 @@ def _follow(job: BuildJob, job_id: str, report: Report) -> None:
 
 
 def _state(job_id: str) -> str:
-    """The job's state, empty when it has ended; a controller that does not answer is asked again."""
+    """The job's state; empty if it has ended. A controller that does not answer is asked again."""
     asked = ("squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING,RUNNING,COMPLETING,CONFIGURING,SUSPENDED")
     done = process.run((*asked, "--format=%T"), check=False)
     if done.exit_code != 0:

@@ -1,4 +1,4 @@
-"""Run an engine's build: each line goes to the log and to a listener."""
+"""Run an engine's build. Each line of output goes to the log and to a listener."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runner.machine.plan import Step
 
 
 def run_logged(step: Step, log: Path, line: Callable[[str], None]) -> int:
-    """Run a step, append each line of its output to `log` and hand it to `line`; returns the exit code."""
+    """Run a step, pass each line of its output to `log` and to `line`, and return the exit code."""
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("a", buffering=1, errors="replace") as kept:
@@ -27,7 +27,7 @@ def run_logged(step: Step, log: Path, line: Callable[[str], None]) -> int:
 
 
 def run_quietly(step: Step) -> None:
-    """Run a small step (copy, write, tag) to its end. Raises RunnerError when it fails."""
+    """Run a small step (copy, write, tag). Raises RunnerError if it fails."""
     if step.write:
         _write(step.write, step.text, step.mode)
     else:
@@ -45,5 +45,5 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def start_log(log: Path, first: Mapping[str, str]) -> None:
-    """A new log file with a few `key: value` lines at its head."""
+    """Create a log file that starts with these `key: value` lines."""
     files.write(log, "".join(f"# {key}: {value}\n" for key, value in first.items()))

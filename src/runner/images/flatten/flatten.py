@@ -1,7 +1,7 @@
-"""Layers flattened to one tree in one pass, from the top layer down: the first entry of a path decides it.
+"""Flatten layers to one tree in one pass, from the top layer down. The first entry for a path wins.
 
-Rules: OCI image-spec 1.1, layer.md, and where the specification is silent:
-- Of two entries of one path in a layer, the later counts.
+Rules: OCI image-spec 1.1, layer.md. Where the specification does not define the result:
+- If a layer has two entries for a path, the later one applies.
 - A whiteout or an opaque marker hides lower layers only, whatever its position, and creates no directory.
 - A directory without an entry of its own is 0755, of root, at time 0. Otherwise it has the attributes of the uppermost
   layer that names it, unless a layer in between replaced it.
@@ -24,7 +24,7 @@ from runner.images.flatten.view import IMPLICIT, PHANTOM, WHITEOUT, View, close,
 from runner.images.layers.tar import Entry
 from runner.images.squashfs.tree import Directory, Leaf, device_number
 
-_GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that lower layers cannot show
+_GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that hides lower layers
 _TIMES = 4096  # shared between files
 _LATEST = (1 << 32) - 1  # limits of squashfs: unsigned seconds and ids of 32 bits
 _OPAQUE, _AUFS = b".wh..wh..opq", b".wh..wh."
@@ -64,7 +64,7 @@ class Flattener:
         self._again: dict[int, Awaited] = {}
 
     def offer(self, entry: Entry) -> Leaf | None:
-        """The Leaf that needs the content: a visible file, or the target of a hard link; None: nothing to read."""
+        """The Leaf that needs this entry's content: a visible file, or the target of a hard link; None: skip it."""
         self._ordinal += 1
         path = entry.path
         head, _, name = path.rpartition(b"/")
@@ -104,8 +104,8 @@ class Flattener:
     def end_layer(self) -> bool:
         """Apply whiteouts and opaque markers to lower layers.
 
-        True: a hard link needs a file whose own name is hidden, and which was not read. Then pass the layer's entries
-        once more, to `again`.
+        Returns true if a hard link needs a file whose own name is hidden, so that it was not read. Then pass the
+        layer's entries once more, to `again`.
         """
         for directory, name in self._whiteouts:
             node = directory.children.get(name)

@@ -1,6 +1,6 @@
 """Hard links whose target follows later in the same layer, or in a layer below.
 
-The link's own layer and those below it decide what the target is, whatever layers above show or hide.
+The link's own layer and the layers below it determine the target. Layers above have no influence.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LinkTargets:
         self._joined: list[Awaited] = []  # of layers above, with targets that links of the current layer need too
 
     def want(self, target: bytes, layer: int) -> Awaited:
-        """The placeholder for a target that the layer has not had yet."""
+        """The placeholder for a target that the layer has not contained so far."""
         known = self.targets.get(target)
         if known is not None and known.layer == layer:
             return known
@@ -142,7 +142,7 @@ class LinkTargets:
         return found
 
     def end_layer(self, layer: int) -> dict[int, Awaited]:
-        """Resolve the links to this layer's files; returns those to read again, by ordinal in the layer."""
+        """Resolve the links to files of this layer. Returns those to read again, by ordinal in the layer."""
         again: dict[int, Awaited] = {}
         for target in self._hidden:
             # whiteouts of a layer do not affect its own links

@@ -1,4 +1,4 @@
-"""The tree as one layer sees it: directories created as needed, symlinks followed, without what layers above hide."""
+"""The tree as one layer sees it: creates directories, follows symlinks, and leaves out what layers above hide."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class View:
     def walk(self, path: bytes, way: Literal["make", "mark", "look"]) -> tuple[Directory | None, bytes]:
         """The directory at a path and its path without symlinks; None if layers above hide it.
 
-        "make" makes the directories that are not there, "mark" makes them for whiteouts only, "look" makes none.
+        "make" creates missing directories, "mark" creates them only for whiteouts, "look" creates none.
         """
         trail = [self.root]
         done: list[bytes] = []

@@ -1,7 +1,7 @@
-"""The files that enroot keeps an image's configuration in: /etc/environment, /etc/rc, /etc/rc.local, /etc/fstab.
+"""The files in which enroot stores an image's configuration: /etc/environment, /etc/rc, /etc/rc.local, /etc/fstab.
 
-Source: enroot 4.1.2, what its `import` writes, read as a description of behaviour; the text here is our own. Every
-value of the image is in single quotes, which each POSIX shell reads the same way.
+Source: the output of `import` of enroot 4.1.2. The text here is our own. All values from the image are in single
+quotes, which every POSIX shell interprets in the same way.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def metadata_files(config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
 
 
 def environment(variables: Sequence[str]) -> str:
-    """`NAME=VALUE` lines in the image's order, as they are. A variable with a line break is omitted: its
-    second line would be read as another variable."""
+    """`NAME=VALUE` lines, unchanged and in the image's order. Variables with line breaks are omitted, because
+    their second line would be read as another variable."""
     return "".join(f"{entry}\n" for entry in variables if not set(entry) & {"\n", "\r", "\0"})
 
 
@@ -43,7 +43,7 @@ def fstab(volumes: Mapping[str, Any]) -> str:
     """
     rows = []
     for volume in sorted(volumes):
-        # enroot puts variables in; without the leading slash a path continues the name of the root folder
+        # enroot expands variables; a path without a leading slash would continue the name of the root folder
         if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
             raise RunnerError(
                 f"cannot import the image with its volume {volume!r}",
@@ -78,10 +78,10 @@ def rc(config: Mapping[str, Any]) -> str:
 
 
 def quote(word: str) -> str:
-    """The word between single quotes, so that no shell reads anything in it."""
+    """The word in single quotes, so that no shell interprets anything in it."""
     return "'" + word.replace("\0", "").replace("'", "'\\''") + "'"
 
 
 def _comment(text: str) -> str:
-    """One comment line, whatever the text holds: control characters become blanks."""
+    """The text as one comment line. Control characters become spaces."""
     return "# " + "".join(letter if letter.isprintable() else " " for letter in text)

@@ -1,4 +1,4 @@
-"""From an image to one squashfs file: its names, its lock, its sidecar, and that it appears whole or not at all."""
+"""Import an image as one squashfs file: its names, its lock and its sidecar. The file appears only when complete."""
 
 from __future__ import annotations
 
@@ -41,22 +41,23 @@ _MASK = 0o755
 
 @dataclass(frozen=True)
 class Imported:
-    """What an import gave."""
+    """The result of an import."""
 
     squashfs: Squashfs
     made: bool
-    """false where the same content was there already"""
+    """false if a file with the same content already existed"""
     packed: Packed = field(default_factory=Packed)
 
 
 def import_image(request: ImportRequest, report: Report) -> Imported:
-    """The squashfs file of an image, written unless it exists with the same content.
+    """The squashfs file of an image. It is written unless a file with the same content exists.
 
-    Raises RunnerError for an unknown or foreign image, a refused folder, a full disk; no partial file is left.
+    Raises RunnerError for an unknown or foreign image, an unsuitable folder or a full disk. No partial file is left
+    behind.
     """
     options = request.options
     with _planned(request, report) as plan:
-        if plan.reuse and is_whole(plan.target):  # without a lock: the folder may be read-only for us
+        if plan.reuse and is_whole(plan.target):  # without a lock, because the folder may be read-only for this user
             return _found(plan.reuse, plan, report)
         try:
             with files.locked(plan.target) as locked:
@@ -68,7 +69,7 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
 
 
 def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:
-    """What an import would read, reuse and write; no layer is read, nothing is written."""
+    """What an import would read, reuse and write. Reads no layers, and writes nothing."""
     with _planned(request, report) as plan, previous_index(plan, request.options) as previous:
         image = plan.image
         known = previous.records if previous else {}
@@ -84,7 +85,7 @@ def explain_import(request: ImportRequest, report: Report) -> tuple[str, ...]:
 
 @contextmanager
 def _planned(request: ImportRequest, report: Report) -> Iterator[ImportPlan]:
-    """What to read and write, with the image open."""
+    """The plan of the import, with the image open."""
     source = parse_source(request.source, request.project.start)
     with open_image(source, request.access, report) as image:
         plan = plan_import(source.name, image, request)
@@ -93,7 +94,7 @@ def _planned(request: ImportRequest, report: Report) -> Iterator[ImportPlan]:
 
 
 def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
-    """Raise RunnerError where the import would replace files, or take a link, that belong to something else."""
+    """Raise RunnerError if the import would replace a file or link that belongs to another image or program."""
     target = plan.target
     if options.output and not plan.reuse:
         for path, ours in (
@@ -125,7 +126,7 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
 
 
 def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
-    """The recipe or registry that the linked file comes from, where the new one comes from another; else empty."""
+    """The recipe or registry of the linked file, if that of the new file differs; else empty."""
     before, after = (
         str(labels.get("runner.recipe") or "") for labels in (linked.labels, plan.image.config.get("Labels") or {})
     )
@@ -136,16 +137,16 @@ def _other_image(linked: Squashfs, plan: ImportPlan) -> str:
 
 
 def _found(found: Squashfs, plan: ImportPlan, report: Report) -> Imported:
-    """The answer where the same image is there already."""
+    """The result if the same image has already been imported."""
     owner = files.owner(plan.target)
     report.say(f"{plan.target}: already imported{f' by {owner}' if owner else ''}; nothing to do")
     return Imported(_with_link(found, plan, report), made=False)
 
 
 def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, held: Path | None) -> Imported:
-    """The import itself, under the lock of its target; `held` is None where locks do not work."""
+    """The import itself, with the lock of its target held. `held` is None if the file system has no locks."""
     clear_leftovers(plan.target.parent, report, held)
-    found = read_squashfs(plan.target)  # another import may have made it while we waited
+    found = read_squashfs(plan.target)  # another import may have written it while this one waited for the lock
     if found and found.content == plan.content and not options.again:
         if is_whole(plan.target):
             return _found(found, plan, report)
@@ -182,7 +183,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         with packed.phase("disk"):
             files.sync(unfinished)
         squashfs = _described(plan, unfinished, packed)
-        # before the file itself: a sidecar alone says nothing, a file alone would be taken for somebody else's
+        # before the file itself: a sidecar alone is harmless, but a file alone would count as a foreign file
         described.write_text(as_json(squashfs))
         files.publish(described, sidecar(plan.target), mask=_MASK)
         files.publish(index, index_path(plan.target), mask=_MASK)
@@ -226,7 +227,7 @@ def _say_seconds(packed: Packed, report: Report) -> None:
 
 
 def _with_link(squashfs: Squashfs, plan: ImportPlan, report: Report) -> Squashfs:
-    """The file with its stable symlink pointing to it; without a link where that is another user's and stays."""
+    """Point the stable symlink to the file, unless another user owns the link, which then stays."""
     name = plan.target.name
     if plan.link != plan.target and not (plan.link.is_symlink() and str(plan.link.readlink()) == name):
         try:

@@ -1,4 +1,4 @@
-"""Files that killed imports left behind: found by a lock that is free again, and removed."""
+"""Find and remove files of killed imports, which are recognized by a lock that is free again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIDDEN = re.compile(r"\.(?P<target>.+)\.[a-z0-9_]{8}\.import")  # see folders.b
 def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> None:
     """Remove the hidden folders of imports that were killed.
 
-    `held`: a target whose lock the caller holds. Where locks do not work, nothing is removed.
+    `held`: a target whose lock the caller holds. If the file system has no locks, nothing is removed.
     """
     for path in sorted(folder.glob(f".*{SUFFIX}")):
         found = _HIDDEN.fullmatch(path.name)
@@ -26,7 +26,7 @@ def clear_leftovers(folder: Path, report: Report, held: Path | None = None) -> N
 
 
 def _remove(folder: Path) -> bool:
-    """Remove an import's hidden folder; whether that was possible: it may be another user's, or hold other files."""
+    """Remove an import's hidden folder. Returns false if another user owns it, or if it contains other files."""
     try:
         for name in (SQUASHFS, LAYERS, SIDECAR):
             (folder / name).unlink(missing_ok=True)
@@ -37,7 +37,7 @@ def _remove(folder: Path) -> bool:
 
 
 def is_stale(owner: Path, held: Path | None) -> bool:
-    """Whether the import that works on `owner` is gone: its lock is ours, free, or in a folder that is gone."""
+    """Whether the import of `owner` has ended: its lock is ours or free, or its folder no longer exists."""
     if owner == held:
         return True
     if not owner.name or not owner.parent.is_dir():

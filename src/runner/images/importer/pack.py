@@ -1,4 +1,4 @@
-"""From layers to one squashfs in one pass: read from the top down, flattened, packed; unchanged layers are copied."""
+"""Pack layers into one squashfs in one pass: read from the top layer down, flatten, and copy unchanged layers."""
 
 from __future__ import annotations
 
@@ -23,48 +23,48 @@ from runner.images.squashfs.tables import write_tables
 from runner.images.squashfs.tree import Leaf
 from runner.machine.tuning import keep_freed_memory, set_for_streams
 
-# raised when the same image would be packed to other bytes. 1 was tar2sqfs
+# increase when the same image is packed to different bytes. 1 was tar2sqfs
 PACKING = 2
 
 
 @dataclass(frozen=True)
 class PackOptions:
-    """What decides the bytes of the squashfs, and how many threads make it."""
+    """The options that determine the bytes of the squashfs, and the number of threads."""
 
     compression: Compression
     threads: int
     owners: str = "root"
-    """root: everything belongs to root, as enroot has it; keep: as in the layers"""
+    """root: everything belongs to root, as with enroot; keep: the owners in the layers"""
     xattrs: str = "keep"
     """keep: user.* and security.capability; drop: none"""
     devices: bool = False
-    """whether to keep the content of /dev, over which every engine mounts its own"""
+    """whether to keep the content of /dev, which every engine hides with its own /dev"""
     epoch: int | None = None
-    """SOURCE_DATE_EPOCH: no file is younger, and the squashfs itself is as old"""
+    """SOURCE_DATE_EPOCH: the latest time of any file, and the time of the squashfs itself"""
     verify_diff_ids: bool = True
-    """besides the digests of blobs, which always are"""
+    """verify diff_ids too; the digests of blobs are always verified"""
 
     @property
     def run_settings(self) -> str:
-        """What the bytes of a run depend on, besides its layer and which of its files show."""
+        """The settings that determine the bytes of a run, besides its layer and the visible files of that layer."""
         return f"packing {PACKING}, {self.compression.identity}"
 
     @property
     def settings(self) -> str:
-        """What the bytes of the squashfs depend on, besides its image."""
+        """The settings that determine the bytes of the squashfs, besides its image."""
         epoch = "" if self.epoch is None else f", times to {self.epoch}"
         return f"{self.run_settings}, owners {self.owners}, xattrs {self.xattrs}{epoch}"
 
 
 @dataclass
 class Packed:
-    """What an import did: seconds by phase, layers and files."""
+    """Statistics of an import: seconds by phase, numbers of layers and files."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     layers: int = 0
     layers_reused: int = 0
     layers_damaged: int = 0
-    """of the earlier squashfs, which were read again"""
+    """layers that are damaged in the earlier squashfs, and were read again"""
     entries: int = 0
     index: list[tuple[LayerRecord, bytes]] = field(default_factory=list)
 
@@ -83,10 +83,11 @@ def pack_image(
     previous: LayerIndex | None,
     advance: Callable[[int], None],
 ) -> Packed:
-    """Write the image to `file` as a whole squashfs; `own_files` (path -> text, mode) lie over the uppermost layer.
+    """Write the image to `file` as a complete squashfs. `own_files` (path -> text, mode) form a layer on top of the
+    others.
 
-    `advance` counts bytes of blobs. Raises RunnerError for a layer that cannot be read or does not hold what it says,
-    OSError for the disk.
+    `advance` gets the number of bytes read from blobs. Raises RunnerError for a layer that cannot be read or verified,
+    and OSError for the disk.
     """
     keep_freed_memory()
     packed = Packed(layers=len(image.layers))
@@ -136,7 +137,7 @@ class _Packer:
         self._flattener.end_layer()
 
     def read(self, layer: Layer, advance: Callable[[int], None]) -> None:
-        """Read a layer, and pack what shows of it."""
+        """Read a layer, and pack its visible files."""
         log, needed, contents = LayerLog(), array("I"), list[FileData]()
         self._flattener.begin_layer()
         run = self._writer.begin_run()
@@ -146,7 +147,8 @@ class _Packer:
                 log.add(entry)
                 if self._add(self._offer(entry), entry.size, content, contents):
                     needed.append(number - 1)
-        if self._flattener.end_layer():  # rare: a hard link wants a file that went by, since its own name is hidden
+        # rare: a hard link needs a file that was skipped, because its own name is hidden
+        if self._flattener.end_layer():
             with self._decoded(layer, _ignore) as stream:
                 for ordinal, (entry, content) in enumerate(entries(stream)):
                     if self._add(self._offer(entry, again=True), entry.size, content, contents):
@@ -156,14 +158,14 @@ class _Packer:
         self._keep(layer, run, needed, log.end(contents))
 
     def _add(self, leaf: Leaf | None, size: int, content: Reader, contents: list[FileData]) -> bool:
-        """Pack the content that the leaf of an entry wants; whether one does."""
+        """Pack the content of an entry if a leaf needs it. Returns whether it did."""
         if leaf:
             leaf.data = self._writer.add(size, content)
             contents.append(leaf.data)
         return leaf is not None
 
     def reuse(self, layer: Layer, record: LayerRecord, previous: LayerIndex, advance: Callable[[int], None]) -> None:
-        """Take a layer over from the previous squashfs; where other files of it show than there, pack it again."""
+        """Copy a layer from the previous squashfs. If other files of it are visible now, pack it again."""
         data = previous.frame(record)
         if data is None or (self._options.verify_diff_ids and not previous.is_intact(record)):
             self._packed.layers_damaged += 1
@@ -217,18 +219,18 @@ class _Packer:
         self._keep(layer, run, needed, log.end(contents))
 
     def _decoded(self, layer: Layer, advance: Callable[[int], None]) -> AbstractContextManager[Reader]:
-        # where a blob has no digest, the diff_id is all there is to check
+        # if a blob has no digest, only the diff_id can be checked
         return decoded(layer, verify_diff_id=self._options.verify_diff_ids or not layer.digest, advance=advance)
 
     def _keep(self, layer: Layer, run: Run, needed: array[int], frame: bytes) -> None:
-        """Note a layer that was read, for the index."""
+        """Record a layer that was read, for the index."""
         proven = bool(layer.diff_id) and (self._options.verify_diff_ids or layer.diff_id == layer.digest)
         pieces = run.fragments.decode("latin-1")
         known = (layer.diff_id, layer.digest, proven, needed_hash(needed))
         self._packed.index.append((LayerRecord(*known, run.offset, run.length, pieces, run.check, 0, 0), frame))
 
     def _offer(self, entry: Entry, *, again: bool = False) -> Leaf | None:
-        """The leaf that wants the entry's content, if any."""
+        """The leaf that needs the entry's content, if any."""
         if not self._options.devices and (entry.path.startswith(b"dev/") or entry.path == b".dockerenv"):
             return None
         if self._options.epoch is not None and entry.mtime > self._options.epoch:
@@ -237,4 +239,4 @@ class _Packer:
 
 
 def _ignore(count: int) -> None:
-    """Bytes that were counted before."""
+    """Ignore bytes that were counted before."""

@@ -1,4 +1,4 @@
-"""What an import reads and writes, decided before anything is written."""
+"""Decide what an import reads and writes, before anything is written."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
 from runner.machine import probe, process
 from runner.project import Project
 
-# one server for the first 4 MiB, four up to 64 MiB, then all, as CSCS advises for image folders
+# one storage server for the first 4 MiB, four up to 64 MiB, then all, as CSCS recommends for image folders
 STRIPING = "-E 4M -c 1 -E 64M -c 4 -E -1 -c -1 -S 4M"
 
 
 def stripe(unfinished: Path, layout: str) -> Iterator[str]:
-    """Make the empty file with that layout (`lfs setstripe`) if its folder is on Lustre; yields lines for the user."""
+    """On Lustre, create the empty file with this layout (`lfs setstripe`). Yields lines for the user."""
     if not process.which("lfs"):
         return
     if process.run(("lfs", "getstripe", "-d", str(unfinished.parent)), check=False).exit_code != 0:
@@ -38,15 +38,15 @@ def stripe(unfinished: Path, layout: str) -> Iterator[str]:
     yield f"Lustre: the file is not striped ({words}); to stripe all files of a folder: lfs setstripe {layout} FOLDER"
 
 
-_LOOKED_AT = 20  # files of the image folder whose layers are compared
+_LOOKED_AT = 20  # the number of files in the image folder whose layers are compared
 
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What the user may choose about an import. Raises RunnerError for an invalid value."""
+    """The user's options for an import. Raises RunnerError for an invalid value."""
 
     output: Path | None = None
-    """a file name of the user's own; no symlink is made"""
+    """the user's own file name; no symlink is created"""
     compression: str = "lz4"
     again: bool = False
     """write the file again from all layers (--force, --no-cache); with `output`, replace a file of another program"""
@@ -60,9 +60,9 @@ class ImportOptions:
     allow_http: int = 0
     """see Access"""
     verify: str = "all"
-    """digest: trust the diff_ids of the image's configuration where the layers' blobs have digests"""
+    """digest: do not verify the diff_ids of layers whose blobs have digests"""
     connections: int = 8
-    """to a registry at the same time"""
+    """simultaneous connections to a registry"""
     striping: str = STRIPING
     """arguments of `lfs setstripe`, for a target on Lustre"""
 
@@ -118,11 +118,11 @@ class ImportPlan:
     content: str
     packing: PackOptions
     reuse: Squashfs | None
-    """the file that is there already, of the same content"""
+    """an existing file with the same content"""
 
 
 def plan_import(name: str, image: LayeredImage, request: ImportRequest) -> ImportPlan:
-    """What to read and write for an open image; `name` is the stem of the squashfs file."""
+    """The plan for an open image. `name` is the stem of the squashfs file."""
     options = request.options
     packing = PackOptions(
         Compression.parse(options.compression),
@@ -141,8 +141,8 @@ def plan_import(name: str, image: LayeredImage, request: ImportRequest) -> Impor
 
 
 def content_of(image: LayeredImage, packing: PackOptions) -> str:
-    """12 hex digits: the image, the options, our way of packing, and the compressor, whose bytes change with it."""
-    # a configuration whose diff_ids are not checked names no contents: then the blobs are what was read
+    """12 hex digits: the hash of the image, the options, the version of our packing, and the compressor's version."""
+    # diff_ids that are not checked do not identify the content: use the blobs instead
     blobs = () if packing.verify_diff_ids else tuple(layer.digest for layer in image.layers)
     inputs = json.dumps([image.id, packing.settings, *blobs])
     return hashlib.sha256(inputs.encode()).hexdigest()[:12]
@@ -150,9 +150,9 @@ def content_of(image: LayeredImage, packing: PackOptions) -> str:
 
 @contextmanager
 def previous_index(plan: ImportPlan, options: ImportOptions) -> Iterator[LayerIndex | None]:
-    """The index of the squashfs in the same folder that shares most bytes with the image; None without one.
+    """The index of the squashfs in the same folder that shares the most bytes with the image; None if there is none.
 
-    Its squashfs stays open, so that it may be replaced or removed meanwhile.
+    Its squashfs stays open, so that another process can replace or remove it meanwhile.
     """
     best: tuple[int, LayerIndex] | None = None
     wanted = {layer.diff_id for layer in plan.image.layers if layer.diff_id}
@@ -176,7 +176,7 @@ def previous_index(plan: ImportPlan, options: ImportOptions) -> Iterator[LayerIn
 
 
 def _candidates(plan: ImportPlan) -> list[Path]:
-    """The files to look at: the one that the symlink names, then the youngest of the folder."""
+    """The files to compare: the target of the symlink, then the newest ones of the folder."""
     found = [plan.link.resolve()] if plan.link.exists() else []
     try:
         others = sorted(plan.target.parent.glob("*.layers"), key=lambda path: -path.stat().st_mtime)
