@@ -169,7 +169,7 @@ def _take_precision(path: Path, config: Mapping[str, Any], settings: Settings) -
             continue
         if settings.given(name) and bool(settings.get(name)) != enabled:
             raise JobError(
-                f"{path} sets {name}.enabled = {str(enabled).lower()}, but the command line says {settings[name]}",
+                f"{path} sets {name}.enabled = {str(enabled).lower()}, but --{name} is {settings[name]}",
                 "the trainer stops if the two values differ",
                 f'write "auto" in the file, or remove --{name}',
             )

@@ -169,7 +169,7 @@ def test_the_precision_of_the_file_becomes_the_argument(tmp_path: Path) -> None:
     deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
     assert (chosen["bf16"], chosen.sources["bf16"]) == (True, "ds.json: bf16.enabled")
     chosen.values["deepspeed"], chosen.values["bf16"], chosen.sources["bf16"] = str(path), False, "command line"
-    with pytest.raises(JobError, match=r"sets bf16\.enabled = true, but the command line says False"):
+    with pytest.raises(JobError, match=r"sets bf16\.enabled = true, but --bf16 is False"):
         deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
 
 

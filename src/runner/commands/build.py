@@ -144,7 +144,7 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         if image.stable.parent != folder:
             raise RunnerError(
                 f"--build cannot make {image.stable}",
-                f"--build only makes {folder}/RECIPE.sqsh from the recipe RECIPE",
+                f"--build makes only {folder}/RECIPE.sqsh, from the recipe of that name",
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")

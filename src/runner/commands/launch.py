@@ -295,7 +295,7 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     first = with_values(plan, sweep.combinations[0])
     if not plan.site.is_local:
         console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
-    console.say("the script of task 0, on stdout:")
+    console.say("the batch script of task 0 follows on stdout:")
     return first
 
 

@@ -235,7 +235,7 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
     path = Path(table["reference"])
     name, source = recipe.get("name", ""), table.get("source", "")
     options = ImportOptions(architecture=table.get("architecture") or None)
-    report.say(f"the image {path.name} is gone; rebuilding it from {f'the recipe {name}' if name else source}")
+    report.say(f"the image {path.name} no longer exists; rebuilding it from {f'the recipe {name}' if name else source}")
     if name:
         platform = f"linux/{table['architecture']}" if table.get("architecture") else None
         build(load_recipe(name, project), BuildOptions(platform=platform), environ, report)

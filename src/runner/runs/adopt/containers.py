@@ -201,8 +201,7 @@ def _gpus(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
     adopted.note(
         given,
-        "becomes NVIDIA_VISIBLE_DEVICES; the number of GPUs is not taken from this option, "
-        "so set gpus_per_node in the job file",
+        "becomes NVIDIA_VISIBLE_DEVICES; set the number of GPUs with gpus_per_node in the job file",
     )
 
 
