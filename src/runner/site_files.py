@@ -57,9 +57,7 @@ def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple
         paths = [folder / f"{wanted}.toml" for folder in (user_folder(environ), SHIPPED)]
         documents = [_site_document(path) for path in paths if path.is_file()]
         if not documents:
-            raise unknown(
-                "site", wanted, site_names(environ), f"create the site file {paths[0]}: runner init --site {name}"
-            )
+            raise unknown("site", wanted, site_names(environ), f"create {paths[0]}: runner init --site {name}")
         found += documents
         bases = [base for document in documents if (base := typed(document, ("base",), str))]
         wanted = bases[0] if bases else None

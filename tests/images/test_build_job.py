@@ -85,7 +85,7 @@ def test_an_account_is_asked_for_before_submission() -> None:
     site = load_site("alps-clariden")
     with pytest.raises(RunnerError) as caught:
         check_account(site, (), {})
-    assert caught.value.fix == "add --sbatch=--account=PROJECT"
+    assert caught.value.fix == "--sbatch=--account=PROJECT"
     check_account(site, ("--account=x",), {})
     check_account(site, (), {"SBATCH_ACCOUNT": "x"})
 

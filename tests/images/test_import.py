@@ -371,7 +371,7 @@ def test_a_file_that_we_did_not_make_is_replaced_only_by_force(tiny: Bench, tmp_
     target.write_text("precious")
     done = tiny.runner("import", "tiny", "-o", str(target))
     assert done.returncode == 1
-    assert "add --force to replace it" in done.stderr
+    assert "replace it: --force" in done.stderr
     assert target.read_text() == "precious"
     assert tiny.runner("import", "tiny", "-o", str(target), "--force").stdout == f"{target}\n"
     assert find_squashfs(target)

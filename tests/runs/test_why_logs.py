@@ -240,7 +240,7 @@ def test_of_a_larger_log_head_and_tail_are_read_and_the_lines_between_counted(
     log = tmp_path / "job.log"
     log.write_text("step\n" * 5000 + ECC)
     answer = explain_logs([log])
-    assert answer.evidence == f"{log}:5001" and "in the middle of the file were not read" in answer.notes[0]
+    assert answer.evidence == f"{log}:5001" and "in the middle were not read" in answer.notes[0]
 
 
 def test_progress_bars_that_return_to_the_start_of_their_line_cost_no_more_than_lines(tmp_path: Path) -> None:

@@ -76,6 +76,4 @@ def _advice(role: str, path: str) -> str:
         return f"write ${{HOME}}{path[1:]}"
     if path.startswith("$"):
         return f"put the variable in braces: ${{{path[1:].partition('/')[0]}}}"
-    return (
-        f"write ./{path}, relative to the folder in which the job is started" if role == "source" else f"write /{path}"
-    )
+    return f"write ./{path}, relative to the folder in which the job starts" if role == "source" else f"write /{path}"

@@ -158,9 +158,7 @@ def _configuration(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[st
     if not path.is_file():
         files.write(path, text)
     reasons = "; ".join(f"{key}: {why}" for _, key, _, why in missing if why)
-    return {"CONTAINERS_CONF": str(path)}, (
-        f"podman reads {path}, a containers.conf that runner made, because of these settings: {reasons}",
-    )
+    return {"CONTAINERS_CONF": str(path)}, (f"podman reads a containers.conf made by runner, {path}: {reasons}",)
 
 
 def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:

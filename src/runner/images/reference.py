@@ -92,9 +92,7 @@ def registry_reference(text: str) -> Reference:
     if registry in HUB_NAMES:
         registry, repository = DOCKER_HUB, repository if "/" in repository else f"library/{repository}"
     if not _NAME.fullmatch(repository):
-        raise _invalid_name(
-            text, f"{repository!r} is not a valid name: a name has only lower-case letters, digits and . _ - /"
-        )
+        raise _invalid_name(text, f"{repository!r} is not a valid name: use lower-case letters, digits and . _ - /")
     if colon and not _TAG.fullmatch(tag):
         raise _invalid_name(text, f"{tag!r} is not a valid tag: a tag has at most 128 letters, digits and . _ -")
     if at and not _DIGEST.fullmatch(digest):
@@ -103,9 +101,7 @@ def registry_reference(text: str) -> Reference:
 
 
 def _invalid_name(text: str, why: str) -> RunnerError:
-    return RunnerError(
-        f"invalid image reference {text!r}", why, "write docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]"
-    )
+    return RunnerError(f"invalid image reference {text!r}", why, "docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:…]")
 
 
 @dataclass(frozen=True)

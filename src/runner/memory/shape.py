@@ -240,7 +240,7 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunnerError(
-                f"{name}: {each} cannot be {value!r}", "the value must be 1 or more", "fix the config or the flag"
+                f"{name}: {each} cannot be {value!r}", "it must be 1 or more", "fix the config or the flag"
             )
         return value
     if default is None:

@@ -130,8 +130,7 @@ def _check_site(job: Job, site: Site) -> None:
     most = (site.cpus_per_gpu or 0) * job.resources.gpus_per_node
     if most and cpus > most:
         raise RunnerError(
-            f"the job requests {cpus} CPUs per node, but at most {most} are allowed with its "
-            f"{job.resources.gpus_per_node} GPUs",
+            f"the job requests {cpus} CPUs per node, but its GPUs allow only {most}",
             f"the site {site.name!r} allows {site.cpus_per_gpu} CPUs for each GPU",
             f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
         )
@@ -216,9 +215,7 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
         try:
             source = Path(expand(mount.source, environ, "a mount"))
         except RunnerError:
-            notes.append(
-                f"the mount {mount.text()} is not checked: the values of its variables are known only in the job"
-            )
+            notes.append(f"the mount {mount.text()} is not checked: its variables are set only in the job")
             continue
         if source.exists():
             continue

@@ -117,9 +117,7 @@ def compare(left: Side, right: Side) -> Comparison:
     else:
         changed, written = compare_trees(left.code, right.code)
         found += [Difference("code", *each) for each in changed]
-        left_out += [
-            f"code: {count} files that {name} wrote into its own code snapshot while it ran" for name, count in written
-        ]
+        left_out += [f"code: {count} files that {name} wrote into its snapshot" for name, count in written]
     names = dict.fromkeys((*left.tables, *right.tables))
     for name in names:
         lacking = [side.name for side in (left, right) if name not in side.tables]

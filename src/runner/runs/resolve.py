@@ -183,9 +183,7 @@ def with_measured(job: Job, runs: Path) -> Job:
     if not run or needed <= job.save_seconds:
         return job
     origin = Origin(f"measured: a save of {run} took {seconds:.0f} s")
-    note = (
-        f"the job saves {needed} s before its time limit, not {job.save_seconds} s: {run} took {seconds:.0f} s to save"
-    )
+    note = f"the job saves {needed} s before its limit, not {job.save_seconds} s: {run} took {seconds:.0f} s to save"
     return replace(job, save_seconds=needed, origins={**job.origins, "save_seconds": origin}, notes=(*job.notes, note))
 
 

@@ -160,9 +160,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
     edf = run.folder / EDF
     if not edf.is_file():
         raise RunnerError(
-            f"cannot open a shell in the environment of {run.name}",
-            f"{edf} no longer exists",
-            "open a shell in an environment of the project: runner shell ENV",
+            f"cannot open a shell in {run.name}", f"{edf} no longer exists", "use an environment: runner shell ENV"
         )
     alone = Project(None, run.folder, run.folder)
     environment = replace(load_environment(str(edf), alone, environ), name=run.environment)

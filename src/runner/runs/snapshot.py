@@ -325,9 +325,7 @@ def unchanged(snapshot: Snapshot, code: Path) -> Snapshot:
         return snapshot
     if found := [name for name in changed if name not in untracked]:
         raise RunnerError(
-            f"{found[0]} changed while runner copied the code",
-            "its checksum is different after the copy",
-            "launch again",
+            f"{found[0]} changed while runner copied it", "its checksum is no longer the same", "launch again"
         )
     for name in changed:
         folders.discard(code / name)

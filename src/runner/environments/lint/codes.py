@@ -133,9 +133,7 @@ _MOUNTS = {
     ),
     "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct it, or remove it"),
     "mount-separator": Code(
-        _ERROR,
-        "a path contains a comma, colon or space, so the engine cannot mount it",
-        "rename the folder, or mount a symlink to it",
+        _ERROR, "a path contains a comma, colon or space, so the engine cannot mount it", "mount a symlink instead"
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
@@ -234,9 +232,7 @@ _SCRIPT = {
         _WARNING, "pyxis sets RANK and LOCAL_RANK before torchrun starts", "env -u RANK -u LOCAL_RANK torchrun …"
     ),
     "gpus-per-task": Code(
-        _WARNING,
-        "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node",
-        "use --gpus-per-node",
+        _WARNING, "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node", "--gpus-per-node"
     ),
     "cpus-not-inherited": Code(
         _WARNING,
@@ -246,9 +242,7 @@ _SCRIPT = {
     "master-address": Code(
         _WARNING, "MASTER_ADDR is set to the wrong node, or to several addresses", "use scontrol show hostnames"
     ),
-    "fixed-port": Code(
-        _WARNING, "two jobs on a node would use the same MASTER_PORT", "derive the port from SLURM_JOB_ID"
-    ),
+    "fixed-port": Code(_WARNING, "two jobs on a node would use the same MASTER_PORT", "derive it from SLURM_JOB_ID"),
     "trace-prints-secrets": Code(
         _WARNING, "`set -x` prints secrets to the log", "use set +x before lines that handle secrets"
     ),

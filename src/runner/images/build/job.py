@@ -103,9 +103,7 @@ def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) 
     named = site.account or environ.get("SBATCH_ACCOUNT") or any(flag.startswith(("--account", "-A")) for flag in flags)
     if site.account_required and not named:
         raise RunnerError(
-            f"site {site.name} requires an account for the build job",
-            "no account is set",
-            "add --sbatch=--account=PROJECT",
+            f"site {site.name} requires an account for the build job", "no account is set", "--sbatch=--account=PROJECT"
         )
 
 

@@ -172,9 +172,7 @@ def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, referen
     config = descriptor(fields.object("config"))
     if config.media_type and config.media_type not in CONFIG_TYPES:
         raise RunnerError(
-            f"{reference} is not a container image",
-            f"the media type of its configuration is {config.media_type}",
-            "give the reference of a container image",
+            f"{reference} is not a container image", f"the media type of its configuration is {config.media_type}", ""
         )
     _within(config.size_bytes, CONFIG_BYTES, f"the configuration of {reference}")
     settings = parse_config(blobs.read(config, CONFIG_BYTES), config.digest, architecture, reference)

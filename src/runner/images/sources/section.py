@@ -72,6 +72,4 @@ def open_regular(path: Path, what: str) -> Iterator[int]:
 
 def unreadable(what: str, error: OSError) -> RunnerError:
     """The error for a file that cannot be opened."""
-    return RunnerError(
-        f"cannot read {what}", error.strerror or str(error), "check that the file exists and is readable"
-    )
+    return RunnerError(f"cannot read {what}", error.strerror or str(error), "check the file's path and mode")

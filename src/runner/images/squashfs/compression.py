@@ -51,11 +51,7 @@ class Compression:
                 f"{name}:{kind.levels[0]} to {name}:{kind.levels[-1]}" if kind.levels else name
                 for name, kind in _KINDS.items()
             )
-            raise RunnerError(
-                f"--compression cannot be {text!r}",
-                f"runner supports {known}",
-                "--compression lz4, or --compression zstd:1",
-            )
+            raise RunnerError(f"--compression cannot be {text!r}", f"runner supports {known}", "use lz4 or zstd:1")
         if self.block_size not in (1 << power for power in range(12, 21)):
             raise RunnerError(
                 f"the block size cannot be {self.block_size} bytes",
@@ -69,10 +65,7 @@ class Compression:
         name, colon, level = text.partition(":")
         if colon and not (level.isascii() and level.isdigit()):
             raise RunnerError(
-                f"--compression cannot be {text!r}",
-                "the level is not a number",
-                "--compression lz4, or --compression zstd:1",
-                exit_code=2,
+                f"--compression cannot be {text!r}", "the level is not a number", "use lz4 or zstd:1", exit_code=2
             )
         return cls(name, int(level) if colon else None, block_size, metadata)
 

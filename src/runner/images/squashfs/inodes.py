@@ -223,9 +223,7 @@ def _bad_name(name: bytes) -> RunnerError:
         if len(name) > _LONGEST_NAME
         else "it is not a file name"
     )
-    return RunnerError(
-        f"cannot import the image: it has a file named {shown!r}", why, "build the image without that file"
-    )
+    return RunnerError(f"cannot import the image's file {shown!r}", why, "build the image without that file")
 
 
 NO_XATTRS = 0xFFFFFFFF

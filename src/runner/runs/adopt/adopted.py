@@ -85,8 +85,7 @@ class Adopted:
             self.not_carried_over(given, f"{name!r} is not a variable name")
         elif looks_secret(name, plain(value) or ""):
             self.not_carried_over(
-                f"{name}=…",
-                "the value is a secret: export it where you launch; the container gets the host's variables",
+                f"{name}=…", "it is a secret: export it where you launch; the container gets the host's variables"
             )
         elif not value:
             self.not_carried_over(

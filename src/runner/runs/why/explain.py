@@ -198,9 +198,7 @@ def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> A
         if reading.scan.trouble:
             notes.append(f"cannot read {reading.source.path}: {reading.scan.trouble}")
         if reading.scan.skipped_bytes:
-            notes.append(
-                f"{reading.source.path}: {reading.scan.skipped_bytes >> 20} MiB in the middle of the file were not read"
-            )
+            notes.append(f"{reading.source.path}: {reading.scan.skipped_bytes >> 20} MiB in the middle were not read")
     return replace(answer, notes=tuple(notes))
 
 

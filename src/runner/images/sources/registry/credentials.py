@@ -109,9 +109,7 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(
-            f"cannot read the logins in {path}", str(error), "check the file's content and mode"
-        ) from error
+        raise RunnerError(f"cannot read the logins in {path}", str(error), "check its content and mode") from error
 
 
 # enroot
@@ -227,9 +225,7 @@ def _from_entry(entry: object, key: str, path: Path) -> Login | None:
             colon = ""
         if not colon:
             raise RunnerError(
-                f"cannot read the login of {key} in {path}",
-                "`auth` is not base64 of USER:PASSWORD",
-                f"log in again: podman login {key}",
+                f"cannot read the login of {key} in {path}", "`auth` is not base64 of USER:PASSWORD", "log in again"
             )
         password = password.rstrip("\0")  # docker pads it
     if not ((user and password) or token):
