@@ -101,7 +101,7 @@ class Search:
         self.used: dict[int, int] = {}  # bytes by size, the most of any rank
 
     def done(self, used_bytes: int, limit_bytes: int) -> bool:
-        """Note what a size took. Go on with at most its double that should fit, or return True after the last one."""
+        """Note what a size took; choose the next one, at most twice as large, or return True if none should fit."""
         self.used[self.size] = used_bytes
         left = [size for size in self.sizes if size > self.size]
         if len(self.used) > 1:
