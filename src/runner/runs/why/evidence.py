@@ -62,6 +62,8 @@ class Evidence:
     """the program continued for a long time afterwards"""
     doubtful: bool = False
     """the program logged it as a warning: it applies only if there is no error"""
+    handled: bool = False
+    """another exception was raised while this one was handled"""
 
     @property
     def place(self) -> str:
@@ -98,6 +100,7 @@ def read_log(source: Source) -> Reading:
     year = _year(source.path)
     kept = result.lines()
     blocks = _tracebacks(source.path, kept)
+    handled = {line.offset for line, _, is_handled in blocks if is_handled}
     found, explained = [], set()
     for line in kept:
         if _says_nothing(line, blocks):
@@ -113,11 +116,12 @@ def read_log(source: Source) -> Reading:
             block = None  # what other processes print afterwards explains nothing
         if block:
             explained.add(block[0].offset)
-        found.append(_evidence(line, cause, source, result, block[1] if block else None))
+        each = _evidence(line, cause, source, result, block[1] if block else None)
+        found.append(replace(each, handled=block is not None and block[0].offset in handled))
     found += [
         _unknown(line, block, source, result)
-        for line, block, handled in blocks
-        if line.offset not in explained and not handled and not block.ignored
+        for line, block, is_handled in blocks
+        if line.offset not in explained and not is_handled and not block.ignored
     ]
     rank, node = _summary(source.path, kept)
     timed = _with_times(sorted(found, key=lambda each: each.offset), source.path, year)

@@ -20,6 +20,8 @@ from runner.runs.why.evidence import Evidence, Reading, Source, read_log
 # states that explain more than an exception in the log, which may be a consequence
 _STRONG_STATES = {"NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
 _ENDED_WELL = {"COMPLETED"}
+_PYTHON = "python"  # the subject of missing modules, files and attributes
+_NO_REASONS = {_PYTHON, "launch", "nccl", "slurm"}  # of an exception that followed one of those
 _WAITING = {"PENDING", "REQUEUE_HOLD", "REQUEUED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
 
 
@@ -250,15 +252,19 @@ def judge(readings: Sequence[Reading]) -> Verdict:
 
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
     """The evidence that explains the first: a cause that it yields to, or, for an exception that is known only by its
-    class, a cause that the same rank printed close to it."""
+    class, or a missing module or file that the program handled, a cause that the same rank printed close to it."""
     passed = {first.cause.code}
     while found := next((e for e in broken if e.cause.code in first.cause.yields and e.cause.code not in passed), None):
         first = found
         passed.add(first.cause.code)
-    if first.cause.kind != EXCEPTION:
+    tried = first.handled and first.cause.subject == _PYTHON  # an import, a file that was only tried
+    if first.cause.kind != EXCEPTION and not tried:
         return first
     for each in broken:
-        near = each.path == first.path and -_BEFORE_LINES <= each.number - first.number <= _AFTER_LINES
+        if tried and (each.handled or each.cause.subject in _NO_REASONS or each.order < first.order):
+            continue
+        after = each.number - first.number
+        near = each.path == first.path and -_BEFORE_LINES <= after <= (_BEFORE_LINES if tried else _AFTER_LINES)
         if each.cause.kind == CAUSE and near and not each.doubtful and each.rank in (first.rank, None):
             return each
     return first
