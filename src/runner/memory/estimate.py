@@ -1,4 +1,4 @@
-"""Bytes per GPU: what lives all the time, and what comes on top at the worst moment of a step."""
+"""Estimate memory per GPU: what is allocated permanently, and the peak during a training step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be trained, and on what."""
+    """What to train, and on which resources."""
 
     gpus: int
     micro_batch: int
@@ -37,7 +37,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Bytes per GPU at the worst moment, by what they are for."""
+    """Bytes per GPU at the peak of a step, by purpose."""
 
     zero: str
     stage: int
@@ -57,7 +57,8 @@ class Estimate:
 
 
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
-    """The worst of six moments: the loss, its gradient, the head's, a layer's recomputation, the end, the step.
+    """The peak of six moments: loss, gradient of the loss, head, recomputation of a layer, end of backward, optimizer
+    step.
 
     Compared with real steps in tests/jobs/test_memory_on_paper.py.
     """
@@ -68,7 +69,8 @@ def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
         attention=plan.attention,
         length=plan.length,
         lora_r=plan.lora_r,
-        adapter_width=4 if zero.stage == 3 else plan.width,  # stage 3 alone does not cast what peft makes in fp32
+        # only stage 3 does not cast the fp32 weights that peft creates
+        adapter_width=4 if zero.stage == 3 else plan.width,
     )
     always = _always(weights, zero, plan)
     moments = (
@@ -123,7 +125,7 @@ def _trained(weights: Weights, plan: Plan) -> int:
 
 
 def _always(weights: Weights, zero: Zero, plan: Plan) -> _Always:
-    """Weights, master copy, states of Adam, and what DeepSpeed keeps between steps."""
+    """Weights, master copy, Adam's states, and what DeepSpeed keeps between steps."""
     trained, width, gpus = _trained(weights, plan), plan.width, plan.gpus
     frozen = weights.total if plan.lora_r else 0
     mixed = width < 4
@@ -131,16 +133,16 @@ def _always(weights: Weights, zero: Zero, plan: Plan) -> _Always:
         return _Always((trained + frozen) * width, 0, trained * (8 + (4 if mixed else 0)), 0, 0)
     share = -(-trained // gpus)
     if zero.stage < 3:
-        # In fp32 too the optimizer has its own copy of its share.
+        # In fp32 too, the optimizer has its own copy of its share.
         states = 12 * share
         kept = (trained + frozen) * width
         if zero.offload_optimizer:
             return _Always(kept, 0, 0, 0, states + 4 * share + width * share)
         return _Always(kept, 0, states, 0, 0)
-    # The small ones stay whole, and their share is kept beside them.
+    # Small tensors are not partitioned, and their share is stored in addition.
     split = -(-(trained + frozen) // gpus) * width
     small = weights.small * width
-    # In fp32 too there is a copy: DeepSpeed compares a device with its name, and finds them different.
+    # In fp32 too, there is a copy, because DeepSpeed's comparison of a device with its name always fails.
     gradients, states = share * width, share * 12
     bucket = zero.reduce_bucket * width
     host = 0
@@ -158,7 +160,7 @@ def _kept(shape: Shape, activations: Activations, plan: Plan) -> int:
 
 
 def _gathered(weights: Weights, zero: Zero, plan: Plan) -> int:
-    """Weights of ZeRO-3 that are whole while the loss is taken: those that come again soon, on the way back."""
+    """ZeRO-3 weights that are gathered while the loss is computed, because the backward pass needs them soon."""
     if zero.stage < 3 or plan.gpus == 1:
         return 0
     every = weights.total + weights.lora - weights.small
@@ -189,12 +191,12 @@ def _loss(shape: Shape, weights: Weights, activations: Activations, zero: Zero, 
 
 
 def _buckets(zero: Zero, plan: Plan) -> int:
-    """Stages 1 and 2 make their buckets when the first gradient comes; stage 3 has its own always."""
+    """Stages 1 and 2 allocate their buckets with the first gradient; stage 3 always has them."""
     return zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
 
 
 def _head(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    """The first gradient: that of the head, from that of the logits; all activations are still there."""
+    """The first gradient, that of the head, computed from the logits' gradient while all activations still exist."""
     gradient = 0 if plan.lora_r else weights.embedding * plan.width
     return _Moment(
         "head",
@@ -207,7 +209,7 @@ def _head(shape: Shape, weights: Weights, activations: Activations, zero: Zero, 
 
 
 def _recompute(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    """The last layer is computed again, beside the inputs of all."""
+    """The recomputation of the last layer, while the inputs of all layers still exist."""
     if not plan.checkpointing:
         return _Moment("recompute")
     gradient = 0 if plan.lora_r or zero.stage > 1 else weights.embedding * plan.width
@@ -222,7 +224,7 @@ def _recompute(shape: Shape, weights: Weights, activations: Activations, zero: Z
 
 
 def _backward(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    """The end of the backward pass: all gradients are there, and one layer is at work."""
+    """The end of the backward pass: all gradients exist, and one layer is being computed."""
     trained = _trained(weights, plan) * plan.width
     gradients = {0: trained, 1: trained, 2: trained // plan.gpus, 3: 0}[zero.stage]
     if zero.stage == 2 and zero.offload_optimizer:
@@ -237,7 +239,7 @@ def _backward(shape: Shape, weights: Weights, activations: Activations, zero: Ze
 
 
 def _step(weights: Weights, zero: Zero, plan: Plan) -> _Moment:
-    """The optimizer's step: gradients in fp32 beside those they are made from."""
+    """The optimizer step: fp32 gradients in addition to those from which they are converted."""
     trained = _trained(weights, plan)
     share = -(-trained // plan.gpus)
     if zero.stage == 0:
@@ -247,7 +249,7 @@ def _step(weights: Weights, zero: Zero, plan: Plan) -> _Moment:
     mixed = 4 if plan.width < 4 else 0
     if zero.stage == 3:
         return _Moment("step", gradients=min(share, zero.sub_group) * (4 + (plan.width if mixed else 0)))
-    # The share's gradients, the same flat, and flat in fp32; in stage 1 the others' are there until then.
+    # The gradients of this share, a flat copy, and a flat fp32 copy; in stage 1, the other shares' gradients exist too.
     gradients = share * (2 * plan.width + mixed)
     return _Moment("step", gradients=max(gradients, trained * plan.width) if zero.stage == 1 else gradients)
 
@@ -256,18 +258,18 @@ def _step(weights: Weights, zero: Zero, plan: Plan) -> _Moment:
 class Activations:
     """Bytes per token."""
 
-    layer: int  # kept by one layer
-    layer_input: int  # what is kept of a layer that is computed again
-    layer_work: int  # gradients that live at once while a layer's backward pass runs
+    layer: int  # stored by one layer
+    layer_input: int  # stored by a layer that is recomputed
+    layer_work: int  # gradients that exist at the same time during a layer's backward pass
     outside: int  # embeddings, last norm
-    loss_forward: int  # logits and their like while the loss is taken
-    loss_backward: int  # and while its gradient is
+    loss_forward: int  # logits and similar tensors while the loss is computed
+    loss_backward: int  # the same while the gradient of the loss is computed
 
 
 def activations_per_token(
     shape: Shape, *, width: int, attention: str, length: int, lora_r: int = 0, adapter_width: int = 0
 ) -> Activations:
-    """The bytes that each token costs; with eager attention they grow with the length of the sequence."""
+    """The bytes per token. With eager attention, they grow with the sequence length."""
     masks = shape.hidden if shape.dropout else 0  # one byte each
     vocabulary, hidden = shape.vocabulary, shape.hidden
     mlp_work = (3 if shape.family.gated else 2) * shape.intermediate * width
@@ -285,7 +287,7 @@ def activations_per_token(
 
 
 def _norm(shape: Shape, width: int) -> int:
-    """One norm: what it keeps of its input (and so of the residual stream), and its output, kept by who reads it."""
+    """One norm: what it stores of its input (and so of the residual stream), and its output, which others store."""
     hidden = shape.hidden
     if shape.family.norm == "layer":
         return 2 * hidden * width
@@ -301,15 +303,15 @@ def _norms(shape: Shape, width: int) -> int:
 
 def _attention(shape: Shape, width: int, attention: str, length: int) -> int:
     query, key_value = shape.query, shape.key_value
-    kept = 2 * query + 2 * key_value  # queries, keys, values, and what comes out
+    kept = 2 * query + 2 * key_value  # queries, keys, values and the output
     head_norm = (query + key_value) * (4 + (width if width < 4 else 4)) if shape.family.head_norm else 0
     if attention == "sdpa":
         if shape.family.joined_rotary:
             kept += query
-            # The values are a view of the fused product, which keeps what queries and keys were before.
+            # The values are a view of the fused product, which keeps queries and keys before the rotation alive.
             kept += query + key_value if shape.family.fused_qkv else 0
         return kept * width + head_norm + 4 * shape.heads
-    # Keys and values are repeated for the query heads; the softmax is taken in fp32, and cast.
+    # Keys and values are repeated for the query heads; the softmax is computed in fp32, then cast.
     repeated = 4 * query
     scores = shape.heads * length * (4 + (width if width < 4 else 0))
     return repeated * width + head_norm + scores
@@ -323,9 +325,9 @@ def _mlp(shape: Shape, width: int) -> int:
 
 
 def _lora(shape: Shape, width: int, rank: int, adapter_width: int) -> int:
-    """What LoRA adds: the inner product of each adapter, less what a frozen norm does not keep for its own weight.
+    """What LoRA adds: the inner product of each adapter, minus what a frozen norm does not store for its weight.
 
-    Adapters in fp32 beside a model in bf16 take a copy of every layer's input, each its own.
+    fp32 adapters in a bf16 model each make their own copy of their layer's input.
     """
     linear = list(linear_layers(shape))
     copies = sum(columns for _, columns in linear) * adapter_width if adapter_width > width else 0
@@ -335,12 +337,12 @@ def _lora(shape: Shape, width: int, rank: int, adapter_width: int) -> int:
 
 @dataclass(frozen=True)
 class Zero:
-    """Sizes are in elements. Defaults: DeepSpeed 0.19.8, runtime/zero/config.py."""
+    """DeepSpeed's ZeRO settings. Sizes are in elements. Defaults: DeepSpeed 0.19.8, runtime/zero/config.py."""
 
     name: str
     stage: int = 0
     reduce_bucket: int = 500_000_000
-    buckets: int = 1  # two where gradients travel beside the computation
+    buckets: int = 1  # two if communication of gradients overlaps with computation
     prefetch: int = 50_000_000
     persistence: int = 100_000
     reuse_distance: int = 1_000_000_000
@@ -351,7 +353,7 @@ class Zero:
 
 
 def read(path: Path, hidden: int) -> Zero:
-    """The numbers of a file; `auto` is what transformers makes of it. Raises RunnerError where it cannot be read."""
+    """Read a DeepSpeed file. `auto` gets transformers' value. Raises RunnerError if the file cannot be read."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         section = dict(config.get("zero_optimization") or {})
@@ -365,7 +367,7 @@ def read(path: Path, hidden: int) -> Zero:
 
 
 def make(name: str, config: Mapping[str, Any], section: Mapping[str, Any], hidden: int) -> Zero:
-    """Source of what `auto` becomes: transformers 5.23, integrations/deepspeed.py."""
+    """The settings of a configuration. Source for `auto`: transformers 5.23, integrations/deepspeed.py."""
     stage = int(section.get("stage", 0))
 
     def number(key: str, default: int, auto: int) -> int:

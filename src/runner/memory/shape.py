@@ -1,4 +1,4 @@
-"""The shape of a language model, from its config.json or from flags; nothing of the model itself is read."""
+"""The shape of a language model, from its config.json or from flags. The weights are not read."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 GIB = 1024**3
-# GiB that torch.cuda sees (total_memory), rounded down; `--gpu_memory` says it for any other.
+# GiB that torch.cuda reports (total_memory), rounded down. For other GPUs, use `--gpu_memory`.
 USABLE_GIB = {
     "H200": 139, "GH200": 94, "H100": 79, "A100 80GB": 79, "A100": 39, "L40S": 44, "L4": 22, "A10": 22,
     "V100 32GB": 31, "V100": 15, "T4": 14,
 }  # fmt: skip
-# Beside tensors: context and kernels of CUDA, buffers of NCCL; and unused gaps between them. An assumption.
+# Memory besides tensors: CUDA's context and kernels, NCCL's buffers, and fragmentation. An assumption.
 RESERVED_BYTES = int(1.5 * GIB)
 HOLES = 0.05
 
@@ -34,7 +34,7 @@ def memory_bytes(gpu: str) -> int | None:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `80`, `80GiB`, `80G`, `80GB` (decimal), `81559MiB`. Raises RunnerError otherwise."""
+    """Parse `80`, `80GiB`, `80G`, `80GB` (decimal) or `81559MiB` to bytes. Raises RunnerError for other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(GiB|G|GB|MiB|M|MB)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise RunnerError(
@@ -51,24 +51,25 @@ def fits_on(needed_bytes: int, gpu_bytes: int) -> bool:
 
 @dataclass(frozen=True)
 class Family:
-    """What a model_type of transformers has in common. Source: transformers 5.23, models/*/modeling_*.py."""
+    """The properties of a model_type of transformers. Source: transformers 5.23, models/*/modeling_*.py."""
 
-    norm: str = "rms"  # rms (written out in Python, in fp32) or layer (one kernel)
+    norm: str = "rms"  # rms (separate Python operations, in fp32) or layer (one kernel)
     gated: bool = True  # gate and up, then down; otherwise up and down
-    activation: str = "fused"  # fused: one kernel, keeps its input; written: gelu_new, in five steps
+    activation: str = "fused"  # fused: one kernel, stores its input; written: gelu_new, in five operations
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
     head_norm: bool = False  # queries and keys are normalised head by head
     learned_positions: bool = False
-    norms: int = 2  # before attention and MLP; one where both read the same
-    tied: bool = False  # where the config does not say
-    float_norm: bool = False  # the norm's product is taken in fp32 too
+    norms: int = 2  # before attention and MLP; 1 if both read the same norm
+    tied: bool = False  # if the config does not set it
+    float_norm: bool = False  # the product with the norm's weight is computed in fp32 too
     fused_qkv: bool = False  # one matrix for queries, keys and values
-    joined_rotary: bool = False  # queries and keys are put together after rotation, which costs a copy of the output
+    # queries and keys are concatenated after the rotation, which costs a copy of the output
+    joined_rotary: bool = False
     parallel: bool = False  # attention and MLP read the same input
-    head_dim: int = 0  # where the config does not say; 0: hidden / heads
+    head_dim: int = 0  # if the config does not set it; 0: hidden / heads
     fused_gate: bool = False  # one matrix for gate and up
 
 
@@ -92,7 +93,7 @@ FAMILIES = {
         head_bias=True, norms=1, joined_rotary=True, parallel=True,
     ),
 }  # fmt: skip
-# gpt2's config has names of its own; gpt_neox's intermediate size and phi's heads are like llama's.
+# gpt2's config uses its own names; gpt_neox's intermediate size and phi's heads have the same names as llama's.
 OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer",),
@@ -104,7 +105,7 @@ OTHER_NAMES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder of equal layers."""
+    """A decoder with identical layers."""
 
     name: str
     family: Family
@@ -117,8 +118,8 @@ class Shape:
     vocabulary: int
     positions: int
     tied: bool
-    dropout: float  # of residuals and embeddings, where there is any
-    dtype: str | None = None  # in which the weights are kept on disk
+    dropout: float  # of residuals and embeddings; 0: none
+    dtype: str | None = None  # the type of the stored weights
 
     @property
     def query(self) -> int:
@@ -132,7 +133,7 @@ class Shape:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The config.json as a table. Raises RunnerError where it is none."""
+    """The content of a config.json. Raises RunnerError if it is not one."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -147,7 +148,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def find_config(model: str, environment: Mapping[str, str]) -> Path:
-    """The config.json of a file, a folder, or a name in the cache of Hugging Face. Raises RunnerError for none."""
+    """The config.json of a file, a folder, or a model in Hugging Face's cache. Raises RunnerError if there is none."""
     path = Path(model).expanduser()
     if path.is_file():
         return path
@@ -174,7 +175,7 @@ def find_config(model: str, environment: Mapping[str, str]) -> Path:
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Where Hugging Face keeps models. Source: huggingface_hub, constants.py."""
+    """The folder in which Hugging Face caches models. Source: huggingface_hub, constants.py."""
     if environment.get("HF_HUB_CACHE"):
         return Path(environment["HF_HUB_CACHE"])
     cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/") / ".cache")
@@ -182,7 +183,7 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 
 def make_shape(config: Mapping[str, Any], name: str) -> Shape:
-    """The shape that a config describes. Raises RunnerError for a family that is not known, and for gaps."""
+    """The shape that a config describes. Raises RunnerError for an unknown family or missing values."""
     kind = str(config.get("model_type") or "llama")
     if kind not in FAMILIES:
         raise RunnerError(
@@ -254,12 +255,12 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
 
 @dataclass(frozen=True)
 class Weights:
-    """Elements of weights."""
+    """Numbers of weights, in elements."""
 
     layer: int  # of one layer
     outside: int  # embeddings, last norm, head
     embedding: int  # the largest tensor: vocabulary x hidden
-    small: int  # in tensors of fewer elements than asked for: what ZeRO-3 keeps whole
+    small: int  # in tensors below the threshold, which ZeRO-3 does not partition
     lora_layer: int  # added by LoRA to one layer
 
     total: int

@@ -1,10 +1,10 @@
-"""The index beside a squashfs: for each layer its entries and where its run lies, so that a layer that has not changed
-is neither read nor packed again.
+"""The index beside a squashfs: the entries of each layer and the position of its run, so that unchanged layers are
+neither read nor packed again.
 
-The file is a row of zstd frames, one per layer, top layer first: lines of JSON, each a list of entries, then lines
-of places. The last frame is the table of contents; the last 16 bytes are its length and a mark. Bytes stand as Latin-1.
-An index that does not fit its squashfs (another superblock) or its reader (another form) counts as none. So does one
-that another user could have written: its checksums show damage, not malice.
+The file is a sequence of zstd frames, one per layer, top layer first. A frame contains lines of JSON: lists of entries,
+then positions of contents. Bytes are encoded as Latin-1. The last frame is the table of contents; the last 16 bytes are
+its length and a magic number. An index is ignored if it does not match its squashfs (another superblock) or has another
+version, or if another user could have written it, because its checksums detect damage, but not manipulation.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FORM = 4
 _TAIL = struct.Struct("<Q8s")
 _MARK = b"rnnrindx"
 _CHUNK = 1024  # entries in a line
-_PIECE = 4 << 20  # bytes that are checked at a time
+_PIECE = 4 << 20  # bytes to check at a time
 _LARGEST_CONTENTS = 64 << 20
-_LARGEST_LINE = 256 << 20  # of one frame, plain: a million entries
+_LARGEST_LINE = 256 << 20  # of one uncompressed frame: a million entries
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
@@ -44,14 +44,14 @@ class LayerRecord:
     """What the index says about one layer."""
 
     diff_id: str
-    digest: str  # of the blob that was read; "" where it had none
-    proven: bool  # whether the plain bytes were seen to have this diff_id
+    digest: str  # of the blob that was read; "" if it had none
+    proven: bool  # whether the uncompressed bytes were verified to have this diff_id
     needed: str  # hash of the numbers of the entries whose contents are in the run
     offset: int  # of the run, in the squashfs
     length: int
     fragments: str  # as in `Run`, Latin-1
     check: int  # CRC-32 of the run
-    frame: int  # where its frame begins in the index
+    frame: int  # offset of its frame in the index
     frame_length: int
     frame_check: int = 0  # CRC-32 of the frame
 
@@ -60,7 +60,7 @@ class LayerRecord:
 
 
 class LayerLog:
-    """Collects a layer's entries, compressed as they come, and afterwards the places of their contents."""
+    """Collects and compresses a layer's entries, and afterwards the positions of their contents."""
 
     def __init__(self) -> None:
         self._stream = zstandard.ZstdCompressor(level=1).compressobj()
@@ -77,7 +77,7 @@ class LayerLog:
             self._flush()
 
     def end(self, contents: Sequence[FileData]) -> bytes:
-        """The layer's frame; `contents` are those that are needed, in the order of their entries."""
+        """The layer's frame. `contents` are the needed contents, in the order of their entries."""
         self._flush()
         for start in range(0, len(contents), _CHUNK):
             self._line({"places": [_as_json(data.place) for data in contents[start : start + _CHUNK]]})
@@ -93,7 +93,7 @@ class LayerLog:
 
 
 class LayerIndex:
-    """An index that is being read, with its squashfs: open both, close both."""
+    """An open index with its squashfs. Both are closed together."""
 
     def __init__(self, records: Sequence[LayerRecord], index: BinaryIO, squashfs: BinaryIO, settings: str) -> None:
         self.records = {record.diff_id: record for record in records if record.diff_id}
@@ -106,20 +106,20 @@ class LayerIndex:
         self.squashfs.close()
 
     def find(self, layer: Layer) -> LayerRecord | None:
-        """The record of that very layer. A diff_id that only a configuration claims proves nothing about contents."""
+        """The record of the same layer. A diff_id that was not verified does not identify a content."""
         record = self.records.get(layer.diff_id)
         if record and (record.proven or (layer.digest and layer.digest == record.digest)):
             return record
         return None
 
     def frame(self, record: LayerRecord) -> bytes | None:
-        """The bytes of the layer's frame, for LayerFrame or another index; None where they are damaged."""
+        """The bytes of the layer's frame, for LayerFrame or another index; None if they are damaged."""
         self._index.seek(record.frame)
         data = self._index.read(record.frame_length)
         return data if isal_zlib.crc32(data) == record.frame_check else None
 
     def is_intact(self, record: LayerRecord) -> bool:
-        """Whether the layer's run still has the bytes that were packed; reads all of it."""
+        """Whether the layer's run is unchanged. Reads the whole run."""
         buffer = memoryview(bytearray(min(_PIECE, record.length)))
         check, position, end = 0, record.offset, record.offset + record.length
         while position < end:
@@ -132,15 +132,15 @@ class LayerIndex:
 
 
 class LayerFrame:
-    """What the index keeps of a layer, read in one go: its entries, and behind them the places of contents."""
+    """A layer's frame, read in one pass: its entries, then the positions of their contents."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.places: list[Place] = []
-        """of the needed contents, in the order of their entries; known when `entries` has ended"""
+        """positions of the needed contents, in the order of their entries; complete when `entries` has ended"""
 
     def entries(self) -> Iterator[Entry]:
-        """The entries of the layer, in their order."""
+        """The entries of the layer, in order."""
         self.places = []
         for value in _lines(self.data):
             if isinstance(value, list):
@@ -175,7 +175,7 @@ def write_index(
 
 
 def open_index(path: Path, squashfs: Path) -> LayerIndex | None:
-    """The index of a squashfs; None where there is none that fits."""
+    """The index of a squashfs; None if there is no valid one."""
     try:
         index, image = path.open("rb"), squashfs.open("rb")
     except OSError:

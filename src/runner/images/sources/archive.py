@@ -1,4 +1,4 @@
-"""Images in a tar: an OCI layout as one file (oci-archive), and what `docker save` writes (docker-archive).
+"""Images in a tar file: an OCI layout (oci-archive), or the output of `docker save` (docker-archive).
 
 The positions of the members are found once; blobs are then read directly from the file. Docker 25 and newer write a
 file that is both: `docker-archive:` reads its manifest.json, `oci-archive:` its index.json.
@@ -42,7 +42,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"\xfd7": "xz", b"BZ": 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A plain file in a tar, or (`link`) another name of one."""
+    """A regular file in a tar, or (`link`) another name for one."""
 
     start: int
     size: int
@@ -50,7 +50,7 @@ class Member:
 
 
 class Archive:
-    """The files of a tar. Links are followed among its members alone."""
+    """The files of a tar. Links are followed only within the tar."""
 
     def __init__(self, descriptor: int, members: dict[str, Member], what: str) -> None:
         self.descriptor = descriptor
@@ -99,7 +99,7 @@ def _refuse_compressed(head: bytes, what: str) -> None:
 
 
 class _Bounded(io.FileIO):
-    """A file that limits each read to the size of a header: tarfile reads long headers whole."""
+    """A file that limits the size of each read, because tarfile reads long headers as a whole."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _HEADER_BYTES:
@@ -108,7 +108,7 @@ class _Bounded(io.FileIO):
 
 
 def _index(descriptor: int, what: str) -> dict[str, Member]:
-    """Name -> member, of all plain files and links; of two members of one name the last counts, as after unpacking."""
+    """Name -> member, for all regular files and links. Of several with one name, the last applies, as in unpacking."""
     found: dict[str, Member] = {}
     try:
         with _Bounded(descriptor, closefd=False) as file, tarfile.open(fileobj=file, mode="r:") as tar:
@@ -132,7 +132,7 @@ def _index(descriptor: int, what: str) -> dict[str, Member]:
 
 
 def read_docker_archive(files: Archive, tag: str, *, architecture: str, reference: str) -> LayeredImage:
-    """The image of a tar as `docker save` and `podman save` write it. Of its layers the diff_id alone is known."""
+    """The image of a tar that `docker save` or `podman save` wrote. For its layers, only the diff_id is known."""
     if not files.has("manifest.json"):
         other = "; it is an OCI layout, which oci-archive:FILE reads" if files.has("index.json") else ""
         raise damaged(reference, f"it has no manifest.json{other}")

@@ -1,6 +1,6 @@
-"""The engines' storages: look at an image, and read a container's file tree as a tar stream.
+"""The storages of engines: inspect an image, and read the file tree of a container as a tar stream.
 
-podman is reached through its executable (it has no daemon), docker through its socket with the docker SDK.
+podman is used through its executable, because it has no daemon; docker through its socket, with the docker SDK.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from runner.machine import process, sessions
 from runner.machine.report import Report
 
 LABEL = "runner.import.process"
-"""names the process that created a container: MACHINE PID BOOT:START"""
-# a created container needs a command even where the image has none; it is never started
+"""label with the process that created a container: MACHINE PID BOOT:START"""
+# creating a container requires a command even if the image has none; the container is never started
 NEVER_STARTED = "runner-import"
 _LIST_SECONDS = 5.0
 _REMOVE_SECONDS = 60.0
@@ -32,7 +32,7 @@ _REMOVE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Container:
-    """A container that we created: its id and its labels."""
+    """A container that runner created: its id and labels."""
 
     id: str
     labels: Mapping[str, str]
@@ -42,19 +42,19 @@ class Store(Protocol):
     """The storage of one engine."""
 
     def find(self, reference: str) -> Image | None:
-        """The image of a name or an id, None where the storage has none. Nothing is pulled."""
+        """The image with a name or id; None if the storage does not have it. Pulls nothing."""
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
-        """Create (not start) a container with a name and labels; returns its id."""
+        """Create, but do not start, a container with a name and labels. Returns its id."""
 
     def export(self, container: str) -> AbstractContextManager[Reader]:
-        """The container's file tree as a tar stream. Raises RunnerError at the end where the engine fails."""
+        """The container's file tree as a tar stream. Raises RunnerError at the end if the engine fails."""
 
     def containers(self, label: str) -> tuple[Container, ...]:
-        """The containers, running or not, that have a label."""
+        """The containers, running or not, with a label."""
 
     def remove(self, container: str) -> None:
-        """Remove a container that we created, by id or name; a missing one is not an error."""
+        """Remove a container of ours by id or name. A missing container is not an error."""
 
 
 class PodmanStore:
@@ -73,7 +73,7 @@ class PodmanStore:
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
         flags = tuple(f"--label={key}={value}" for key, value in labels.items())
-        # volumes that the image declares are its own folders here: their content belongs into the squashfs
+        # volumes that the image declares must be plain folders: their content belongs in the squashfs
         argv = ("podman", "create", "--pull=never", "--image-volume=ignore", "--network=none", *flags)
         argv = (*argv, f"--name={name}")
         done = process.run((*argv, image.id, NEVER_STARTED), env=self.env)
@@ -82,8 +82,8 @@ class PodmanStore:
     @contextmanager
     def export(self, container: str) -> Iterator[Reader]:
         process.need(("podman",))
-        # podman keeps both ends of its own stdout open and so never sees that its reader has died (4.3.1); it then
-        # holds the container's lock for ever, and `podman ps` waits for that. With this it dies when we do.
+        # podman keeps both ends of its stdout open, so it does not notice that its reader has died (4.3.1). It would
+        # then hold the container's lock forever, and block `podman ps`. With this, it dies when we do.
         dies_with_us = ("setpriv", "--pdeathsig", "KILL") if process.which("setpriv") else ()
         argv = (*dies_with_us, "podman", "export", container)
         child = subprocess.Popen(
@@ -110,7 +110,7 @@ class PodmanStore:
 
     def containers(self, label: str) -> tuple[Container, ...]:
         argv = ("podman", "ps", "--all", "--filter", f"label={label}", "--format", "json")
-        # podman locks each container for this, and an import at work holds the lock of its own
+        # podman locks each container for this, and another running import holds the lock of its container
         found = json.loads(process.run(argv, env=self.env, timeout_seconds=_LIST_SECONDS).stdout or "null") or ()
         return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
 
@@ -120,7 +120,7 @@ class PodmanStore:
 
 
 class DockerStore:
-    """docker's storage through its socket. A daemon that has gone: an error of requests, which is an OSError."""
+    """docker's storage through its socket. If the daemon stops, `requests` raises an error, which is an OSError."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -174,7 +174,7 @@ class DockerStore:
 
 
 def connect_docker(environ: Mapping[str, str]) -> DockerStore:
-    """The storage of docker's daemon. Raises RunnerError where it cannot be reached."""
+    """The storage of docker's daemon. Raises RunnerError if the daemon cannot be reached."""
     import docker
     import docker.errors
 
@@ -196,7 +196,7 @@ class _Chunks(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill the buffer with what is there; 0 at the end."""
+        """Read available bytes into the buffer; 0 at the end."""
         import docker.errors
         import urllib3.exceptions
 
@@ -218,7 +218,7 @@ def _docker_error(what: str, error: Exception) -> RunnerError:
 
 
 def find(store: Store, name: str, engine: str) -> Image:
-    """The image of a name in an engine's storage. Raises RunnerError where it has none; nothing is pulled."""
+    """The image with a name in an engine's storage. Raises RunnerError if there is none. Pulls nothing."""
     image = store.find(name)
     if image is None:
         raise RunnerError(
@@ -245,7 +245,7 @@ def exported(image: Image, store: Store, report: Report, *, architecture: str, r
 
 @contextmanager
 def _tree(image: Image, store: Store, report: Report) -> Iterator[Reader]:
-    """The file tree of a container that exists only meanwhile."""
+    """The file tree of a temporary container."""
     clear_containers(store, report)
     name = f"runner-import-{os.getpid()}-{secrets.token_hex(4)}"
     container = store.create(image, name, {LABEL: f"{_machine()} {os.getpid()} {sessions.identity(os.getpid())}"})
@@ -258,7 +258,7 @@ def _tree(image: Image, store: Store, report: Report) -> Iterator[Reader]:
 
 
 def clear_containers(store: Store, report: Report) -> None:
-    """Remove the containers of imports on this machine that were killed."""
+    """Remove the containers of killed imports on this machine."""
     try:
         containers = store.containers(LABEL)
     except RunnerError as error:
@@ -273,5 +273,5 @@ def clear_containers(store: Store, report: Report) -> None:
 
 
 def _machine() -> str:
-    """This machine, and the process numbers that count here. The first namespace has one number on every machine."""
+    """An id of this machine and its process namespace. The initial namespace has the same number on every machine."""
     return f"{os.uname().nodename}:{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116  a magic link

@@ -1,7 +1,6 @@
-"""Images in an OCI layout: a folder, or (with archive.py) a tar of one.
+"""Images in an OCI layout, which is a folder or (with archive.py) a tar file.
 
-Source: image-spec 1.1, image-layout.md. A layout without the file `oci-layout` is accepted; one of a newer
-version is not.
+Source: image-spec 1.1, image-layout.md. A layout without the file `oci-layout` is accepted, but a newer version is not.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ from runner.images.sources.section import Section, open_regular, unreadable
 
 
 class Files(Protocol):
-    """Files by relative name: a folder's, or an archive's."""
+    """The files of a folder or archive, by relative name."""
 
     def has(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
 
     def size(self, name: str) -> int:
-        """Bytes of a file. Raises RunnerError if it is missing or not a regular file."""
+        """The size of a file in bytes. Raises RunnerError if it is missing or not a regular file."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
-        """A file's bytes."""
+        """The content of a file."""
 
 
 class Folder:
-    """A folder's files; a link to outside the folder is refused."""
+    """The files of a folder. Links to files outside the folder are rejected."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -83,7 +82,7 @@ class Folder:
 
 
 def read_small(files: Files, name: str, limit: int, what: str) -> bytes:
-    """A small file whole. Raises RunnerError where it is larger than `limit`."""
+    """Read a small file as a whole. Raises RunnerError if it is larger than `limit`."""
     size = files.size(name)
     if size > limit:
         raise damaged(what, f"{name} has {size} bytes, more than {limit}")
@@ -92,7 +91,7 @@ def read_small(files: Files, name: str, limit: int, what: str) -> bytes:
 
 
 def read_layout(files: Files, tag: str, *, architecture: str, reference: str) -> LayeredImage:
-    """The image of a layout: that of a tag, or the only one there. Raises RunnerError that names the tags there are."""
+    """The image of a layout, by tag, or the only one. Otherwise, raises a RunnerError that lists the tags."""
     if not files.has("index.json"):
         raise damaged(reference, "it has no index.json: it is not an OCI layout")
     if files.has("oci-layout"):
@@ -136,7 +135,7 @@ def _choose_tag(entries: Sequence[Descriptor], tag: str, architecture: str, refe
 
 
 def is_called(name: str, tag: str) -> bool:
-    """Whether an image has the tag: podman writes a whole reference, skopeo and the specification a tag alone."""
+    """Whether an image has the tag. podman writes a whole reference; skopeo and the specification only a tag."""
     return tag in (name, name.rpartition(":")[2])
 
 
@@ -151,7 +150,7 @@ class LayoutBlobs:
         return read_small(self.files, _blob(descriptor), limit, self.what)
 
     def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
-        """Checks at once that the blob is there and as long as announced: before anything is written."""
+        """A function that opens the blob. Checks at once that the blob exists and has the expected size."""
         name = _blob(descriptor)
         size = self.files.size(name)
         if size != descriptor.size_bytes:

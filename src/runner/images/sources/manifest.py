@@ -1,7 +1,7 @@
-"""Manifests and indexes of images, OCI's and Docker's: from bytes to an image whose layers can be opened.
+"""Parse manifests and indexes of OCI and Docker images to an image whose layers can be opened.
 
-Where the bytes come from is the caller's: a folder, an archive, a registry. Everything is believed only after its
-digest was found right, and nothing is larger or deeper than it may be.
+The caller provides the bytes, from a folder, an archive or a registry. Nothing is trusted before its digest is
+verified, and sizes and nesting are limited.
 Source: image-spec 1.1 (manifest.md, image-index.md, config.md, media-types.md); distribution 2.8, schema 2.
 """
 
@@ -32,10 +32,10 @@ MANIFEST_TYPES = (
     "application/vnd.docker.distribution.manifest.v2+json",
 )
 CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
-# annotations; the second is containerd's and Docker's, with a registry and a tag
+# annotations with the name; the second one is containerd's and Docker's, with registry and tag
 NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-# the variant of an image that names none; newer variants may not run on older processors
+# the variant if an image names none; images of newer variants may not run on older processors
 _BASELINE = {"arm64": "v8", "amd64": "v1", "arm": "v7"}
 
 
@@ -45,14 +45,14 @@ class Descriptor:
 
     media_type: str
     digest: str
-    """"sha256:HEX", checked to be one: safe in a path or URL"""
+    """"sha256:HEX"; its syntax is verified, so that it is safe in a path or URL"""
     size_bytes: int
     architecture: str = ""
-    """of an index's entry, empty where it does not say"""
+    """of an entry of an index; empty if it does not say"""
     os: str = ""
     variant: str = ""
     names: tuple[str, ...] = ()
-    """what a layout calls it: a tag, or a whole reference"""
+    """its names in a layout: tags or whole references"""
 
     @property
     def platform(self) -> str:
@@ -61,17 +61,17 @@ class Descriptor:
 
 
 class Blobs(Protocol):
-    """Where the blobs of an image lie."""
+    """Gives access to the blobs of an image."""
 
     def read(self, descriptor: Descriptor, limit: int) -> bytes:
-        """A manifest, index or config whole, at most `limit` + 1 bytes; its digest is checked by the caller."""
+        """Read a manifest, index or config, at most `limit` + 1 bytes. The caller verifies its digest."""
 
     def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
-        """What opens a layer's blob."""
+        """A function that opens the blob of a layer."""
 
 
 def read_image(data: bytes, digest: str, blobs: Blobs, *, architecture: str, reference: str) -> LayeredImage:
-    """The image that a manifest or index (its bytes) describes; an index is followed to the right platform.
+    """The image that a manifest or index describes. In an index, the entry for the right platform is used.
 
     `digest` is what the bytes must hash to, empty if unknown. Raises RunnerError for damage, for anything
     that is not an image, and for an image of another architecture.
@@ -90,7 +90,7 @@ def read_image(data: bytes, digest: str, blobs: Blobs, *, architecture: str, ref
 
 
 def verified(data: bytes, digest: str, what: str) -> str:
-    """The digest of the bytes. Raises RunnerError where it is not the one that was announced."""
+    """The digest of the bytes. Raises RunnerError if it differs from the expected one."""
     found = f"sha256:{hashlib.sha256(data).hexdigest()}"
     if digest and found != digest:
         raise damaged(what, f"its bytes hash to {found}, not to {digest}")
@@ -98,7 +98,7 @@ def verified(data: bytes, digest: str, what: str) -> str:
 
 
 def is_index(fields: Fields) -> bool:
-    """Whether these are an index's fields. Raises RunnerError for what is neither index nor manifest."""
+    """Whether these are the fields of an index. Raises RunnerError if they are of neither an index nor a manifest."""
     kind, version = fields.text("mediaType"), fields.number("schemaVersion")
     if version == 1 or fields.has("fsLayers") or "docker.distribution.manifest.v1" in kind:
         raise RunnerError(
@@ -107,7 +107,7 @@ def is_index(fields: Fields) -> bool:
             "convert the image: skopeo copy --format v2s2 docker://... docker://...",
         )
     index, manifest = fields.has("manifests"), fields.has("layers") or fields.has("config")
-    # bytes that are both could be one image for this tool and another for the next one (CVE-2021-41190)
+    # bytes that are both could be different images for different tools (CVE-2021-41190)
     if index == manifest or (kind in INDEX_TYPES and manifest) or (kind in MANIFEST_TYPES and index):
         raise damaged(fields.what, f"it is neither an image's manifest nor an index{f' (it says {kind})' * bool(kind)}")
     return index
@@ -136,10 +136,10 @@ def descriptor(fields: Fields) -> Descriptor:
 
 
 def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> Descriptor:
-    """The entry of an index for linux on an architecture; one that names no platform where none names it.
+    """The entry of an index for Linux on an architecture, or an entry without a platform if no entry names one.
 
-    Of several variants of a processor the plain one, else the oldest. Attestations (platform unknown/unknown) and
-    entries of unknown kinds are passed over.
+    Of several variants of an architecture, the default one, or else the oldest. Attestations (platform unknown/unknown)
+    and entries of unknown types are skipped.
     """
     images = [entry for entry in entries if may_be_image(entry)]
     fitting = [entry for entry in images if entry.architecture == architecture and entry.os in ("linux", "")]
@@ -161,7 +161,7 @@ def choose(entries: Sequence[Descriptor], architecture: str, reference: str) -> 
 
 
 def may_be_image(entry: Descriptor) -> bool:
-    """Whether an index's entry can lead to an image: not an attestation, and of a kind that is known."""
+    """Whether an entry of an index can be an image: it is not an attestation, and its type is known."""
     known = not entry.media_type or entry.media_type in INDEX_TYPES + MANIFEST_TYPES
     return known and entry.architecture != "unknown"
 
@@ -210,7 +210,7 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
 
 
 def parse_config(data: bytes, digest: str, architecture: str, reference: str) -> Fields:
-    """The whole configuration of an image. Raises RunnerError where it is for other machines."""
+    """The configuration of an image. Raises RunnerError if it is for another architecture."""
     what = f"the configuration of {reference}"
     _within(len(data), CONFIG_BYTES, what)
     verified(data, digest, what)
@@ -225,7 +225,7 @@ def parse_config(data: bytes, digest: str, architecture: str, reference: str) ->
 
 
 def refuse_architecture(found: str, wanted: str, reference: str) -> None:
-    """Raise RunnerError for an image that cannot run on the nodes; an image without an architecture is accepted."""
+    """Raise RunnerError for an image that cannot run on the nodes. An image without an architecture is accepted."""
     found = probe.oci_architecture(found)
     if found and found != wanted:
         raise RunnerError(
@@ -264,25 +264,25 @@ def _within(size: int, limit: int, what: str) -> None:
 
 
 class Fields:
-    """A JSON object; a field that is missing and one that is null are the same."""
+    """A JSON object. A missing field and a null field are equivalent."""
 
     def __init__(self, value: Mapping[str, Any], what: str) -> None:
         self.value = value
         self.what = what
 
     def text(self, key: str) -> str:
-        """A string, empty where there is none."""
+        """A string; empty if missing."""
         return self._get(key, str, "a string") or ""
 
     def number(self, key: str) -> int:
-        """An integer that is not negative, 0 where there is none."""
+        """A nonnegative integer; 0 if missing."""
         number: int = self._get(key, int, "a number") or 0
         if number < 0 or isinstance(number, bool):
             raise damaged(self.what, f"{key!r} is {number!r}")
         return number
 
     def object(self, key: str) -> Fields:
-        """An object, an empty one where there is none."""
+        """An object; empty if missing."""
         return Fields(self._get(key, dict, "an object") or {}, self.what)
 
     def objects(self, key: str) -> tuple[Fields, ...]:
@@ -290,19 +290,19 @@ class Fields:
         return tuple(Fields(self._kind(each, dict, key, "a list of objects"), self.what) for each in self._list(key))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings; one string alone is a list of it, as Docker's old Entrypoint and Cmd."""
+        """A list of strings. A single string becomes a list, as in Docker's old Entrypoint and Cmd."""
         alone = self.value.get(key)
         if isinstance(alone, str):
             return (alone,)
         return tuple(self._kind(each, str, key, "a list of strings") for each in self._list(key))
 
     def mapping(self, key: str) -> dict[str, str]:
-        """An object of strings; a null in it is the empty string."""
+        """An object with string values. A null value becomes an empty string."""
         found = self._get(key, dict, "an object") or {}
         return {name: self._kind(each or "", str, key, "an object of strings") for name, each in found.items()}
 
     def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field exists and is not null."""
         return self.value.get(key) is not None
 
     def _list(self, key: str) -> list[Any]:
@@ -319,7 +319,7 @@ class Fields:
 
 
 def parse_object(data: bytes, what: str) -> Fields:
-    """The JSON object in `data`, which `what` names in errors."""
+    """Parse the JSON object in `data`. `what` names it in errors."""
     value = _parse(data, what)
     if not isinstance(value, dict):
         raise damaged(what, "it is not a JSON object")
@@ -327,14 +327,14 @@ def parse_object(data: bytes, what: str) -> Fields:
 
 
 def parse_objects(data: bytes, what: str) -> tuple[Fields, ...]:
-    """The JSON list of objects in `data`."""
+    """Parse the JSON list of objects in `data`."""
     return Fields({"list": _parse(data, what)}, what).objects("list")
 
 
 def _parse(data: bytes, what: str) -> Any:
     try:
         value = json.loads(data)
-        if b"\\u" in data:  # half a surrogate pair can be parsed, but never be written anywhere
+        if b"\\u" in data:  # half a surrogate pair can be parsed, but cannot be encoded
             json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise damaged(what, "its JSON is nested too deeply") from None

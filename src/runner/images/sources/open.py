@@ -1,4 +1,4 @@
-"""The one door to images: from what the user named to an image whose layers can be read."""
+"""Open the image that the user named, from any source, so that its layers can be read."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from runner.project import Project
 
 @dataclass(frozen=True)
 class Access:
-    """How images are reached: this machine, this project, and what the user chose."""
+    """How to access images: this machine, this project, and the user's options."""
 
     environ: Mapping[str, str]
     project: Project
     architecture: str = field(default_factory=probe.architecture)
-    """of the nodes, in OCI's words"""
+    """of the nodes, as OCI names it"""
     engine: str | None = None
     """for bare names: podman or docker (default: the first that works)"""
     allow_http: int = 0
-    """1: registries on other machines may be read without TLS; 2: and receive logins without it"""
+    """1: registries on other machines may be used without TLS; 2: logins may be sent to them without TLS too"""
     connections: int = 8
-    """to a registry at the same time"""
+    """simultaneous connections to a registry"""
 
 
 @contextmanager
 def open_image(source: Source, access: Access, report: Report) -> Iterator[LayeredImage]:
-    """The image of a source, open inside `with`; no layer is read before it is opened.
+    """The image of a source, which is open inside `with`. A layer is not read before it is opened.
 
     Raises RunnerError if the image is missing, damaged or for another architecture.
     """
@@ -64,8 +64,8 @@ def open_image(source: Source, access: Access, report: Report) -> Iterator[Layer
 
 @contextmanager
 def _open_stored(source: Source, access: Access, report: Report) -> Iterator[LayeredImage]:
-    """An image in an engine's storage: podman's layer by layer; docker's, and podman's where the layers cannot be
-    rebuilt, as one layer that the engine exports."""
+    """An image in an engine's storage. podman's images are read layer by layer. docker's, and podman's if the layers
+    cannot be rebuilt, are read as one layer that the engine exports."""
     from runner.images.sources.engine_storage import exported, find
     from runner.images.sources.podman_storage import NotRebuildable, open_stored
 
@@ -92,7 +92,7 @@ def _open_stored(source: Source, access: Access, report: Report) -> Iterator[Lay
 
 
 def _find_bare(source: Source, engine: Engine, access: Access, report: Report) -> Image:
-    """The newest image of a recipe, else any image of that name."""
+    """The newest image of a recipe, or else any image with that name."""
     name, project, store = source.reference, access.project, open_store(engine, access.environ)
     if name in recipe_names(project):
         recipe = load_recipe(name, project)
