@@ -343,7 +343,6 @@ class Zero:
     stage: int = 0
     reduce_bucket: int = 500_000_000
     buckets: int = 1  # two if communication of gradients overlaps with computation
-    prefetch: int = 50_000_000
     persistence: int = 100_000
     reuse_distance: int = 1_000_000_000
     sub_group: int = 1_000_000_000
@@ -380,7 +379,6 @@ def make(name: str, config: Mapping[str, Any], section: Mapping[str, Any], hidde
         stage=stage,
         reduce_bucket=number("reduce_bucket_size", 500_000_000, hidden * hidden),
         buckets=2 if overlap and stage in (1, 2) else 1,
-        prefetch=number("stage3_prefetch_bucket_size", 50_000_000, int(0.9 * hidden * hidden)),
         persistence=number("stage3_param_persistence_threshold", 100_000, 10 * hidden),
         reuse_distance=number("stage3_max_reuse_distance", 1_000_000_000, 1_000_000_000),
         sub_group=number("sub_group_size", 1_000_000_000, 1_000_000_000),

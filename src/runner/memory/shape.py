@@ -261,8 +261,6 @@ class Weights:
     outside: int  # embeddings, last norm, head
     embedding: int  # the largest tensor: vocabulary x hidden
     small: int  # in tensors below the threshold, which ZeRO-3 does not partition
-    lora_layer: int  # added by LoRA to one layer
-
     total: int
     lora: int
 
@@ -280,7 +278,6 @@ def count_weights(shape: Shape, *, threshold: int = 0, lora_r: int = 0) -> Weigh
         outside=sum(outside),
         embedding=shape.vocabulary * shape.hidden,
         small=small,
-        lora_layer=adapters,
         total=shape.layers * sum(layer) + sum(outside),
         lora=shape.layers * adapters,
     )
