@@ -260,5 +260,5 @@ def test_the_sites_variables_and_mounts_lie_under_the_environments_own():
 
 
 def test_the_site_names_the_engine_where_it_is_known():
-    assert choose(load_site("alps-clariden"), {}) == ("ce", "set by site alps-clariden")
-    assert choose(load_site("local"), {})[0] in {"sandbox", "podman", "apptainer", "host"}
+    assert choose(load_site("alps-clariden")) == ("ce", "set by site alps-clariden")
+    assert choose(load_site("local"))[0] in {"sandbox", "podman", "apptainer", "host"}

@@ -57,7 +57,7 @@ def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site
     console.say(f"environment {environment.name} ({environment.path}{'; ' + reason if reason else ''})")
     console.say(f"site {site.name} ({why})")
     named = getattr(args, "engine", None)
-    engine, chosen = (named, "as requested") if named else choose(site, os.environ)
+    engine, chosen = (named, "as requested") if named else choose(site)
     console.detail(f"engine {engine} ({chosen})")
     return environment, site, engine
 

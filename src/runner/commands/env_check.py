@@ -93,7 +93,7 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
 
     if args.engine and args.engine not in ENGINES:
         raise unknown("engine", args.engine, ENGINES)
-    engine, chosen = (args.engine, "as requested") if args.engine else choose(site, environ)
+    engine, chosen = (args.engine, "as requested") if args.engine else choose(site)
     console.detail(f"engine {engine} ({chosen})")
     here = _is_here(site, environ)
     if not here:

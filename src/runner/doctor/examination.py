@@ -27,7 +27,7 @@ class Examination:
 
 def examine(site: Site, why: str, environ: Mapping[str, str]) -> Examination:
     """Run all checks. Changes nothing, and takes less than two seconds."""
-    engine, chosen = choose(site, environ)
+    engine, chosen = choose(site)
     none = engine == "host" and site.engine != "host"
     fix = "apt-get install bubblewrap squashfuse squashfs-tools" if none else ""
     found = [

@@ -78,7 +78,7 @@ def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
         _loss(shape, weights, activations, zero, plan),
         _head(shape, weights, activations, zero, plan),
         _recompute(shape, weights, activations, zero, plan),
-        _backward(shape, weights, activations, zero, plan),
+        _backward(weights, activations, zero, plan),
         _step(weights, zero, plan),
     )
     return max((_add(always, zero, plan, moment) for moment in moments), key=lambda each: each.total)
@@ -223,7 +223,7 @@ def _recompute(shape: Shape, weights: Weights, activations: Activations, zero: Z
     )
 
 
-def _backward(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
+def _backward(weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
     """The end of the backward pass: all gradients exist, and one layer is being computed."""
     trained = _trained(weights, plan) * plan.width
     gradients = {0: trained, 1: trained, 2: trained // plan.gpus, 3: 0}[zero.stage]

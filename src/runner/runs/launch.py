@@ -92,7 +92,7 @@ def prepare(
         process.need(scheduler.PROGRAMS)
     job_file, program = find_program(request, project)
     environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
-    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
+    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
     if engine == "host" and environment.image:

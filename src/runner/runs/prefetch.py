@@ -57,7 +57,7 @@ def plan(request: Request, project: Project, environ: Mapping[str, str], report:
     words = (*(value(job_file, "arguments") or ()), *(request.words if program.script else program.command))
     env = {**hub.hub_variables(environ), **site.env, **environment.env, **(value(job_file, "env") or {})}
     home = hub.hub_home(env, site.runs(environ, project), environ)
-    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site, environ)
+    engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
     report.say(f"environment {environment.name}, site {site.name}, engine {engine}")
     wanted = hub.repositories(words, hub.model_folders(project))
@@ -75,7 +75,7 @@ def prepared(
         arguments += ("--wanted", json.dumps(each._asdict()))
     if prefetch.engine == "host":
         values = {name: expand(value, environ, name) for name, value in prefetch.env.items() if name != "HF_HOME"}
-        yield Call((_python(environ), str(script), *arguments), values, project.start)
+        yield Call((_python(), str(script), *arguments), values, project.start)
         return
     if prefetch.engine in ONLY_BY_SRUN:
         report.say(
@@ -94,7 +94,7 @@ def prepared(
         yield call
 
 
-def _python(environ: Mapping[str, str]) -> str:
+def _python() -> str:
     """A Python on this machine that has huggingface_hub. Raises RunnerError if there is none."""
     import sys
 

@@ -184,7 +184,7 @@ def _place_of_run(run: Run, environ: Mapping[str, str], report: Report) -> _Plac
 
 def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], report: Report, *, write: bool) -> Call:
     """The program call for a place. With `write`, also write the engine's files into its folder."""
-    engine = request.engine or (place.run.engine if place.run else "") or choose(place.site, environ)[0]
+    engine = request.engine or (place.run.engine if place.run else "") or choose(place.site)[0]
     attachment = attach(place.environment, place.site, engine)
     for note in attachment.notes:
         report.warn(note)

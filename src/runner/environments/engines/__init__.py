@@ -33,7 +33,7 @@ def attach(
     environ = os.environ if environ is None else environ
     name = engine or site.engine
     if name == "auto":
-        name = choose(site, environ)[0]
+        name = choose(site)[0]
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     full, notes = decided(environment, site, name, environ)
@@ -75,7 +75,7 @@ def with_site(environment: Environment, site: Site) -> Environment:
     )
 
 
-def choose(site: Site, environ: Mapping[str, str]) -> tuple[str, str]:
+def choose(site: Site) -> tuple[str, str]:
     """(the engine to use on a site, the reason). `auto` selects one that this machine supports."""
     if site.engine != "auto":
         return site.engine, f"set by site {site.name}"
