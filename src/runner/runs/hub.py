@@ -96,7 +96,8 @@ def cache_state(home: Path, each: Repository) -> State:
     """Whether every file that the prefetch recorded exists with the same size."""
     try:
         note = json.loads((home / NOTES / each.note).read_text(encoding="utf-8"))
-        folder = home / Path(str(note["folder"])).relative_to(_home_of(note))
+        # recorded as HF_HOME/hub/REPOSITORY/snapshots/COMMIT, possibly with the HF_HOME of a container
+        folder = home.joinpath(*Path(str(note["folder"])).parts[-4:])
         files: Mapping[str, int] = note["files"]
     except FileNotFoundError:
         return State(False)
@@ -110,11 +111,6 @@ def cache_state(home: Path, each: Repository) -> State:
         if actual != size_bytes:
             return State(False, f"{folder / name} has {actual} bytes, not {size_bytes}")
     return State(True)
-
-
-def _home_of(note: Mapping[str, str]) -> Path:
-    """HF_HOME as the prefetch used it, possibly in a container: FOLDER is HOME/hub/REPOSITORY/snapshots/COMMIT."""
-    return Path(str(note["folder"])).parents[3]
 
 
 def in_hub_cache(home: Path, each: Repository) -> bool:

@@ -43,8 +43,8 @@ _PLACEHOLDER_FOLDER = re.compile(rf"/{_ANGLE}(?=/|$)")
 def check_file(document: Document) -> Iterator[Finding]:
     """All errors in a file's keys, types and texts."""
     for key, value in document.data.items():
-        if repaired(key, value):
-            continue
+        if key.startswith(REPAIRED) and isinstance(value, dict):
+            continue  # a table opened twice, which is reported already
         if key not in KEYS:
             yield _unknown_key(document, key, value)
         elif key == "base_environment":
@@ -281,8 +281,3 @@ def _tables(lines: list[str]) -> Iterator[tuple[int, str]]:
 def _last_opened(lines: list[str]) -> int | None:
     """The line of the last key, in which an unterminated value most likely begins."""
     return next((n for n in range(len(lines), 0, -1) if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1])), None)
-
-
-def repaired(key: str, value: Any) -> bool:
-    """Whether a top-level key replaces a table that is opened twice, which is reported already."""
-    return key.startswith(REPAIRED) and isinstance(value, dict)
