@@ -1,10 +1,10 @@
-"""Causal language modelling, from scratch or continued, on GPUs or CPU, under torchrun, srun, accelerate or alone.
+"""Causal language modelling, from scratch or continued, on GPUs or CPU, with torchrun, srun, accelerate or no launcher.
 
     torchrun --nproc-per-node 2 jobs/clm.py                     the demo: a tiny Llama, a tokenizer made on the spot
     torchrun --nproc-per-node 8 jobs/clm.py --model_type gpt2 --config_overrides n_embd=1024,n_head=16,n_layer=24 \
         --tokenizer_name openai-community/gpt2 --train_file corpus.jsonl --block_size 1024 --global_batch_size 512
 
-Arguments: those of transformers' run_clm by their own names (`--config FILE.yaml` too), and a few more: `--help`.
+Arguments: those of transformers' run_clm with the same names (also `--config FILE.yaml`), and a few more: see `--help`.
 Without --do_train and --do_eval it trains. `--deepspeed` takes a preset (zero0 ... zero3) or a file.
 """
 
@@ -23,7 +23,7 @@ from training.settings import Settings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train. Return 0 when done, or 75 when the run is to be started again from its checkpoint."""
+    """Train. Return 0 when done, or 75 to ask for another attempt that resumes from the checkpoint."""
     with contract.start("clm") as job:
         return train(argv, job)
 
@@ -46,7 +46,7 @@ def train(argv: Sequence[str], job: Job) -> int:
     if not settings["do_train"]:
         return evaluate_only(trainer, settings, job)
 
-    # Train, or leave it to the next start
+    # Train, or leave the rest to the next attempt
     finished = resume.is_finished(checkpoint, config)
     if not finished:
         trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
@@ -67,7 +67,7 @@ def train(argv: Sequence[str], job: Job) -> int:
 
 
 def make_trainer(settings: Settings, config: Any, job: Job) -> Any:
-    """Return transformers' Trainer with model, blocks of tokens and the callbacks of the contract."""
+    """Return transformers' Trainer with the model, the blocks of tokens and the callbacks that runner needs."""
     from transformers import default_data_collator
 
     from training import blocks, models
@@ -77,7 +77,7 @@ def make_trainer(settings: Settings, config: Any, job: Job) -> Any:
     train_blocks, eval_blocks = blocks.prepare(settings, tokenizer, job)
     model = load_model(settings, tokenizer, config)
     if config.ddp_find_unused_parameters is None and not models.has_experts(model):
-        config.ddp_find_unused_parameters = False  # looking for them costs a pass at every step
+        config.ddp_find_unused_parameters = False  # searching for them costs a traversal of the graph at every step
     return BlockTrainer(
         model=model,
         args=config,
@@ -123,7 +123,7 @@ def evaluate_only(trainer: Any, settings: Settings, job: Job) -> int:
 
 
 def evaluate(trainer: Any, name: Path, job: Job) -> dict[str, Any]:
-    """Return loss and perplexity of the held-out text."""
+    """Return loss and perplexity of the validation text."""
     found = trainer.evaluate()
     loss, perplexity = found["eval_loss"], found["eval_perplexity"]
     if job.processes.first:

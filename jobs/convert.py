@@ -1,10 +1,10 @@
-"""Make a Hugging Face model of a checkpoint: DeepSpeed ZeRO 0 to 3, LoRA or Hugging Face.
+"""Convert a checkpoint (DeepSpeed ZeRO 0 to 3, LoRA or Hugging Face) to a Hugging Face model.
 
     python jobs/convert.py --checkpoint runs/sft-0001 --dtype bfloat16
     python jobs/convert.py --checkpoint runs/sft-0001/checkpoints/checkpoint-500 --output my-model --max_shard_size 2GB
 
-DeepSpeed's fp32 weights are preferred. An adapter is merged into its base model. The new folder appears when the
-model's logits have been compared with the checkpoint's. stdout is its path.
+DeepSpeed's fp32 weights are preferred. An adapter is merged into its base model. The new folder appears only after the
+model's logits have been compared with the checkpoint's. stdout is the path of the folder.
 To publish it, at any time and from any machine: `python jobs/push.py FOLDER --repo NAME`.
 """
 

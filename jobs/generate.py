@@ -3,10 +3,10 @@
     python jobs/generate.py --checkpoint runs/sft-0001 --prompt 'What does `json.dumps(obj)` do?'
     python jobs/generate.py --checkpoint runs/sft-0001/checkpoints/checkpoint-50/global_step50 --prompts_file in.txt
 
-A checkpoint is a run's folder (its final model, or its newest complete checkpoint), a DeepSpeed checkpoint of ZeRO 0 to
-3 written by any number of processes, a Hugging Face model by folder or name, or a LoRA adapter; the
-default is RUNNER_RUN. If the tokenizer has a chat template, the prompt is a user's message; with --plain the model
-continues it. stdout is the answer and nothing else.
+A checkpoint is a run folder (its final model, or its newest complete checkpoint), a DeepSpeed checkpoint (ZeRO 0 to 3,
+written by any number of processes), the folder or name of a Hugging Face model, or a LoRA adapter. The default is
+RUNNER_RUN. If the tokenizer has a chat template, the prompt is a user message; with --plain, the model continues the
+prompt. stdout contains only the answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The first thing to try: each process says who it is, all of them add up one number, and rank 0 lists the nodes.
+"""A first test: each process prints its rank and host, all processes compute a sum, and rank 0 lists the nodes.
 
     runner launch --env cpu --script hello
 
-Needs nothing but Python; with torch, the sum is one all-reduce over gloo, so that a wrong rendezvous shows at once.
-`hello.py WORD ...` prints the words that it was given too; `--exit CODE` ends with that code.
+Needs only Python. With torch, the sum is an all-reduce with gloo, so that a wrong rendezvous address shows at once.
+`hello.py WORD ...` also prints its arguments; `--exit CODE` exits with that code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print rank, world size and host, and return 0, or what `--exit` says; 1 when the sum is wrong."""
+    """Print rank, world size and host. Return 0 or the code of `--exit`; 1 if the sum is wrong."""
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     where = f"rank {rank} of {world_size} on {node}, Python {platform.python_version()} {platform.machine()}"

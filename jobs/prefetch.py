@@ -1,10 +1,10 @@
-"""Download models, tokenizers and datasets of the Hugging Face hub into a cache that jobs without network read.
+"""Download models, tokenizers and datasets from the Hugging Face hub into a cache for jobs without network access.
 
     python jobs/prefetch.py --home CACHE/huggingface --wanted '{"kind": "model", "name": "openai-community/gpt2"}'
 
-`runner prefetch JOB` calls it with what the job's arguments name. Needs huggingface_hub, not torch. A file appears only
-when it is complete; after an interruption the files that are missing are fetched. The note in `prefetched/` is written
-last, when every file has the size that the hub lists. stdout is the folder of each repository.
+`runner prefetch JOB` runs this with the repositories that the job's arguments name. Needs huggingface_hub, but not
+torch. A file appears only when it is complete; after an interruption, only missing files are downloaded. The record in
+`prefetched/` is written last, when every file has the size that the hub lists. stdout is the folder of each repository.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from training.errors import JobError
 
 TRIES = 5
 ANSWER_SECONDS = 60.0
-DRY_RUN_ANSWER_SECONDS = 10.0  # and it is tried once: nothing is lost if it fails
+DRY_RUN_ANSWER_SECONDS = 10.0  # and no retries, because a dry run may fail without harm
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a job names."""
+    """A repository to download."""
 
     kind: str  # model or dataset
     name: str
     revision: str = "main"
-    part: str = ""  # of a dataset: its configuration; of a model: `tokenizer`, which is configuration and tokenizer
+    # for a dataset: its configuration; for a model: `tokenizer`, to get only the configuration and the tokenizer
+    part: str = ""
 
     def __str__(self) -> str:
         part = f" ({self.part})" if self.part else ""
@@ -44,13 +45,13 @@ class Wanted:
 
     @property
     def note(self) -> str:
-        """The name of the note that says it is here; runner looks for it under the same name."""
+        """The name of the file that records the download. runner looks for the same name."""
         words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
         return "--".join(word for word in words if word) + ".json"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fetch what is wanted and return 0."""
+    """Download all repositories and return 0."""
     with errors.reported("prefetch"):
         arguments = parser().parse_args(argv)
         home = arguments.home.absolute()
@@ -73,10 +74,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def prepare(home: Path) -> None:
-    """Point the library at the cache and keep its bars out of logs. To be called before it is imported."""
+    """Configure huggingface_hub to use the cache, without progress bars in logs. Call this before importing it."""
     token = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface") / "token"
     if token.is_file():
-        os.environ.setdefault("HF_TOKEN_PATH", str(token))  # the one that `hf auth login` has left
+        os.environ.setdefault("HF_TOKEN_PATH", str(token))  # the token that `hf auth login` stored
     os.environ.update(HF_HOME=str(home), HF_HUB_CACHE=str(home / "hub"), HF_HUB_OFFLINE="0")
     os.environ.update(HF_HUB_DISABLE_PROGRESS_BARS="1", HF_HUB_DISABLE_TELEMETRY="1")
     try:
@@ -90,7 +91,7 @@ def prepare(home: Path) -> None:
 
 
 def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any]:
-    """Bring one repository's files; return the record that is written when all of them are here."""
+    """Download the files of one repository, and return the record to write when all of them are complete."""
     from huggingface_hub import HfApi
 
     seconds = DRY_RUN_ANSWER_SECONDS if dry_run else ANSWER_SECONDS
@@ -120,14 +121,14 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     download(wanted, info.sha, chosen, missing, folder)
     if missing:
         say(f"{wanted}: complete after {time.monotonic() - started:.0f} s")
-    if wanted.revision != info.sha:  # libraries find the commit under this name without network
+    if wanted.revision != info.sha:  # without network access, libraries look up the commit under this name
         files.write_text(folder.parents[1] / "refs" / wanted.revision, info.sha)
     files.write_json(home / "prefetched" / wanted.note, record)
     return record
 
 
 def wrong(folder: Path, wanted: Mapping[str, int]) -> list[str]:
-    """Return the files that are not in the folder in their size."""
+    """Return the files that are missing in the folder or have a wrong size."""
 
     def size(name: str) -> int:
         try:
@@ -139,12 +140,12 @@ def wrong(folder: Path, wanted: Mapping[str, int]) -> list[str]:
 
 
 def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Sequence[str], folder: Path) -> None:
-    """Fetch the missing files, a few at a time. Raises JobError if one has another size than the hub lists."""
+    """Download the missing files, a few at a time. Raises JobError if the size of one differs from the hub's."""
     from huggingface_hub import hf_hub_download
 
     def one(name: str) -> None:
         path = folder / name
-        path.resolve().unlink(missing_ok=True)  # cut off: the library would take it for whole
+        path.resolve().unlink(missing_ok=True)  # incomplete: the library would treat it as complete
         path.unlink(missing_ok=True)
         patiently(lambda: hf_hub_download(wanted.name, name, repo_type=wanted.kind, revision=commit))
         if chosen[name] > 100_000_000:
@@ -162,7 +163,7 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
 
 
 def patiently(work: Any, tries: int = TRIES) -> Any:
-    """Return what `work` does; a network that fails for a moment is tried again, later and later."""
+    """Return the result of `work`. After a temporary network failure, try again with increasing pauses."""
     from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError
 
     for number in range(tries):
@@ -180,7 +181,7 @@ def patiently(work: Any, tries: int = TRIES) -> Any:
 
 @contextlib.contextmanager
 def hub_errors(wanted: Wanted) -> Iterator[None]:
-    """Turn what the library raises into one clear error."""
+    """Convert exceptions of huggingface_hub to a JobError."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     what = f"cannot download the {wanted}"
@@ -200,7 +201,7 @@ def hub_errors(wanted: Wanted) -> Iterator[None]:
     except RepositoryNotFoundError as error:
         why = "the hub has no repository of that name, or you have no access to it"
         raise JobError(what, why, "check the name; for a private repository, export HF_TOKEN") from error
-    except Exception as error:  # of the HTTP library, another one in each version
+    except Exception as error:  # exceptions of the HTTP library, which differs between versions
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
         fix = f"check that {endpoint} can be reached (proxies, HF_ENDPOINT), and try again: downloaded files are kept"
@@ -213,7 +214,7 @@ def _card(info: Any) -> Mapping[str, Any]:
 
 
 def amount(sizes: Iterator[int] | Sequence[int] | Any) -> str:
-    """Return bytes in words: 5.4 GB."""
+    """Format a number of bytes: 5.4 GB."""
     size = float(sum(sizes))
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

@@ -2,8 +2,8 @@
 
     python jobs/push.py runs/sft-0001/model-500 --repo my-organisation/my-model --private
 
-Needs Python and huggingface_hub, no GPU, no torch. The token is HF_TOKEN or that of `hf auth login`; HF_ENDPOINT names
-another hub. It is one commit: the hub has all files or none. stdout is the address of the commit.
+Needs Python and huggingface_hub, but no GPU and no torch. The token is HF_TOKEN or that of `hf auth login`; HF_ENDPOINT
+selects another hub. The upload is one commit, so that the hub has all files or none. stdout is the URL of the commit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from training.converting import hub
 
 
 def main(argv: Sequence[str]) -> int:
-    """Send the folder, print the commit's address and return 0."""
+    """Upload the folder, print the URL of the commit and return 0."""
     with errors.reported("push"):
         arguments = parser().parse_args(argv)
         size_bytes = hub.check_folder(arguments.folder)

@@ -1,11 +1,11 @@
-"""Supervised fine-tuning with TRL, on GPUs or CPU, under torchrun, srun, accelerate or alone.
+"""Supervised fine-tuning with TRL, on GPUs or CPU, with torchrun, srun, accelerate or no launcher.
 
     torchrun --nproc-per-node 2 jobs/sft.py                     the demo: a tiny Llama, a tokenizer made on the spot
     torchrun --nproc-per-node 4 jobs/sft.py --model_name_or_path meta-llama/Llama-3.1-8B \
         --dataset_name trl-lib/Capybara --deepspeed zero3 --global_batch_size 128 --packing
 
-Arguments: those of TRL's SFTConfig, ScriptArguments and ModelConfig by their own names (`--config FILE.yaml` too), and
---global_batch_size, --micro_batch, --loss_path and more. `--deepspeed` takes a preset (zero0 ... zero3) or a file.
+Arguments: those of TRL's SFTConfig, ScriptArguments and ModelConfig with the same names (also `--config FILE.yaml`),
+and --global_batch_size, --micro_batch, --loss_path and more. `--deepspeed` is a preset (zero0 ... zero3) or a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.settings import Settings
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train. Return 0 when done, or 75 when the run is to be started again from its checkpoint."""
+    """Train. Return 0 when done, or 75 to ask for another attempt that resumes from the checkpoint."""
     with contract.start("sft") as job:
         return train(argv, job)
 
@@ -45,7 +45,7 @@ def train(argv: Sequence[str], job: Job) -> int:
     if probe.probing():  # a child of `--micro_batch auto`
         return probe.probe(trainer, config.max_length or 0)
 
-    # Train, or leave it to the next start
+    # Train, or leave the rest to the next attempt
     if not resume.is_finished(checkpoint, config):
         trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
     if job.stop.reason:
@@ -57,7 +57,7 @@ def train(argv: Sequence[str], job: Job) -> int:
 
 
 def make_trainer(settings: Settings, config: Any, job: Job) -> Any:
-    """Return TRL's SFTTrainer with model, rows and the callbacks of the contract: add your own, or a collator, here."""
+    """Return TRL's SFTTrainer with the model, the rows and the callbacks that runner needs. Add your own here."""
     from trl import ModelConfig, get_peft_config, get_quantization_config
 
     from training import loss, models, rows
@@ -78,11 +78,13 @@ def make_trainer(settings: Settings, config: Any, job: Job) -> Any:
             processing_class=tokenizer,
             peft_config=adapter,
             callbacks=contract.callbacks(job),
-            **({"quantization_config": quantization} if quantization else {}),  # older TRL does not know it
+            # older versions of TRL do not have this argument
+            **({"quantization_config": quantization} if quantization else {}),
         )
     trainer.plain_loss = loss.is_plain(settings["loss_path"], trainer.model, config)
     if config.ddp_find_unused_parameters is None and not models.has_experts(trainer.model):
-        trainer.args.ddp_find_unused_parameters = False  # looking for them costs a pass at every step
+        # searching for them costs a traversal of the graph at every step
+        trainer.args.ddp_find_unused_parameters = False
     cut = rows.check_prepared(trainer, name, len(train_rows) if hasattr(train_rows, "__len__") else None)
     if cut and job.processes.first:
         print(f"note: {cut}", flush=True)
@@ -114,7 +116,7 @@ SFT_DEMO = {
 
 
 def read_arguments(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
-    """Return settings and batch. Raises JobError for what can be known before a process group exists."""
+    """Return settings and batch. Raises JobError for errors that can be found before a process group exists."""
     from trl import ModelConfig, ScriptArguments, SFTConfig
 
     from training import arguments
@@ -144,7 +146,7 @@ def read_arguments(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
 
 
 def load_data(settings: Settings, config: Any, job: Job) -> tuple[Any, Any]:
-    """Return the rows to train on, and those to evaluate on or None. The first rows are checked."""
+    """Return the rows for training, and those for evaluation or None. The first rows are checked."""
     from training import dataset, demo, rows
 
     name = settings["dataset_name"]
@@ -158,7 +160,7 @@ def load_data(settings: Settings, config: Any, job: Job) -> tuple[Any, Any]:
 
 
 def load_model(settings: Settings, config: Any, train_rows: Any, job: Job) -> tuple[Any, Any]:
-    """Return the model, or its name for TRL to load it, and the tokenizer."""
+    """Return the model, or its name if TRL is to load it, and the tokenizer."""
     from training import demo, models, rows
 
     name = settings["model_name_or_path"]
@@ -174,7 +176,7 @@ def load_model(settings: Settings, config: Any, train_rows: Any, job: Job) -> tu
 
 
 def keep_base(model: Any, tokenizer: Any, job: Job) -> str:
-    """Return the folder of the demo's model: an adapter is worth nothing without the weights it belongs to."""
+    """Save the demo's base model and return its folder, because an adapter is useless without its base model."""
     from training import files
     from training.processes import once
 

@@ -1,9 +1,9 @@
-"""Text to a token cache before the training that needs it: on a node without GPUs, with all its cores.
+"""Tokenize text to a token cache before training, on a node without GPUs, with all its cores.
 
     python jobs/tokenize_data.py --train_file 'corpus/*.jsonl' --tokenizer_name openai-community/gpt2
 
-The arguments are those of clm by the same names, so that clm finds this cache: the same files, tokenizer and options.
-The folder of the cache goes to stdout; it has text.bin and text.idx, which Megatron reads as they are.
+The arguments have the same names as those of clm. clm finds this cache if files, tokenizer and options are the same.
+stdout is the folder of the cache. It contains text.bin and text.idx, which Megatron can read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.run import RunFolder
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the cache, or find it, and return 0."""
+    """Create the cache unless it exists, and return 0."""
     with errors.reported("tokenize_data"):
         arguments = parser().parse_args(argv)
         run = run_module.from_environment(os.environ, "tokenize_data")
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def tokenize(arguments: argparse.Namespace, run: RunFolder) -> Path:
-    """Return the path of text.bin without its ending."""
+    """Return the path of text.bin without its extension."""
     from training import models, text
     from training.settings import Settings
     from training.token_cache import cache

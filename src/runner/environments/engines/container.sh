@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
-# Runs a command in a container of podman or docker. Usage: bash container.sh COMMAND…; the container is described in
-# container.conf beside it: a squashfs file (podman only, as --rootfs) or an image of the engine's storage or a registry.
+# Runs a command in a container of podman or docker. Usage: bash container.sh COMMAND…
+# container.conf beside this file describes the container. The image is a squashfs file (only with podman, as --rootfs),
+# or comes from the engine's storage or a registry.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$here/environment.sh"
@@ -9,7 +10,7 @@ engine='' image='' workdir='' entrypoint='' writable='' mounts=() env=() devices
 source "$here/container.conf"
 node=${SLURMD_NODENAME:-$(uname -n)}
 flags=(run --rm --interactive --network host --uts host) within=()
-# DeepSpeed and NCCL want the node's /dev/shm; rootless podman refuses `--ipc host` where there is no /dev/mqueue
+# DeepSpeed and NCCL need the node's /dev/shm; rootless podman rejects `--ipc host` if /dev/mqueue does not exist
 if [[ -d /dev/mqueue ]]; then flags+=(--ipc host); else flags+=(--volume /dev/shm:/dev/shm); fi
 
 command -v "$engine" > /dev/null || fail "$engine is missing on $node" "this run uses the engine $engine" \
@@ -17,11 +18,11 @@ command -v "$engine" > /dev/null || fail "$engine is missing on $node" "this run
 
 if [[ $engine == podman ]]; then
   flags+=(--security-opt label=disable)
-  # by itself it asks for more than root may set where CAP_SYS_RESOURCE is missing
+  # podman's default limits are higher than root may set without CAP_SYS_RESOURCE
   processes=$(ulimit -Hu)
   if [[ $processes == unlimited ]] || ((processes > 32768)); then processes=32768; fi
   flags+=(--ulimit "nofile=$(ulimit -Sn):$(ulimit -Hn)" --ulimit "nproc=$processes:$processes")
-  # crun refuses hosts that mix cgroups v1 and v2
+  # crun does not support hosts that mix cgroups v1 and v2
   if [[ -n $(cat /sys/fs/cgroup/unified/cgroup.controllers 2> /dev/null) ]] && command -v runc > /dev/null; then
     flags=(--runtime runc --cgroup-manager cgroupfs --events-backend file "${flags[@]}")
   fi
@@ -53,9 +54,9 @@ describe() {
   if [[ -n $gpus && $engine == podman ]]; then flags+=(--device nvidia.com/gpu=all); fi
 }
 
-# Fills `flags` with the variables: by name alone where the container is to see the host's own value. What the engine's
-# options cannot say goes to `within`, words of env in front of the command: unset variables, and carriage returns, which
-# podman 4.3 loses from --env.
+# Adds the variables to `flags`: only the name if the container gets the host's value. The array `within` is a call of env
+# before the command, for what the engine's options cannot express: unset variables, and values with carriage returns,
+# which podman 4.3 drops from --env.
 hand_in() {
   local name value
   for name in "${!dropped[@]}"; do within+=(-u "$name"); done
@@ -71,7 +72,7 @@ hand_in() {
       flags+=(--env "$name=$value")
     fi
   done
-  # env itself has to be found by the PATH of the image
+  # the image's PATH must find env itself
   if ((${#within[@]} > 0)); then
     within=(env "${within[@]}" "PATH=${inside[PATH]}")
   else
@@ -82,7 +83,7 @@ hand_in() {
 enter_image() {
   local image_env
   expand host "$image" image
-  image=${REPLY/'#'//} # enroot's REGISTRY#IMAGE is REGISTRY/IMAGE here
+  image=${REPLY/'#'//} # enroot's REGISTRY#IMAGE becomes REGISTRY/IMAGE
   "$engine" image inspect "$image" > /dev/null 2>&1 || "$engine" pull "$image" >&2 ||
     fail "there is no image $image for $engine on $node" "neither its storage nor the registry has the image; see the message above" \
       "build the image (runner build), or write the name of its registry"
@@ -99,13 +100,13 @@ enter_image() {
     flags+=(--workdir "$workdir")
   fi
   [[ -n $writable ]] || flags+=(--read-only)
-  # podman makes a /tmp that takes writes over a read-only root by itself
+  # with a read-only root, podman itself provides a writable /tmp
   [[ -n $writable || $engine == podman || -n $own_tmp ]] || flags+=(--tmpfs "/tmp:exec,mode=1777")
   exec "$engine" "${flags[@]}" "$image" ${within[@]+"${within[@]}"} "$@"
 }
 
-# The squashfs file as podman's root file system, with an overlay of its own over it (`:O`). We are root, or inside of
-# `podman unshare`, in a mount namespace of this task alone.
+# Runs the squashfs file as podman's root file system, with podman's own overlay over it (`:O`). This runs as root, or in
+# `podman unshare`, in a mount namespace that only this task uses.
 enter_squashfs() {
   local root=$1 said=$2 command=() index
   shift 2
@@ -119,10 +120,10 @@ enter_squashfs() {
     "apt-get install squashfuse"
   mount -t tmpfs -o mode=0755 tmpfs "$root"
   mkdir "$root/lower"
-  # in the foreground and tied to our life, so that it never outlives this task
+  # in the foreground, and killed when this script dies, so that it never outlives this task
   { deaf && exec setpriv --pdeathsig KILL squashfuse -f "$image" "$root/lower"; } &
   trap 'code=$?; kill -KILL %1 2> /dev/null || true; [[ -z $said ]] || printf "%s\n" "$code" >> "$said"' EXIT
-  trap : HUP INT TERM USR1 USR2 # the engine hears them too; the files stay until it has ended
+  trap : HUP INT TERM USR1 USR2 # the engine gets these signals too; keep the files mounted until it has ended
   for ((index = 0; index < 500; index++)); do
     [[ $(stat -c %d "$root/lower") == $(stat -c %d "$root") ]] || break
     kill -0 $! 2> /dev/null || fail "cannot mount $image on $node" "squashfuse failed; see the message above" "check the file: unsquashfs -s $image"
@@ -135,7 +136,7 @@ enter_squashfs() {
   set -- ${within[@]+"${within[@]}"} "$@"
   command=("$@")
   if [[ -f $root/lower/etc/rc && -z $entrypoint ]]; then
-    printf 'exec "$@"\n' > "$root/rc.local" # the command script then only goes to the working directory
+    printf 'exec "$@"\n' > "$root/rc.local" # the command script then only changes to the working directory
     flags+=(--volume "$root/rc.local:/etc/rc.local:ro")
   fi
   if [[ -n $workdir ]]; then
@@ -153,15 +154,15 @@ enter_squashfs() {
   exit "$code"
 }
 
-# Enters podman's user namespace and comes back with the code of what ran there. `podman unshare` itself ends with 0 as soon
-# as it gets TERM (4.3.1), however long the job inside takes to save and whatever it ends with.
+# Runs this script in podman's user namespace, and exits with its exit code. `podman unshare` itself would exit with 0 as
+# soon as it gets TERM (4.3.1), while the job inside may still be saving.
 enter_as_user() {
   local root=$1 said code=0 pid='' inner=''
   shift
   said=$(mktemp)
   trap 'rm -f "$said"' EXIT
   trap : HUP INT TERM USR1 USR2
-  # the namespace is shared by all podmans of the user: unshare once more
+  # all podman processes of the user share this namespace: create another mount namespace
   podman unshare unshare --mount bash "$here/container.sh" --inside "$root" "$said" "$@" || code=$?
   { read -r pid && while [[ -d /proc/$pid ]]; do sleep 0.2 || true; done; } < "$said" || true
   { read -r pid && read -r inner; } < "$said" || true
@@ -177,7 +178,7 @@ case $image in
     [[ $engine == podman ]] || fail "$engine cannot run the squashfs file $image" "it runs only images from its storage or a registry" \
       "use podman or the sandbox, or write the name of an image in the EDF"
     root=${TMPDIR:-/tmp}/runner-container-$(id -u)
-    own_folder "$root" # never removed: another task may have mounted there
+    own_folder "$root" # never removed, because another task may have mounts there
     if (($(id -u) == 0)); then
       exec unshare --mount bash "$here/container.sh" --inside "$root" '' "$@"
     fi

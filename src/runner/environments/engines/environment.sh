@@ -1,14 +1,14 @@
-# shellcheck shell=bash disable=SC2016,SC2034  # references are compared as text; the tables are read by the callers
-# What sandbox.sh and container.sh share: errors, references to variables, and the variables inside a container.
-# Precedence: EDF [env] over image over host.
+# shellcheck shell=bash disable=SC2016,SC2034  # references are compared as text; the callers read the tables
+# Functions for sandbox.sh and container.sh: errors, references to variables, and the variables inside a container.
+# Variables of the EDF's [env] override the image's, which override the host's.
 
 fail() { # WHAT BECAUSE TRY
   printf 'runner: %s\n  because: %s\n  try:     %s\n' "$1" "$2" "$3" >&2
   exit 1
 }
 
-# own_folder FOLDER: makes a folder that only this user can enter. /tmp is everybody's: a folder of another user, or one
-# that others could write to, may hold anything under names that are easy to guess, and is refused.
+# own_folder FOLDER: creates a folder that only this user can enter. Fails if it exists and belongs to another user, or if
+# others can write to it, because in /tmp anyone can create a folder with an easily guessed name.
 own_folder() {
   local mode=777
   mkdir -m 700 -- "$1" 2> /dev/null || [[ -e $1 || -L $1 ]] ||
@@ -21,7 +21,7 @@ own_folder() {
   chmod 700 -- "$1"
 }
 
-# expand TABLE TEXT WHAT: puts TEXT with ${VAR} and ${VAR:-default} replaced from the associative array TABLE into REPLY.
+# expand TABLE TEXT WHAT: sets REPLY to TEXT with ${VAR} and ${VAR:-default} replaced from the associative array TABLE.
 # $${VAR} is the literal text ${VAR}.
 expand() {
   local -n table=$1
@@ -37,7 +37,7 @@ expand() {
     rest=${rest#*'}'}
     default=${inner#*:-}
     while [[ ${default//'${'/} != "$default" && $(count "$inner" '${') -gt $(count "$inner" '}') ]]; do
-      inner+="}${rest%%'}'*}" # the brace closed a reference inside of the default
+      inner+="}${rest%%'}'*}" # this brace closes a reference inside the default
       rest=${rest#*'}'}
       default=${inner#*:-}
     done
@@ -62,7 +62,7 @@ count() {
   printf '%s' $(((${#1} - ${#without}) / ${#2}))
 }
 
-# The variables of the host that do not enter a container; pyxis keeps the same ones out.
+# Variables of the host that are not passed into the container, as with pyxis.
 kept_out() {
   case $1 in
     PATH | LD_LIBRARY_PATH | LD_PRELOAD | LANG | LANGUAGE | LC_ALL | BASH_FUNC_* | BASH_ENV | CONTAINERS_* | _CONTAINERS_* | SHLVL | PWD | OLDPWD | _) return 0 ;;
@@ -73,7 +73,7 @@ kept_out() {
 declare -A host=() inside=() dropped=()
 declare -a final=()
 
-# read_host: fills `host` (for paths of mounts) and `inside` (what enters the container) from our own environment.
+# read_host: fills `host` (for paths of mounts) and `inside` (variables for the container) from this environment.
 read_host() {
   local entry
   while IFS= read -r -d '' entry; do
@@ -83,7 +83,7 @@ read_host() {
   done < /proc/self/environ
 }
 
-# read_image FILE: lays the image's variables (lines of NAME=VALUE, as enroot writes /etc/environment) over `inside`.
+# read_image FILE: adds the image's variables to `inside`, from lines NAME=VALUE as enroot writes them to /etc/environment.
 read_image() {
   local line name value
   [[ -r $1 ]] || return 0
@@ -95,8 +95,8 @@ read_image() {
   done < "$1"
 }
 
-# read_edf: lays [env] of the EDF over `inside`. No entry sees another one, nor does `workdir`, which is expanded here; an
-# empty value unsets.
+# read_edf: adds [env] of the EDF to `inside`, and expands `workdir`. Neither the entries nor `workdir` see other entries.
+# An empty value unsets a variable.
 read_edf() {
   local index values=()
   [[ -n ${inside[PATH]-} ]] || inside[PATH]=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
@@ -114,7 +114,7 @@ read_edf() {
   done
 }
 
-# list_inside: fills the array `final` with NAME=VALUE of every variable inside of the container.
+# list_inside: fills the array `final` with NAME=VALUE for every variable inside the container.
 list_inside() {
   local name
   for name in "${!inside[@]}"; do
@@ -122,7 +122,7 @@ list_inside() {
   done
 }
 
-# absolute PATH: puts a path that is relative to the folder of the caller into REPLY as an absolute one.
+# absolute PATH: sets REPLY to the absolute path. A relative PATH is relative to the caller's folder.
 absolute() {
   case $1 in
     /*) REPLY=$1 ;;
@@ -130,8 +130,8 @@ absolute() {
   esac
 }
 
-# steady COMMAND…: runs it deaf to the signals that Slurm sends to every process of a step: a file system that ended would
-# take the files away from those who are still saving. libfuse leaves ignored signals ignored.
+# steady COMMAND…: runs a command that ignores the signals that Slurm sends to every process of a step. Otherwise, a FUSE
+# file system would end while programs are still saving. libfuse does not handle signals that are already ignored.
 steady() (
   deaf
   exec "$@"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
 # Runs a command inside a squashfs image, with the programs that every distribution packages: squashfuse (or unsquashfs)
-# and bubblewrap. No daemon, no root. Usage: bash sandbox.sh COMMAND…; the container is described in sandbox.conf beside it.
+# and bubblewrap. Needs no daemon and no root. Usage: bash sandbox.sh COMMAND…
+# sandbox.conf beside this file describes the container.
 #
-# Everything is mounted in a mount and a process namespace of this task alone. When the command ends, or when this
-# process is killed in any way, the kernel takes the namespaces away, and with them the mounts and squashfuse.
-# Only where /dev/fuse is missing is the image unpacked, to a folder that the tasks of a node share and the last removes.
+# Everything is mounted in a private mount and process namespace. When the command ends, or when this process is killed in
+# any way, the kernel removes the namespaces, and with them the mounts and squashfuse. Only if /dev/fuse is missing, the
+# image is unpacked to a folder that the tasks of a node share, and that the last of them removes.
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$here/environment.sh"
@@ -35,13 +36,13 @@ check_image() {
 
 # ---- first stage: on the host ---------------------------------------------------------------------------------------
 
-# The folder of the unpacked image; its lock is held, shared, on descriptor 9 for as long as a process of this job runs.
+# The folder of the unpacked image. Descriptor 9 holds a shared lock of it while a process of this job runs.
 unpack() {
   local store=$scratch/runner-unpacked-$me key old
   need unsquashfs squashfs-tools
   own_folder "$store"
   key=$(stat -c '%n %s %Y %i' -- "$image" | sha256sum | cut -c1-16)
-  for old in "$store"/*.lock; do # what a killed job has left
+  for old in "$store"/*.lock; do # left behind by a killed job
     [[ -e $old && $old != "$store/$key.lock" ]] || continue
     # shellcheck disable=SC2094  # the lock file is only locked
     (flock -n 8 && rm -rf "${old%.lock}" "$old") 8> "$old" || true
@@ -50,8 +51,8 @@ unpack() {
   unpacked=$store/$key
 }
 
-# Locks FOLDER.lock, shared, and unpacks the image to FOLDER if no task has; false where the last task that used it has
-# removed both meanwhile, as it may before we have the lock, and while an exclusive lock becomes a shared one.
+# Locks FOLDER.lock (shared), and unpacks the image to FOLDER if no other task has. Fails if another task has removed both
+# meanwhile, which can happen before we get the lock, and while an exclusive lock becomes a shared one.
 take() {
   local folder=$1
   { exec 9> "$folder.lock" && flock 9; } || fail "cannot lock $folder.lock on $node" "see the message above" "set TMPDIR to a local folder"
@@ -84,8 +85,8 @@ first_stage() {
   unshare "${map[@]}" --mount true 2> /dev/null ||
     fail "this user may not create namespaces on $node" "unshare ${map[*]} --mount is refused" \
       "ask the admin to allow user namespaces (kernel.unprivileged_userns_clone, user.max_user_namespaces), or use podman"
-  own_folder "$scratch/runner-sandbox-$me" # never removed: another task may have mounted there
-  user=$(id -un 2> /dev/null) || user=u$me # it prints the number where there is no name, and fails
+  own_folder "$scratch/runner-sandbox-$me" # never removed, because another task may have mounts there
+  user=$(id -un 2> /dev/null) || user=u$me # without a user name, id prints the number and fails
   group=$(id -gn 2> /dev/null) || group=g$(id -g)
   local command=(unshare "${map[@]}" --mount --pid --fork --kill-child)
   "${command[@]}" --mount-proc true 2> /dev/null && command+=(--mount-proc)
@@ -97,7 +98,7 @@ first_stage() {
   "${command[@]}" "$unpacked/root" -- "$@" <&0 &
   child=$!
   for signal in TERM INT HUP USR1 USR2 CONT; do
-    # shellcheck disable=SC2064  # the child's number is meant as it is now
+    # shellcheck disable=SC2064  # the child's process id is expanded now, on purpose
     trap "kill -s $signal -- $child 2> /dev/null || true" "$signal"
   done
   while :; do
@@ -111,9 +112,9 @@ first_stage() {
 
 # ---- second stage: root of a private namespace ----------------------------------------------------------------------
 
-# Mounts a squashfs file. Like enroot, every file belongs to the user who enters: squashfuse says so itself (uid=0);
-# squashfuse_ll, which imports torch in half the time, cannot. It serves where all users are known here (real root), or
-# where the file knows but one.
+# Mounts a squashfs file. As with enroot, all files belong to the user: squashfuse has an option for this (uid=0), but
+# squashfuse_ll, with which torch is imported in half the time, has not. It is used if this user namespace has all ids
+# (real root), or if the file has only one owner.
 mount_squashfs() {
   local _ outside count
   read -r _ outside count < /proc/self/uid_map
@@ -125,7 +126,7 @@ mount_squashfs() {
   steady squashfuse -o uid=0,gid=0 "$1" "$2"
 }
 
-# Mounts the image at $base/lower and something that takes writes over it at $base/root.
+# Mounts the image at $base/lower, and a writable file system over it at $base/root.
 mount_root() {
   local lower=$1 options
   mount -t tmpfs -o mode=0755 tmpfs "$base"
@@ -149,7 +150,7 @@ mount_root() {
   fi
 }
 
-# What enroot adds to an image: the user, a home, and what the command script needs.
+# Adds what enroot adds to an image: the user, a home folder, and what the command script needs.
 furnish() {
   local gid=$1 user=$2 uid=$3 group=$4 root=$base/root name
   [[ -n $overlay ]] || return 0
@@ -159,14 +160,14 @@ furnish() {
   cut -d: -f3 "$root/etc/group" 2> /dev/null | grep -qx "$gid" ||
     printf '%s:x:%s:\n' "$group" "$gid" >> "$root/etc/group"
   for name in hosts resolv.conf; do
-    [[ ! -L $root/etc/$name ]] || rm "$root/etc/$name" # a link into the host's /run leads nowhere here
+    [[ ! -L $root/etc/$name ]] || rm "$root/etc/$name" # a link into the host's /run would be broken here
     [[ -e $root/etc/$name ]] || : > "$root/etc/$name"
   done
   case ${inside[HOME]-} in
     /tmp* | '') ;;
     /*) mkdir -p "$root${inside[HOME]}" 2> /dev/null || true ;;
   esac
-  # without the entrypoint, the command script goes no further than to the working directory; pyxis does the same
+  # without the entrypoint, the command script only changes to the working directory, as with pyxis
   [[ -n $entrypoint || ! -f $root/etc/rc ]] || printf 'exec "$@"\n' > "$root/etc/rc.local"
 }
 
