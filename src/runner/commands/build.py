@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     build = subparsers.add_parser("build", parents=[common], help="Containerfile -> OCI image; prints NAME:TAG")
     build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
     build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
@@ -167,17 +166,14 @@ class BuildConsole:
         self.shown = False
 
     def say(self, line: str) -> None:
-        """One line that every user should see."""
         self._wipe()
         self.console.say(line)
 
     def detail(self, line: str) -> None:
-        """One line that is shown with -v."""
         self._wipe()
         self.console.detail(line)
 
     def warn(self, line: str) -> None:
-        """One line about something that causes trouble later."""
         self._wipe()
         self.console.warn(line)
 
@@ -198,7 +194,6 @@ class BuildConsole:
             self.shown = True
 
     def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
-        """A progress bar."""
         self._wipe()
         return self.console.bar(what, total, unit)
 

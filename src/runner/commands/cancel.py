@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     cancel = subparsers.add_parser("cancel", parents=[common], help="end runs")
     cancel.add_argument("runs", nargs="*", metavar="RUN", help="a run or sweep: name, job id, `last` or path")
     cancel.add_argument("--dry-run", action="store_true", help="print what would be done; cancel nothing")

@@ -54,7 +54,6 @@ _ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     completion = subparsers.add_parser("completion", parents=[common], help="print the completion script of a shell")
     shells = tuple(SCRIPTS)
     completion.add_argument("shell", choices=(*shells, "words"), metavar="SHELL", help=f"one of: {', '.join(shells)}")

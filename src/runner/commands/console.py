@@ -110,16 +110,13 @@ class Console:
                 self.answer("  ".join(cells).rstrip(), exact=True)
 
     def say(self, line: str) -> None:
-        """One line that every user should see."""
         self.error_line(line)
 
     def detail(self, line: str) -> None:
-        """One line that is shown with -v."""
         if self.verbose:
             self.error_line(line)
 
     def warn(self, line: str) -> None:
-        """One line about something that causes trouble later."""
         self._write(f"{self._paint('warning:', '33')} {visible(line)}")
 
     def error(self, error: RunnerError) -> None:
@@ -160,7 +157,6 @@ class Console:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
 
     def passing(self, line: str) -> None:
-        """The newest output line of a running step."""
         if line:
             self.detail(line)
 

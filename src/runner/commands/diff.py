@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     diff = subparsers.add_parser("diff", parents=[common], help="compare two launches")
     diff.add_argument("left", metavar="RUN", help="name, job id, `last` or path")
     diff.add_argument(

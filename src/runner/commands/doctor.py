@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     doctor = subparsers.add_parser("doctor", parents=[common], help="check what this machine can do")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     add_wide(doctor)

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verbs."""
     from runner.commands import env_adopt, env_check
 
     parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")

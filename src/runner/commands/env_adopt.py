@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the action."""
     adopt = actions.add_parser(
         "adopt",
         parents=[common],

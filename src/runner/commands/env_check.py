@@ -19,7 +19,6 @@ _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per rou
 
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register `env check`."""
     check = actions.add_parser("check", parents=[common], help="find mistakes before a job is submitted")
     check.add_argument(
         "environments", nargs="*", metavar="ENV", help="a name, the path of an EDF, or of a batch script"

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     gc = subparsers.add_parser("gc", parents=[common], help="remove unused squashfs files, or old runs")
     gc.add_argument(
         "files",

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     from runner.runs.history import STATES
 
     history = subparsers.add_parser("history", parents=[common], help="list past launches")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
     images.add_argument("--json", action="store_true", help="print JSON")
     add_wide(images)

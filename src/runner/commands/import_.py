@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     parser = subparsers.add_parser("import", parents=[common], help="OCI image -> squashfs; prints PATH")
     parser.add_argument(
         "image",

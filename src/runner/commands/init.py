@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     init = subparsers.add_parser(
         "init",
         parents=[common],

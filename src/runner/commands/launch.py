@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     launch = subparsers.add_parser(
         "launch",
         parents=[common],

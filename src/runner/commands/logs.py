@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     logs = subparsers.add_parser("logs", parents=[common], help="print the output of a run")
     logs.add_argument(
         "run_word", metavar="RUN", nargs="?", default="last", help="a name, a job id or a path (default: last)"

@@ -25,7 +25,6 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     verb = subparsers.add_parser("memory", parents=[common], help="estimate the memory per GPU of a training run")
     verb.add_argument(
         "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"

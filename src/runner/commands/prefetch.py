@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     prefetch = subparsers.add_parser(
         "prefetch",
         parents=[common],

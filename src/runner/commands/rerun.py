@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     rerun = subparsers.add_parser("rerun", parents=[common], help="repeat a launch exactly, from a run's lock")
     rerun.add_argument("lock", metavar="RUN|LOCK", help="a run, or the lock.toml of a run")
     rerun.add_argument("--tag", action="append", default=[], help="a word for finding the run later; may be repeated")

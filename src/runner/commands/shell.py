@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     shell = subparsers.add_parser(
         "shell",
         parents=[common],

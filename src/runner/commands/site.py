@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     site = subparsers.add_parser("site", parents=[common], help="list | show the sites (clusters)")
     actions = site.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", parents=[common], help="list the known sites")

@@ -19,7 +19,6 @@ _NEWEST = 20
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     status = subparsers.add_parser("status", parents=[common], help="list runs: state, progress, time left")
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=show_status)

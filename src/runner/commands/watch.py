@@ -17,7 +17,6 @@ _CLEAR = "\x1b[H\x1b[J"  # to the top left, and clear everything below
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     watch = subparsers.add_parser("watch", parents=[common], help="show the status until all runs have ended")
     add_runs(watch)
     watch.set_defaults(run=watch_status)

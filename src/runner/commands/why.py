@@ -15,7 +15,6 @@ _LINE = 300  # longest part of an evidence line to show, in characters; --json p
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    """Register the verb."""
     why = subparsers.add_parser(
         "why",
         parents=[common],

@@ -39,7 +39,6 @@ class Image:
 
     @property
     def labels(self) -> Mapping[str, str]:
-        """The OCI labels."""
         return self.config.get("Labels") or {}
 
 

@@ -173,6 +173,5 @@ def age(squashfs: Squashfs) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file's bytes, hex."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

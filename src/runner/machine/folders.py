@@ -146,7 +146,6 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """The user's home folder."""
     return Path(environ.get("HOME") or "~").expanduser()
 
 

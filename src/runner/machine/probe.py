@@ -21,7 +21,6 @@ def oci_architecture(name: str) -> str:
 
 
 def is_root() -> bool:
-    """Whether we run as root."""
     return os.geteuid() == 0
 
 

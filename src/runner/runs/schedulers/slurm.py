@@ -332,5 +332,4 @@ def explain_cancel(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
-    """End these jobs."""
     process.run(slurm_commands.cancel([job_id for _, job_ids in jobs for job_id in job_ids]), timeout_seconds=120)

@@ -159,7 +159,6 @@ def parse_work_folders(stdout: str) -> Mapping[str, tuple[str, JobStatus]]:
 
 
 def cancel(job_ids: Sequence[str]) -> tuple[str, ...]:
-    """The command that ends jobs."""
     return ("scancel", *job_ids)
 
 
