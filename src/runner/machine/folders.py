@@ -77,7 +77,7 @@ def make(folder: Path) -> None:
 
 
 def fill(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the files (relative path -> text) into a folder of ours.
+    """Write the files (relative path -> text) into a folder that runner created.
 
     Unlike `files.write`, this does not sync each file: the folder becomes valid only with the record, written last.
     """
@@ -136,7 +136,7 @@ def move(folder: Path, target: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder of ours with all its content, and ignore errors."""
+    """Remove a folder that runner created, with all its content, and ignore errors."""
     shutil.rmtree(folder, ignore_errors=True)
 
 

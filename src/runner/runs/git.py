@@ -33,7 +33,7 @@ def work_tree(folder: Path) -> Path | None:
 
 
 def command(folder: Path, *words: str) -> tuple[str, ...]:
-    """A git command for a folder. It takes no locks, so that it never blocks the user's own git."""
+    """A git command for a folder. It does not lock anything, so that it never blocks the user's own git."""
     return ("git", "-C", str(folder), "--no-optional-locks", *words)
 
 

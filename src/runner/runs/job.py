@@ -36,7 +36,7 @@ class Restart:
     preemption: int = 0
     node_failure: int = 0
     hang: int = 0
-    """after it was ended because it made no progress"""
+    """after it was ended for a hang"""
     script_failure: int = 0
     """after any other exit code than 0 and 75"""
     without_checkpoint: int = 3

@@ -211,7 +211,7 @@ class Sieve:
 
     def _learn(self, shapes: set[bytes]) -> set[bytes]:
         text = b"\n".join(map(_ends_of_long, shapes))
-        # a text has few different words, so most of ours can be excluded without searching the whole text
+        # a text has few different words, so most of the words can be excluded without searching the whole text
         vocabulary = b" ".join(set(text.translate(_LETTERS).split()))
         present = [word for word, longest in self._longest.items() if longest in vocabulary and word in text]
         if len(self._known) + len(shapes) > _MOST:
