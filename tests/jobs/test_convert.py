@@ -208,7 +208,7 @@ def test_a_missing_or_cut_shard_is_named(written: Path, tmp_path: Path) -> None:
     [
         ("intermediate_size", 60, "size mismatch"),
         ("num_hidden_layers", 3, "weights are missing"),
-        ("num_hidden_layers", 1, "weights do not belong to it"),
+        ("num_hidden_layers", 1, "weights do not belong to the model"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(
