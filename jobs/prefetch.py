@@ -86,7 +86,7 @@ def prepare(home: Path) -> None:
         raise JobError(
             f"{sys.executable} has no huggingface_hub",
             "the script needs this package to download from the hub",
-            "use an environment whose image has the package (--env), or pip install huggingface_hub for --engine host",
+            "use an environment whose image has the package (--env); for --engine host: pip install huggingface_hub",
         ) from error
 
 

@@ -162,7 +162,7 @@ def test_an_environment_that_is_named_becomes_the_base():
 
 
 def test_other_programs_are_refused_by_name():
-    with pytest.raises(RunnerError, match="cannot adopt a command line of 'apptainer'"):
+    with pytest.raises(RunnerError, match="cannot adopt a command line that starts with 'apptainer'"):
         from_words("apptainer", "exec", "x.sif", "true")
 
 

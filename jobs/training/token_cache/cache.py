@@ -156,7 +156,7 @@ def _refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
         raise JobError(
             "this tokenizer cannot tokenize the text in advance",
             why,
-            "use --streaming, which supports such a tokenizer",
+            "use --streaming, which works with this tokenizer",
         )
 
 

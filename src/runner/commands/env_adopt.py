@@ -69,7 +69,7 @@ def _check_words(args: argparse.Namespace) -> None:
     if bool(args.script) == bool(args.rest):
         raise RunnerError(
             "no script or command line is given" if not args.script else "both a script and a command line are given",
-            "an EDF is made either from a script or from a command line",
+            "give either a script or a command line, not both",
             "runner env adopt job.sbatch   or   runner env adopt -- docker run …",
             exit_code=2,
         )

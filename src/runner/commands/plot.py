@@ -69,7 +69,7 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
     metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
     if not metrics:
         raise RunnerError(
-            "no metric is given", f"--metric {args.metric!r} contains no metric", "--metric loss", exit_code=2
+            "no metric is given", f"the value of --metric is {args.metric!r}", "--metric loss", exit_code=2
         )
     found: list[Curve] = []
     failed: list[RunnerError] = []

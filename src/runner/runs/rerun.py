@@ -78,7 +78,7 @@ def find(word: str, runs: Path) -> Locked:
     if "files" not in tables:
         raise RunnerError(
             f"cannot launch the run of {path} again",
-            "an earlier version of runner wrote the lock, without the table [files]",
+            "its lock.toml has no table [files]: an earlier version of runner wrote it",
             "launch with the command line that `runner history` prints",
         )
     return Locked(path, tables)

@@ -97,7 +97,7 @@ class Draft:
             adopted.note(option.given, f"a run is named after its job file: rename the file to {value}.toml")
         elif name == "signal" and (found := re.fullmatch(r".*@(\d+)", value)):
             self.save_seconds = int(found[1])
-            adopted.note(option.given, f"save_seconds = {found[1]}: runner sends the signal")
+            adopted.note(option.given, f"runner sends a signal before the time limit too: save_seconds = {found[1]}")
         elif name == "export" and value.upper().startswith("ALL"):
             for entry in value.split(",")[1:]:
                 key, _, text = entry.partition("=")

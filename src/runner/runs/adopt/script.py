@@ -244,7 +244,7 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
         return _sbatch(words[1:], adopted, draft, folder)
     else:
         raise RunnerError(
-            f"cannot adopt a command line of {first!r}",
+            f"cannot adopt a command line that starts with {first!r}",
             "only srun, sbatch, docker run, podman run, or the flags of pyxis (--container-image=…) can be adopted",
             "write the command line in one of these forms, or write the EDF yourself: docs/env.md lists its keys",
         )

@@ -372,8 +372,8 @@ restart() {
         return
         ;;
     local)
-        say "$1: starting the next attempt"
         ended "$2"
+        say "$1: starting the next attempt"
         trap - EXIT
         exec bash job.sbatch again
         ;;
