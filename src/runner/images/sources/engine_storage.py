@@ -54,7 +54,7 @@ class Store(Protocol):
         """The containers, running or not, with a label."""
 
     def remove(self, container: str) -> None:
-        """Remove a container that runner created by id or name. A missing container is not an error."""
+        """Remove, by id or name, a container that runner created. A missing container is not an error."""
 
 
 class PodmanStore:
