@@ -63,7 +63,7 @@ def test_a_second_init_says_what_it_did_not_do(tmp_path):
     before = everything_below(tmp_path)
     again = runner(tmp_path, "init")
     assert again.stdout == "" and everything_below(tmp_path) == before
-    assert again.stderr.startswith("nothing written: 4 files exist already; ")
+    assert again.stderr.startswith("no file was written: 4 files exist already; ")
 
 
 def test_init_dry_run_writes_nothing(tmp_path):

@@ -66,7 +66,7 @@ def explained(preset: str) -> dict[str, str]:
     for heading in (heading for heading, presets in SECTIONS.items() if preset in presets):
         section = page.split(f"\n### {heading}\n", 1)[1].split("\n### ", 1)[0].split("\n## ", 1)[0]
         if preset != "zero2-offload":
-            section = section.split("\n`zero2-offload` alone", 1)[0]
+            section = section.split("\nOnly `zero2-offload`", 1)[0]
         rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \| (.+) \|$", section, re.MULTILINE)
         assert rows and all(len(why) > 10 for _, _, why in rows)
         found |= {key: value for key, value, _ in rows}

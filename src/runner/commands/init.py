@@ -64,7 +64,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
     if kept:
         also = f"; these differ from runner's own files and were not changed: {', '.join(differ)}" if differ else ""
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
-        console.say(f"{'nothing written: ' if kept == texts.keys() else ''}{count} already{also}")
+        console.say(f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:
         console.say("runner init --all writes the other scripts, job files, environments and recipes")
     console.say(

@@ -90,7 +90,7 @@ def _check_numbers(job: Job) -> None:
         raise RunnerError(
             f"save_seconds cannot be {job.save_seconds}{_where(job.origins.get('save_seconds'))}",
             "it must be 0 to 65535 seconds, Slurm's range for --signal",
-            "use 0 for no warning, 120 for two minutes",
+            "use 120 for a signal two minutes before the time limit, or 0 for no signal",
         )
     if job.hang_seconds < 0:
         raise RunnerError(

@@ -281,7 +281,7 @@ def judge_across(folder: Path, node: int, nodes: int, results: dict[int, dict[st
         behind = [other for other in range(nodes) if not (folder / f"within-{other}").exists()]
         if behind:
             raise Unsure(f"nodes {behind} did not finish the all-reduce within the node")
-        raise Unsure(f"the all-reduce across {nodes} nodes failed: {first.get('fault', 'no end in time')}")
+        raise Unsure(f"the all-reduce across {nodes} nodes failed: {first.get('fault', 'it did not finish in time')}")
     wanted = float(os.environ.get("RUNNER_EXPECT_ACROSS") or 0)
     if first["across"] < wanted:
         pairs = first.get("pairs") or {}

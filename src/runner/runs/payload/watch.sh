@@ -19,10 +19,10 @@ watch_over() {
         before=$now
         if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
             gone=$((gone + passed))
-            ((gone < 40)) || end_step "$1" "a task has failed 40 s ago, and others hold on"
+            ((gone < 40)) || end_step "$1" "a task failed 40 s ago, but other tasks are still running"
         elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
             gone=$((gone + passed))
-            ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, and this one is still running"
+            ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, but this one is still running"
         fi
         idle=$((idle + passed))
         [ "$sign" = "$seen" ] || idle=0
