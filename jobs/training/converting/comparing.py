@@ -40,8 +40,8 @@ def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
     relative = difference / largest if largest else difference
     same = float((reference.argmax(-1) == new.argmax(-1)).float().mean())
     text = (
-        f"logits of both in float32, {len(reference)} tokens: maximum difference {difference:.3g}"
-        f" = {relative:.2g} of the largest ({largest:.3g}), tolerance for {dtype} {tolerance:g};"
+        f"logits of the checkpoint and the new model, in float32, for {len(reference)} tokens: maximum difference"
+        f" {difference:.3g} ({relative:.2g} of the largest logit, {largest:.3g}); tolerance for {dtype}: {tolerance:g};"
         f" the most likely token is the same at {same:.0%} of the positions"
     )
     if math.isnan(relative) or relative > tolerance:
