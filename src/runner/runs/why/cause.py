@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -45,6 +45,8 @@ class Cause:
     match: str = ""
     """the line must also match this pattern, if it is given; its named groups fill placeholders of `fix` (PROGRAM,
     PATH2)"""
+    stack: str = ""
+    """a pattern for the line and the frames above it: where it matches, the line need not match `match`"""
     unless: str = ""
     """the line must not match this pattern"""
     yields: tuple[str, ...] = ()
@@ -56,12 +58,15 @@ class Cause:
     source: str = ""
     """where the message was seen"""
 
-    def fits(self, line: str) -> bool:
-        """Whether a line of a log matches."""
+    def fits(self, line: str, frames: Callable[[], str] = str) -> bool:
+        """Whether a line of a log matches; `frames` gives the frames above it."""
         return (
             any(word in line for word in self.find)
-            and (not self.match or re.search(self.match, line) is not None)
             and (not self.unless or re.search(self.unless, line) is None)
+            and (
+                (not self.match or re.search(self.match, line) is not None)
+                or (bool(self.stack) and re.search(self.stack, f"{line}\n{frames()}") is not None)
+            )
         )
 
     def placeholders(self, line: str) -> dict[str, str]:
@@ -82,7 +87,7 @@ class Cause:
         return replace(self, fix=re.sub(r"`[^`]*`", command, self.fix))
 
 
-_TEXTS = ("says", "explanation", "fix", "kind", "match", "unless", "message", "near_miss", "source")
+_TEXTS = ("says", "explanation", "fix", "kind", "match", "stack", "unless", "message", "near_miss", "source")
 _LISTS = ("find", "states", "yields")
 
 
@@ -131,6 +136,6 @@ def by_state(state: str) -> Cause | None:
     return next((cause for cause in all_causes() if state in cause.states), None)
 
 
-def cause_of(line: str) -> Cause | None:
+def cause_of(line: str, frames: Callable[[], str] = str) -> Cause | None:
     """The first cause that matches a log line; causes are tried before symptoms and summaries. None if none matches."""
-    return next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line)), None)
+    return next((cause for kinds in _IN_ORDER for cause in of_kind(*kinds) if cause.fits(line, frames)), None)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from runner.runs.why import tracebacks
@@ -21,6 +21,7 @@ _BARE = re.compile(r"^\s{0,40}(Exception|[A-Za-z_][\w.]{0,120}(?:Error|Exception
 _BARE_WORDS = ("Error: ", "Exception: ", "AssertionError", "NotImplementedError")
 _BLOCK_BYTES = 256 << 10  # more than the longest traceback
 _AFTER_LINES = 8  # the message of an exception may have several lines
+_FRAMES_BYTES = 8 << 10
 _NEAR_LINES = 80  # how far from a line without a time to look for one
 _IGNORED = "Exception ignored in"  # the traceback of a finalizer, which did not end the program
 # the log level of a line (NCCL's WARN and Slurm's `error:` are errors), or a request that is retried
@@ -105,7 +106,7 @@ def read_log(source: Source) -> Reading:
     for line in kept:
         if _says_nothing(line, blocks):
             continue
-        cause = cause_of(line.text) or _bare_exception(line, blocks)
+        cause = cause_of(line.text, partial(_frames_above, line)) or _bare_exception(line, blocks)
         if cause is None:
             continue
         if cause.code == OWN_MESSAGE:
@@ -153,6 +154,13 @@ def _says_nothing(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) ->
         if prefix == block.prefix and 0 < (after := line.number - header.number) <= block.last:
             return block.ignored or (after < block.last and text.startswith((" ", "\t")))
     return False
+
+
+def _frames_above(line: Line) -> str:
+    """The frames of the traceback above a line, as text; the header may be missing, and ranks may be mixed."""
+    text = "\n".join(window(line.path, line.offset - _FRAMES_BYTES, min(_FRAMES_BYTES, line.offset)))
+    frames = text[text.rfind(HEADER) + 1 :].splitlines()[-_NEAR_LINES:]
+    return "\n".join(frame for frame in frames if without_prefix(frame)[1].strip(" ^~"))
 
 
 def _bare_exception(line: Line, blocks: Sequence[tuple[Line, Traceback, bool]]) -> Cause | None:
