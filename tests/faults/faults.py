@@ -44,7 +44,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "time_limit_deaf": Fault(
         by_slurm.time_limit_deaf,
-        "the program ignores the warning, and Slurm kills it at the time limit",
+        "the program ignores Slurm's warning, and Slurm kills the program at the time limit",
         steps=450,
         cause="time_limit",
     ),
@@ -67,7 +67,7 @@ FAULTS: Mapping[str, Fault] = {
     "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "slurmd is killed on a node, and started again after 2 s"),
     "node_lost": Fault(
         by_slurm.node_lost,
-        "a node is lost, with slurmd and all of its processes",
+        "a node crashes: slurmd and all other processes on this node are killed",
         steps=200,
         config=GIVEN_UP,
         cause="node_failure",
@@ -78,7 +78,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "slurmctld_submitting": Fault(
         by_launch.slurmctld_while_submitting,
-        "slurmctld is killed during a launch; a launch that fails leaves nothing behind, and is repeated",
+        "slurmctld is killed during a launch; a launch that fails leaves nothing behind, and the test repeats it",
         by_hand=True,
     ),
     "rank_killed": Fault(by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure"),
@@ -89,7 +89,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "oom": Fault(
         by_hand.oom,
-        "one rank runs out of memory (simulated with SIGKILL and a recorded message from slurmd)",
+        "one rank runs out of host memory (simulated with SIGKILL and a recorded message from slurmd)",
         cause="script_failure",
     ),
     "disk_full": Fault(by_hand.disk_full, "the disk of the run folder is full for 10 s", cause="*", by_hand=True),

@@ -31,7 +31,7 @@ _FILE = {
     ),
     "unknown-key": Code(
         ("error", "warning"),
-        "the key is misspelt, or EDFs do not have it; a warning with Sarus Suite, which ignores the key",
+        "an EDF has no such key, or the key is misspelt; a warning with Sarus Suite, which ignores the key",
         "correct its name, or remove it",
     ),
     "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/environment.md"),
@@ -46,9 +46,13 @@ _FILE = {
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove it; binary data belongs in a mounted file"),
     "base-missing": Code(_ERROR, "a base_environment does not exist", "correct its name, or give a ./path"),
-    "base-circle": Code(_ERROR, "base_environment leads back to the same file", "remove it from one of the files"),
+    "base-circle": Code(
+        _ERROR, "base_environment leads back to the same file", "remove base_environment from one of the files"
+    ),
     "base-too-deep": Code(_ERROR, "base_environment is nested more than ten levels deep", "merge some of the files"),
-    "cannot-load": Code(_ERROR, "the environment cannot be read for another reason", "see the reason"),
+    "cannot-load": Code(
+        _ERROR, "the environment cannot be read, for a reason that no other code describes", "see the reason"
+    ),
 }
 
 _VARIABLES = {
@@ -57,7 +61,7 @@ _VARIABLES = {
         ("error", "warning", "note"),
         "`${NAME}` is not defined; a warning in [env], because the image may define it; "
         "a note if this machine does not belong to the site",
-        "export it, or give it a default: ${NAME:-…}",
+        "export the variable, or write a default: ${NAME:-…}",
     ),
     "variable-without-braces": Code(
         ("error", "warning"),
@@ -74,7 +78,7 @@ _VARIABLES = {
 }
 
 _IMAGE = {
-    "image-empty": Code(_ERROR, "the EDF does not set an image, and the engine needs one", 'image = "…"'),
+    "image-empty": Code(_ERROR, "the EDF does not set an image, and the engine needs one", 'set image = "…"'),
     "image-missing": Code(_ERROR, "the squashfs file does not exist", "correct the path, or build and import it"),
     "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import it again"),
     "image-architecture": Code(
@@ -119,7 +123,7 @@ _MOUNTS = {
     "mount-syntax": Code(
         ("error", "warning"),
         "the mount is not SOURCE:TARGET[:FLAGS]; with Sarus Suite, a relative target is only a warning",
-        "'${SCRATCH}/data:/data:ro'",
+        "write, for example, '${SCRATCH}/data:/data:ro'",
     ),
     "mount-without-target": Code(
         ("note", "error"),
@@ -133,7 +137,9 @@ _MOUNTS = {
     ),
     "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct it, or remove it"),
     "mount-separator": Code(
-        _ERROR, "a path contains a comma, colon or space, so the engine cannot mount it", "mount a symlink instead"
+        _ERROR,
+        "a path contains a comma, colon or space, so the engine cannot mount it",
+        "create a symlink with a simple path, and mount the symlink",
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
@@ -142,7 +148,7 @@ _MOUNTS = {
     ),
     "mount-relative": Code(
         _NOTE,
-        "a relative source starts at the folder where you run srun, not at the folder of the EDF",
+        "a relative source is searched for in the folder where you run srun, not in the folder of the EDF",
         "write an absolute path",
     ),
     "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of them"),
@@ -151,7 +157,7 @@ _MOUNTS = {
     ),
     "mount-all-homes": Code(_WARNING, "the home folders of all users are mounted", "mount ${HOME}, or a folder in it"),
     "home-shadows-image": Code(
-        _WARNING, "packages in the mounted ~/.local hide the image's packages", 'PYTHONNOUSERSITE = "1" in [env]'
+        _WARNING, "packages in the mounted ~/.local hide the image's packages", 'set PYTHONNOUSERSITE = "1" in [env]'
     ),
     "read-only-folder": Code(
         _WARNING, "the working directory or a cache is read-only", "mount the folder without `ro`, or use another one"
@@ -159,21 +165,29 @@ _MOUNTS = {
 }
 
 _ENV = {
-    "secret-value": Code(_ERROR, "a value contains a token or password in plain text", "export it where you launch"),
+    "secret-value": Code(
+        _ERROR,
+        "a value contains a token or password in plain text",
+        "export the variable in the shell where you launch",
+    ),
     "path-replaced": Code(
-        _WARNING, "PATH or LD_LIBRARY_PATH is set without the image's value", 'PATH = "/mine:${PATH}"'
+        _WARNING,
+        "PATH or LD_LIBRARY_PATH is set without the image's value",
+        'keep the image\'s value: PATH = "/mine:${PATH}"',
     ),
     "path-lost": Code(
         _WARNING, "a login shell resets PATH, and [env] does not set PATH", "use bash -c, or set PATH in [env]"
     ),
     "gpus-hidden": Code(_WARNING, "a variable in [env] hides GPUs", "remove it"),
     "stale-tuning": Code(
-        _WARNING, "an NCCL_* or FI_* entry overrides what the network hook sets", "remove it, and measure again"
+        _WARNING,
+        "an NCCL_* or FI_* entry overrides what the network hook sets",
+        "remove the entry, and measure the speed again",
     ),
     "nccl-over-tcp": Code(
         _WARNING,
         "no plugin connects NCCL to the fast network, so NCCL uses TCP",
-        'com.hooks.aws_ofi_nccl.enabled = "true"',
+        'set com.hooks.aws_ofi_nccl.enabled = "true"',
     ),
 }
 
@@ -181,26 +195,34 @@ _HOOKS = {
     "annotation-unknown": Code(_WARNING, "no hook reads this annotation", "correct its name"),
     "annotation-value": Code(_ERROR, "the hook does not accept this value", "see the reason"),
     "hook-variant": Code(
-        _ERROR, "the plugin's variant does not match the image's CUDA", "use the variant for the image's CUDA"
+        _ERROR,
+        "the plugin's variant does not match the CUDA version of the image",
+        "use the variant for the image's CUDA version",
     ),
     "hook-variant-ignored": Code(_NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove it"),
     "hook-conflict": Code(_WARNING, "the hook cxi is off, but aws_ofi_nccl turns it on", "remove one of the two"),
-    "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "writable = true"),
+    "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "set writable = true"),
     "ssh-key": Code(
         _ERROR, "authorize_ssh_key is not the absolute path of a public key file", "write the path of the .pub file"
     ),
-    "rank-remap": Code(_WARNING, "pyxis sets RANK and LOCAL_RANK; torchrun should set them", "remove the annotation"),
+    "rank-remap": Code(
+        _WARNING,
+        "this annotation makes pyxis set RANK and LOCAL_RANK, which torchrun must set",
+        "remove the annotation",
+    ),
     "extended-image-hook": Code(
-        _ERROR, "an Alps extended image has its own network stack, and the hook adds a second one", "turn off the hook"
+        _ERROR,
+        "an Alps extended image has its own NCCL plugin, and the hook aws_ofi_nccl replaces it",
+        "turn off the hook aws_ofi_nccl",
     ),
     "extended-image-entrypoint": Code(
-        _ERROR, "an Alps extended image sets its variables in its entrypoint", "entrypoint = true"
+        _ERROR, "an Alps extended image sets its variables in its entrypoint", "set entrypoint = true"
     ),
     "extended-image-cxi": Code(
-        _ERROR, "with an Alps extended image, the hook cxi must be off", 'com.hooks.cxi.enabled = "false"'
+        _ERROR, "with an Alps extended image, the hook cxi must be off", 'set com.hooks.cxi.enabled = "false"'
     ),
     "extended-image-pmix": Code(
-        _WARNING, "an Alps extended image needs PMIX_MCA_psec", 'PMIX_MCA_psec = "native" in [env]'
+        _WARNING, "an Alps extended image needs PMIX_MCA_psec", 'set PMIX_MCA_psec = "native" in [env]'
     ),
     "engine-refuses": Code(_ERROR, "the engine does not support a setting", "see the reason"),
 }
@@ -208,7 +230,7 @@ _HOOKS = {
 _SCRIPT = {
     "environment-missing": Code(_ERROR, "the script names an environment that does not exist", "correct its name"),
     "sbatch-environment": Code(
-        _WARNING, "`#SBATCH --environment` runs the whole script in the container", "srun --environment=…"
+        _WARNING, "`#SBATCH --environment` runs the whole script in the container", "use srun --environment=…"
     ),
     "sbatch-variable": Code(
         _ERROR,
@@ -221,23 +243,25 @@ _SCRIPT = {
     ),
     "sbatch-refused": Code(_ERROR, "the site's Slurm rejects this flag", "see the reason"),
     "account-missing": Code(
-        _WARNING, "the site requires an account, and the script does not set one", "#SBATCH --account=…"
+        _WARNING, "the site requires an account, and the script does not set one", "add #SBATCH --account=…"
     ),
     "node-rank-too-early": Code(
         _ERROR,
         "the batch script expands the node's rank, so the rank is the same on every node",
-        "srun bash -c '… $SLURM_NODEID …'",
+        "write srun bash -c '… $SLURM_NODEID …'",
     ),
     "rank-remap-torchrun": Code(
-        _WARNING, "pyxis sets RANK and LOCAL_RANK before torchrun starts", "env -u RANK -u LOCAL_RANK torchrun …"
+        _WARNING, "pyxis sets RANK and LOCAL_RANK before torchrun starts", "write env -u RANK -u LOCAL_RANK torchrun …"
     ),
     "gpus-per-task": Code(
-        _WARNING, "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node", "--gpus-per-node"
+        _WARNING,
+        "each task sees only its own GPU, so NCCL cannot reach the other GPUs of the node",
+        "use --gpus-per-node",
     ),
     "cpus-not-inherited": Code(
         _WARNING,
         "in some versions of Slurm, srun does not inherit `--cpus-per-task` from the job",
-        "srun --cpus-per-task=…",
+        "use srun --cpus-per-task=…",
     ),
     "master-address": Code(
         _WARNING, "MASTER_ADDR is set to the wrong node, or to several addresses", "use scontrol show hostnames"
