@@ -17,6 +17,7 @@ import torch
 import deepspeed
 from training import deepspeed as deepspeed_config
 from training import universal, zero3_faults
+from training.job import end_process
 from training.processes import Processes
 from training.resume import Checkpoint
 
@@ -78,3 +79,4 @@ def main(folder: Path) -> None:
 
 
 main(Path(sys.argv[1]))
+end_process(0)
