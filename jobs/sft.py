@@ -130,13 +130,15 @@ def read_arguments(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
     elif not dataset:
         fix = f"--dataset_name NAME|FOLDER|FILE, or --dataset_name {PYTHON_DOCS} for the demo dataset"
         raise JobError(
-            "no dataset is given", f"the demo dataset is used only if no model is given, and the model is {model}", fix
+            "no dataset is given",
+            f"the demo dataset is used only if no model is given, but the model {model} is given",
+            fix,
         )
     elif not model:
         fix = f"--model_name_or_path NAME|FOLDER, or --model_name_or_path {TINY_MODEL} for the demo model"
         raise JobError(
             "no model is given",
-            f"the demo model is used only if no dataset is given, and the dataset is {dataset}",
+            f"the demo model is used only if no dataset is given, but the dataset {dataset} is given",
             fix,
         )
     batch = arguments.plan_batch(settings, job, settings["max_length"])

@@ -41,7 +41,8 @@ def plan(micro: int, accumulation: int, world_size: int, length: int | None, glo
         near = sorted({max(per_pass, global_batch // per_pass * per_pass), (global_batch // per_pass + 1) * per_pass})
         raise JobError(
             f"a global batch of {global_batch} sequences cannot be split evenly",
-            f"{micro} per process x {world_size} processes = {per_pass} per pass; {global_batch} is not a multiple",
+            f"{micro} per process x {world_size} processes = {per_pass} per pass,"
+            f" and {global_batch} is not a multiple of {per_pass}",
             f"--global_batch_size {' or '.join(map(str, near))}, or another --per_device_train_batch_size",
         )
     return Batch(micro, global_batch // per_pass, world_size, length)

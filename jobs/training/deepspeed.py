@@ -171,6 +171,6 @@ def _take_precision(path: Path, config: Mapping[str, Any], settings: Settings) -
             raise JobError(
                 f"{path} sets {name}.enabled = {str(enabled).lower()}, but --{name} is {settings[name]}",
                 "the trainer stops if the two values differ",
-                f'write "auto" in the file, or remove --{name}',
+                f'write "auto" for {name}.enabled in the file, or remove --{name}',
             )
         settings.derive(name, enabled, f"{path.name}: {name}.enabled")

@@ -75,7 +75,9 @@ def choose_peak(wanted: float | None) -> Peak | None:
     if wanted is not None:
         if wanted <= 0:
             raise JobError(
-                f"--peak_flops {wanted} is not valid", "it must be the FLOP/s of one process", "--peak_flops 989e12"
+                f"--peak_flops {wanted} is not valid",
+                "it must be a positive number: the peak FLOP/s of one process",
+                "--peak_flops 989e12",
             )
         return Peak("given", float(wanted), "--peak_flops")
     import torch

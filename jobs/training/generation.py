@@ -120,7 +120,7 @@ def fit(inputs: Sequence[Any], prompts: Sequence[Prompt], config: Any, new_token
         if largest >= text.vocab_size:
             raise JobError(
                 "the tokenizer does not belong to the model",
-                f"it returns token {largest}, but the model has only {text.vocab_size} tokens",
+                f"the tokenizer returns token {largest}, but the model has only {text.vocab_size} tokens",
                 "give the tokenizer used in training: --tokenizer FOLDER|NAME",
             )
 

@@ -82,7 +82,7 @@ def configure(config_type: type, settings: Settings, job: Job) -> Any:
     except ValueError as error:
         why = " ".join(str(error).split())
         raise JobError(
-            f"{config_type.__name__} does not accept the arguments", why, "change the argument that the reason names"
+            f"{config_type.__name__} does not accept the arguments", why, "change the argument named above"
         ) from error
     if settings["deepspeed"]:
         from deepspeed.comm import init_distributed

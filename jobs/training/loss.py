@@ -42,7 +42,7 @@ def is_plain(wanted: str, model: Any, config: Any) -> bool:
     if wanted == "plain" and other:
         raise JobError(
             f"--loss_path plain cannot be used with {other}",
-            "the plain path uses the model's own loss, not the requested one",
+            "`plain` always computes the loss of the Transformers library",
             "use --loss_path auto",
         )
     same = not other and not getattr(config, "label_smoothing_factor", 0)

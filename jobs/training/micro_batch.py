@@ -86,7 +86,7 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
         raise JobError(
             f"one sequence of {length} tokens does not fit into memory",
             f"model, optimizer and activations need more memory than the GPU has; logs: {run.attempt / 'probe'}",
-            "use --activation_checkpointing true, a shorter length, --deepspeed zero3 or zero3-offload, or more GPUs",
+            "use --activation_checkpointing true, shorter sequences, --deepspeed zero3 or zero3-offload, or more GPUs",
         )
     if peers.first:
         files.write_json(kept, {"micro_batch": found, "for": question})

@@ -85,7 +85,9 @@ def configuration(settings: Settings) -> PretrainedConfig:
             shape.update_from_string(settings["config_overrides"])
         except (ValueError, TypeError) as error:
             fix = "for example --config_overrides n_embd=1024,n_head=16,n_layer=24"
-            raise JobError(f"--config_overrides {settings['config_overrides']}", str(error), fix) from error
+            raise JobError(
+                f"cannot apply --config_overrides {settings['config_overrides']}", str(error), fix
+            ) from error
     return shape
 
 

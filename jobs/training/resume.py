@@ -138,7 +138,7 @@ def check_old_torch(allowed: bool) -> None:
         raise JobError(
             f"torch {torch.__version__} cannot resume from a checkpoint",
             "before torch 2.6, loading a crafted file can run code, so transformers refuses to load checkpoints",
-            "use an image with a newer torch, or --allow_old_torch_load true if you trust all who can write to the run",
+            "use a newer torch, or --allow_old_torch_load true if you trust everyone who can write to the run folder",
         )
     transformers.trainer.check_torch_load_is_safe = lambda: None
 
@@ -147,7 +147,7 @@ def copy_model(checkpoint: Path, path: Path) -> None:
     """Copy the Hugging Face model of a checkpoint, without optimizer, schedule and random states."""
     if not any(checkpoint.glob("*.safetensors")):
         raise JobError(
-            f"{checkpoint} has no model to copy",
+            f"{checkpoint} has no model to copy to the final model's folder",
             "it contains only optimizer shards",
             'set "stage3_gather_16bit_weights_on_model_save" in the DeepSpeed configuration',
         )
@@ -164,7 +164,7 @@ def refuse_other_model(checkpoint: Checkpoint | None, model: Any) -> None:
         raise JobError(
             f"the checkpoint {checkpoint.path} belongs to another model",
             found,
-            "start a new run, or start over with --resume_from_checkpoint false, or use the checkpoint's model",
+            "use the checkpoint's model, or a new run, or train from step 0: --resume_from_checkpoint false",
         )
 
 

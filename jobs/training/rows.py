@@ -39,7 +39,8 @@ def kind_of(rows: Any, name: str, text_field: str) -> str:
         return "text"
     raise JobError(
         f"the dataset {name!r} has no column to train on{near_miss(text_field, columns)}",
-        f"it has {', '.join(map(repr, columns))}, but needs 'messages', 'prompt' and 'completion', or {text_field!r}",
+        f"it has {', '.join(map(repr, columns))}, but needs 'messages',"
+        f" or 'prompt' and 'completion', or {text_field!r}",
         "--dataset_text_field COLUMN, or rename the columns",
     )
 
@@ -63,7 +64,7 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
             raise JobError(
                 f"row {number} of {name!r}: column {text_field!r} is not text",
                 f"its value is {row[text_field]!r:.60}",
-                "remove these rows, or choose another column with --dataset_text_field",
+                "remove such rows, or choose another column with --dataset_text_field",
             )
         for column in found if kind != "tokens" else ():
             wrong = _fault(row[column], column, row) or _other_format(row[column], formats, column)
@@ -77,7 +78,7 @@ def check(rows: Any, name: str, settings: Settings, count: int | None = CHECKED)
             raise JobError(
                 f"row {number} of {name!r} has no message from the assistant",
                 "--assistant_only_loss learns only from assistant messages",
-                "remove these rows, or use --assistant_only_loss false",
+                "remove such rows, or use --assistant_only_loss false",
             )
 
 
@@ -99,7 +100,7 @@ def explained(rows: Any, name: str, settings: Settings) -> Iterator[None]:
             if isinstance(error, TemplateError)
             else "TRL rejects these arguments with this data and model",
             " ".join(str(error).split()) or type(error).__name__,
-            "change the argument that the reason names, or the rows that the template rejects",
+            "change the argument named above, or the rows that the template rejects",
         ) from error
 
 
@@ -116,7 +117,7 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
         raise JobError(
             f"the tokenizer has {tokens} tokens, but the model's vocabulary has {vocabulary}",
             "the model has no embedding for the extra tokens; perhaps the tokenizer belongs to another model",
-            "use the model's own tokenizer, or add the tokens with --chat_template_path NAME (of another model)",
+            "use the model's own tokenizer, or add the tokens: --chat_template_path NAME of a model that has them",
         )
     rows, length = trainer.train_dataset, trainer.args.max_length
     if not hasattr(rows, "__len__"):

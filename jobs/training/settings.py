@@ -131,7 +131,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Settings:
         raise JobError(
             f"unknown argument {unknown[0]!r}{hint}",
             "neither the script nor its libraries accept this argument",
-            "see `--help` for all arguments; give all values of a list after one argument: --name A B",
+            "`--help` lists all arguments; write an argument with several values once: --name A B",
         )
     values = vars(namespace)
     words_given = {word.split("=")[0] for word in words if word.startswith("-")}
@@ -152,9 +152,7 @@ def _read_config(name: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
             f"cannot read the config {name!r}", str(error.strerror), "give the path of the file inside the container"
         ) from error
     except yaml.YAMLError as error:
-        raise JobError(
-            f"{name} is not valid YAML", " ".join(str(error).split()), "fix the line that the message names"
-        ) from error
+        raise JobError(f"{name} is not valid YAML", " ".join(str(error).split()), "fix the line named above") from error
     if not isinstance(config, dict):
         raise JobError(
             f"{name} is not a mapping",

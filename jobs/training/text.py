@@ -146,7 +146,7 @@ def column_of(first: Mapping[str, Any], name: str, settings: Mapping[str, Any] |
     if wanted not in columns:
         raise JobError(
             f"{name!r} has no text column {wanted!r}{near_miss(wanted, columns)}",
-            f"its columns are {', '.join(map(repr, first)) or 'none'}; with text: {', '.join(columns) or 'none'}",
+            f"all columns: {', '.join(map(repr, first)) or 'none'}; columns with text: {', '.join(columns) or 'none'}",
             "choose a column with text: --text_column COLUMN",
         )
     return wanted

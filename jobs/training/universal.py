@@ -77,8 +77,9 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
     there, here = ("without DeepSpeed" if found is None else f"with ZeRO-{found}" for found in (saved, stage))
     raise JobError(
         f"{checkpoint.path} was written {there}, but this run trains {here}",
-        "the optimizer's state is stored in another form; only ZeRO-1 and ZeRO-2 can read each other's state",
-        "use the earlier settings, or load only weights: --resume_from_checkpoint false --model_name_or_path FOLDER",
+        "the two store the optimizer's state in different forms; only ZeRO-1 and ZeRO-2 can read each other's",
+        "use the settings of the checkpoint, or load only its weights:"
+        " --resume_from_checkpoint false --model_name_or_path FOLDER",
     )
 
 
@@ -121,7 +122,8 @@ def _convert(checkpoint: Path, tag: str, folder: Path) -> None:
             raise JobError(
                 f"{checkpoint} could not be converted for this number of processes",
                 next((line.strip() for line in reversed(lines) if line.strip()), "the converter printed nothing"),
-                "use as many processes as before, or free some space: the universal format takes 12 bytes per weight",
+                "start as many processes as wrote the checkpoint, or free some space:"
+                " the universal format takes 12 bytes per weight",
             )
         found = marker.digests(made, files.sizes(made), sync=True)
         marker.write(made, found, {"step": 0, "world_size": 0})
@@ -139,7 +141,7 @@ def _tag(path: Path) -> str:
     except OSError as error:
         raise JobError(
             f"{path} has no DeepSpeed shards",
-            f"cannot read its file latest: {error.strerror}",
+            f"cannot read its file `latest`: {error.strerror}",
             "resume from another checkpoint",
         ) from error
 

@@ -33,7 +33,7 @@ def test_a_chain_of_jobs_is_one_run(bare: Runner) -> None:
     assert "this launch may take 240 GPU hours" in refused.stderr
     assert not bare.made()
     launched = bare("launch", "long", "--chain", "3", "--yes", "--no-preflight")
-    assert "80.0 GPU hours at most, 240.0 with all restarts" in launched.stderr
+    assert "at most 80.0 GPU hours per attempt, 240.0 with all restarts" in launched.stderr
     assert "estimated start: 20" in launched.stderr
     run = launched.stdout.strip()
     folder = bare.runs / run

@@ -251,7 +251,7 @@ BAD = {
         lambda n: {"text": "red green"},
         ("--loss_path=plain", "--loss_type=dft"),
         "--loss_path plain cannot be used with --loss_type dft",
-        "not the requested one",
+        "the loss of the Transformers library",
     ),
     "a null in a row of text": (lambda n: {"text": "red" if n != 7 else None}, (), "row 7", "is not text"),
     "a template that is not there": (

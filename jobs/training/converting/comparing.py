@@ -46,7 +46,7 @@ def compare(reference: Any, new: Any, tolerance: float, dtype: str) -> str:
     )
     if math.isnan(relative) or relative > tolerance:
         raise JobError(
-            f"the converted model gives different results: {text}",
+            f"the converted model gives different results from the checkpoint: {text}",
             f"the checkpoint has values that {dtype} cannot represent, or a weight is wrong",
             "to find out which, convert with --dtype float32; to accept the difference: --tolerance SHARE",
         )

@@ -91,7 +91,7 @@ def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     raise JobError(
         f"{str(run)!r} has neither a final model nor a complete checkpoint",
         "; ".join(skipped) or "the run has not saved a checkpoint yet",
-        "wait for its first checkpoint, or pass another run",
+        "wait for the run's first checkpoint, or pass another run",
     )
 
 
@@ -116,7 +116,7 @@ def _read(
     if plain is None:
         raise JobError(
             f"{str(folder)!r} is neither a Hugging Face model nor a DeepSpeed checkpoint",
-            "it has no weights beside a config.json or an adapter_config.json, and no *_model_states.pt",
+            "it has no *_model_states.pt, and no weights next to a config.json or adapter_config.json",
             "give the folder of a run, its `final` or `checkpoint-N`, or a folder of shards (`global_stepN`)",
         )
     return Trained(plain, str(folder), str(config or folder), notes)
@@ -166,6 +166,6 @@ def _model_folder(folder: Path, shards: Path) -> Path:
             return place
     raise JobError(
         f"there is no config.json for the shards in {str(shards)!r}",
-        f"these folders have no config.json: {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
+        f"these folders were searched: {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
         "give the configuration of the trained model: --config FOLDER|NAME",
     )

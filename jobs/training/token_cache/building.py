@@ -79,7 +79,7 @@ def _join(
         raise JobError(
             "a process that tokenizes text has died",
             why,
-            "read its message above; use fewer processes if memory ran out",
+            "read its message above; if memory ran out, use fewer processes: --preprocessing_num_workers N",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

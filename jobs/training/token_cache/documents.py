@@ -171,7 +171,9 @@ def _json_array(piece: Piece) -> Iterator[list[Any]]:
         try:
             rows = json.load(file)
         except ValueError as error:
-            raise JobError(f"{piece.path} is not JSON", str(error), "fix it, or write one object per line") from error
+            raise JobError(
+                f"{piece.path} is not JSON", str(error), "fix the file, or write one object per line"
+            ) from error
     wrong = next((row for row in rows if not isinstance(row, dict) or piece.column not in row), None)
     if wrong is not None:
         raise _no_text(piece, wrong, list(wrong) if isinstance(wrong, dict) else ())

@@ -143,15 +143,15 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         if image.stable.parent != folder:
             raise RunnerError(
                 f"--build cannot make {image.stable}",
-                f"--build makes only {folder}/RECIPE.sqsh, from the recipe of that name",
+                f"--build makes only {folder}/RECIPE.sqsh, from the recipe RECIPE",
                 f'write image = "${{RUNNER_IMAGES}}/RECIPE.sqsh" in {environment.path}',
             )
         name = image.stable.name.removesuffix(".sqsh")
         recipe = load_recipe(name, project)
         platform = f"linux/{site.architecture}" if site.architecture else None
-        report.say(f"building {name}, as `runner build {name}` does")
+        report.say(f"building {name} (same as `runner build {name}`)")
         build(recipe, BuildOptions(platform=platform), environ, report)
-        report.say(f"importing {name}, as `runner import {name}` does")
+        report.say(f"importing {name} (same as `runner import {name}`)")
         options = ImportOptions(architecture=site.architecture)
         import_image(ImportRequest(name, folder, project, environ, options), report)
 

@@ -131,7 +131,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
         raise RunnerError(
             f"{name} does not use a container",
-            "it contains no --container-… option, --environment, docker run or podman run",
+            "it contains none of these: --container-… options, --environment, docker run, podman run",
             "to run it in an existing environment: runner launch --env NAME -- COMMAND",
         )
     for change in changes:

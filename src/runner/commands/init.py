@@ -66,7 +66,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
         console.say(f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:
-        console.say("runner init --all writes the other scripts, job files, environments and recipes")
+        console.say("runner init --all writes all scripts, job files, environments and recipes")
     console.say(
         "runner uses its built-in copy of any file that is missing here, "
         "so you can delete the files that you do not plan to edit"

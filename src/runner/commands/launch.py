@@ -124,7 +124,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
     if cost is None:
         return True
-    console.say(f"cost of this launch: {cost.text}{f', {runs} times' if runs > 1 else ''}")
+    console.say(f"cost of this launch: {cost.text}{f', for each of {runs} runs' if runs > 1 else ''}")
     most = cost.most * runs
     if yes or limit is None or most <= limit:
         return True
@@ -132,9 +132,9 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
         raise RunnerError(
             f"this launch may take {most:,.0f} GPU hours",
             f"site {plan.site.name} requires confirmation above {limit:,}, and there is no terminal for the question",
-            "use --yes, fewer nodes or less time, or set gpu_hours in [restart] of the job file",
+            "confirm with --yes, or use fewer nodes or less time, or limit gpu_hours in [restart] of the job file",
         )
-    console.say(f"that is more than {limit:,} GPU hours. Submit the job anyway? [y/N]")
+    console.say(f"site {plan.site.name} requires confirmation above {limit:,} GPU hours. Submit the job anyway? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
@@ -171,7 +171,9 @@ def _wait(run: Run, console: Console) -> int:
     try:
         status = follow(run, One(run.log), show, console)
     except KeyboardInterrupt:
-        console.say(f"\n{run.name} keeps running: runner logs -f {run.name}; runner cancel {run.name}")
+        console.say(
+            f"\n{run.name} keeps running; to follow: runner logs -f {run.name}; to end: runner cancel {run.name}"
+        )
         raise
     say_end(status, console)
     return result_code(status)
@@ -294,7 +296,7 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     first = with_values(plan, sweep.combinations[0])
     if not plan.site.is_local:
         console.say(f"{ARRAY}:\n{array_script(first, len(sweep.combinations), sweep.at_once)}")
-    console.say("the batch script of task 0 follows on stdout:")
+    console.say("the batch script of the sweep's task 0 follows on stdout:")
     return first
 
 

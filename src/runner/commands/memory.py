@@ -212,12 +212,12 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
 
     host = max(each.host for each in found)
     if host:
-        console.say(f"offload needs up to {_gib(host)} GiB of the node's memory per GPU")
+        console.say(f"offload needs up to {_gib(host)} GiB of host memory per GPU")
     if gpu is None:
         console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
         return 0
     fitting = [each for each in found if fits_on(each.total, gpu)]
-    console.say(f"FITS keeps 5% and 1.5 GiB of {_gib(gpu)} GiB free for CUDA, NCCL and fragmentation")
+    console.say(f"FITS is yes if TOTAL + 5% + 1.5 GiB (CUDA, NCCL, fragmentation) is at most {_gib(gpu)} GiB per GPU")
     if fitting:
         return 0
     console.say(

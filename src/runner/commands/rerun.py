@@ -40,7 +40,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         console.warn(f"changed since the run: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
-    state = "complete" if whole else "incomplete, so runner launches it again from the git commit and the command line"
+    state = "complete" if whole else "incomplete, so runner launches the run again from its git commit and command line"
     console.say(f"{locked.name}: the run folder is {state}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:
@@ -69,9 +69,9 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     if "launch" not in words or any(HIDDEN in word for word in words):
         raise RunnerError(
             f"{locked.name} cannot be rerun",
-            "its arguments contained a secret, and a lock never stores secrets"
+            "the run's arguments contained a secret, and a lock never stores secrets"
             if "launch" in words
-            else "the lock does not contain its command line",
+            else "the lock does not contain the run's command line",
             "start a new run with `runner launch`",
         )
     with folders.temporary("runner-rerun-") as folder:
@@ -97,5 +97,5 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             plan = with_values(plan, values)
         run = submit(plan, runs, words, console, args.tag)
     for name in rerun.differences(locked, run):
-        console.warn(f"different from the original run: {name}; to compare them: runner diff")
+        console.warn(f"different from the original run: {name}; to compare the two runs: runner diff")
     return run

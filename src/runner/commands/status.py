@@ -58,9 +58,9 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
         console.table(*table(found))
         newest = found[-1].run.name
         if found[-1].active:
-            console.say(f"output: runner logs -f {newest}")
+            console.say(f"to see the output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):
-            console.say(f"reason: runner why {newest}")
+            console.say(f"to find the cause: runner why {newest}")
     return 0
 
 

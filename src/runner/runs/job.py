@@ -356,8 +356,8 @@ class Estimate(NamedTuple):
     @property
     def text(self) -> str:
         """One line for the user."""
-        more = f", {self.most:,.1f} with all restarts after the time limit" if self.most > self.attempt else ""
-        return f"{self.attempt:,.1f} GPU hours at most{more}"
+        more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
+        return f"at most {self.attempt:,.1f} GPU hours{more}"
 
 
 def estimate(job: Job) -> Estimate | None:

@@ -40,7 +40,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     if environment.entrypoint:
         why = "`apptainer exec` never runs the entrypoint, and `apptainer run` does not accept a command"
         raise refuse(
-            environment, "entrypoint", "apptainer", why, "start the entrypoint's program in the command instead"
+            environment, "entrypoint", "apptainer", why, "put the entrypoint's program at the start of the command"
         )
     check_mounts(environment, "apptainer", MOUNTS)
     exports, inside = split_env(environment)

@@ -46,7 +46,7 @@ def check_edf(environment: Environment, engine: str = "ce") -> None:
                 f"mounts.{index}",
                 engine,
                 f"{mount.text()!r}: colons separate the fields of a mount, and a colon or newline cannot be escaped",
-                "rename the folder or mount a symlink whose path has no colon; ${VAR:-default} contains one too",
+                "rename the folder, or mount a symlink whose path has no colon; ${VAR:-default} contains a colon too",
             )
 
 
@@ -56,7 +56,7 @@ def _check_escapes(environment: Environment) -> None:
     def check(text: str, field: str) -> str:
         if re.search(r"\$\$\{[^}]*$", text):
             why = f"{text!r} has `${{` without a closing brace; the engine does not document this case"
-            raise refuse(environment, field, "ce", why, "set it in the job's setup instead")
+            raise refuse(environment, field, "ce", why, "set this value in the job's `setup` instead")
         return text
 
     map_texts(environment, check)

@@ -64,7 +64,7 @@ def check(environment: Environment) -> None:
         for word in _FORBIDDEN:
             if word in text:
                 why = f"Sarus Suite does not accept {word} in a value: {text!r}"
-                raise refuse(environment, field, "sarus", why, "set it in the job's setup instead")
+                raise refuse(environment, field, "sarus", why, "set this value in the job's `setup` instead")
 
 
 def _text(text: str, field: str) -> str:
