@@ -171,9 +171,7 @@ def _wait(run: Run, console: Console) -> int:
     try:
         status = follow(run, One(run.log), show, console)
     except KeyboardInterrupt:
-        console.say(
-            f"\n{run.name} keeps running; to follow: runner logs -f {run.name}; to end: runner cancel {run.name}"
-        )
+        console.say(f"\n{run.name} keeps running; output: runner logs -f {run.name}; to end: runner cancel {run.name}")
         raise
     say_end(status, console)
     return result_code(status)
