@@ -98,8 +98,8 @@ class SftArguments(JobArguments):
     loss_path: str = field(
         default="auto",
         metadata={
-            "help": "plain: transformers' own loss; trl: TRL's, with entropy and accuracy of each batch; auto: plain "
-            "on a CPU, where TRL's is slow, else trl.",
+            "help": "plain: the loss of transformers; trl: the loss of TRL, with entropy and accuracy of each batch; "
+            "auto: plain on a CPU, where the loss of TRL is slow, and otherwise trl.",
             "choices": ["auto", "plain", "trl"],
         },
     )

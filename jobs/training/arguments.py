@@ -42,18 +42,20 @@ class JobArguments:
     micro_batch: str | None = field(
         default=None,
         metadata={
-            "help": "Sequences of one process in one forward pass: a number, or `auto`: the largest that fits into "
-            "memory, found by a search before the training starts."
+            "help": "Sequences per process and forward pass: a number, or `auto` for the largest number that fits "
+            "into memory, which a search finds before the training starts."
         },
     )
-    vocabulary_size: int = field(default=8192, metadata={"help": f"Tokens of the tokenizer made for {TINY_MODEL}."})
+    vocabulary_size: int = field(
+        default=8192, metadata={"help": f"Vocabulary size of the tokenizer that the script trains for {TINY_MODEL}."}
+    )
     variables: list[str] = field(
         default_factory=list,
-        metadata={"help": "VARIABLE=argument ...: if the environment variable is set, it is the argument's value."},
+        metadata={"help": "VARIABLE=argument ...: if this environment variable is set, the argument gets its value."},
     )
     peak_flops: float | None = field(
         default=None,
-        metadata={"help": "Peak FLOP/s of one process, for MFU; default: the value for its GPU's name."},
+        metadata={"help": "Peak FLOP/s of one process, for computing MFU; default: looked up by the GPU's name."},
     )
     verify_checkpoint: bool = field(
         default=False,
@@ -62,8 +64,8 @@ class JobArguments:
     allow_old_torch_load: bool = field(
         default=False,
         metadata={
-            "help": "Resume with torch before 2.6, whose loader can run code in a crafted file: only if you trust "
-            "everybody who can write to the run folder."
+            "help": "Allow resuming with torch older than 2.6, whose loader can run code from a crafted file. Use this "
+            "only if you trust everybody who can write to the run folder."
         },
     )
 

@@ -36,11 +36,11 @@ def described(text: str, default: Any = None, **more: Any) -> Any:
 @dataclass
 class ModelArguments:
     model_name_or_path: str | None = described(f"Weights to continue from: a name, a folder, or {TINY_MODEL}.")
-    model_type: str | None = described("From scratch: the type of model, for example gpt2 or llama.")
+    model_type: str | None = described("For training from scratch: the type of model, for example gpt2 or llama.")
     config_overrides: str | None = described(
-        "From scratch: values that replace defaults of the model type, for example n_embd=1024,n_head=16."
+        "For training from scratch: values that replace defaults of the model type: n_embd=1024,n_head=16 ..."
     )
-    config_name: str | None = described("From scratch: the name or folder of a configuration.")
+    config_name: str | None = described("For training from scratch: the name or folder of a configuration.")
     tokenizer_name: str | None = described(f"A name or folder; {TINY_MODEL}: a small tokenizer that the script trains.")
     cache_dir: str | None = described("Where downloads are kept; default: HF_HOME.")
     use_fast_tokenizer: bool = described("Use the tokenizer written in Rust.", True)
@@ -50,7 +50,7 @@ class ModelArguments:
     dtype: str | None = described(
         "Type of the weights.", aliases=["--torch_dtype"], choices=["auto", "bfloat16", "float16", "float32"]
     )
-    low_cpu_mem_usage: bool = described("Without effect: transformers always does so now.", False)
+    low_cpu_mem_usage: bool = described("Has no effect: transformers now always loads models this way.", False)
     attn_implementation: str | None = described("eager, sdpa, flash_attention_2, flash_attention_3, flex_attention ...")
 
 
@@ -71,7 +71,7 @@ class DataArguments:
     block_size: int | None = described("Tokens per sequence; default: the model's maximum, but at most 1024.")
     append_eos: bool = described("Put the end token after each document.", False)
     keep_linebreaks: bool = described("Keep the line breaks of text files.", True)
-    overwrite_cache: bool = described("Tokenize again.", False)
+    overwrite_cache: bool = described("Tokenize again, even if the cache contains the tokens.", False)
     preprocessing_num_workers: int | None = described("Number of processes that tokenize.")
 
 
@@ -80,7 +80,7 @@ class OverwriteArgument:
     """Removed from TrainingArguments by transformers 5, but still in people's scripts."""
 
     overwrite_output_dir: bool = described(
-        "Start from the beginning despite checkpoints; a later attempt resumes.", False
+        "Start from the beginning despite checkpoints; later attempts of the run resume.", False
     )
 
 

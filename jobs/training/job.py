@@ -64,7 +64,8 @@ def start(script: str) -> Iterator[Job]:
         if peers.first:
             run_module.take_lock(run)
             print(
-                f"{script}: {peers.world_size} processes by {peers.launcher}, {threads} threads each, run {run.path}",
+                f"{script}: processes: {peers.world_size}, launcher: {peers.launcher}, threads per process: {threads}, "
+                f"run folder: {run.path}",
                 flush=True,
             )
         yield Job(script, run, peers, Heartbeat(run, peers))

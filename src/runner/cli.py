@@ -40,19 +40,19 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("logs", "print the output of a run; -f follows it"),
         "cancel": ("cancel", "cancel runs"),
         "history": ("history", "list past launches by job, environment, script, state"),
-        "rerun": ("rerun", "repeat a launch exactly, from a run's lock"),
+        "rerun": ("rerun", "repeat a launch exactly, from a run's lock file"),
         "diff": ("diff", "compare two launches"),
         "plot": ("plot", "plot metrics of runs: loss, tokens/s, any other"),
         "why": ("why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
     },
     "models": {
         "prefetch": ("prefetch", "download the models and datasets that a job needs"),
-        "memory": ("memory", "estimate memory per GPU by ZeRO stage and micro batch"),
+        "memory": ("memory", "estimate the memory per GPU by ZeRO stage and micro batch"),
     },
     "machine": {
         "init": ("init", "start a project here, or write a site file"),
         "site": ("site", "list | show sites (clusters), and the source of each value"),
-        "doctor": ("doctor", "check what this machine can do, and how to fix the rest"),
+        "doctor": ("doctor", "check what this machine can do, and how to fix what is missing"),
         "completion": ("completion", "print the completion script of a shell"),
     },
 }

@@ -143,7 +143,7 @@ def wrong_type(document: Document, keys: Keys, expected: str) -> RunnerError:
     return RunnerError(
         f"{document.place(*keys)}: {'.'.join(keys)} must be {expected}",
         f"its value is {_NAMES.get(type(value), type(value).__name__)}: {value!r}",
-        hint if isinstance(value, bool | int | float) and hint else f"write {expected} there",
+        hint if isinstance(value, bool | int | float) and hint else f"set the key to {expected}",
     )
 
 

@@ -64,7 +64,7 @@ def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple
         if len(found) > 20:
             raise RunnerError(
                 f"the bases of site {name!r} are circular",
-                str(documents[0].path),
+                f"the chain of their `base` keys never ends: {documents[0].path} leads back to itself",
                 "remove `base` from one of the site files",
             )
     return tuple(reversed(found))
@@ -190,7 +190,7 @@ def _origin(document: Document, keys: Keys) -> Origin:
     date = typed(document, ("sources", source, "date"), str)
     if title is None or date is None:
         raise RunnerError(
-            f"{place}: the source {source!r} of {key} has no title or no date",
+            f"{place}: the source {source!r} of {key} must have a title and a date",
             f"[sources.{source}] must name the document and its date",
             f'[sources.{source}]\ntitle = "…"\nurl = "…"\ndate = "2026-01-31"',
         )

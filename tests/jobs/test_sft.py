@@ -155,7 +155,7 @@ def test_processes_that_another_launcher_has_ranked_leave_with_75(launcher: Laun
     ]
     outputs = [task.communicate(timeout=600)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [75, 75], outputs
-    assert "2 processes by srun" in outputs[0]
+    assert "processes: 2, launcher: srun" in outputs[0]
     assert f"step  1/{STEPS}" in outputs[0]
     assert "step " not in outputs[1]
 

@@ -476,7 +476,7 @@ def test_the_command_says_that_it_adds_writable_to_a_line_of_pyxis(tmp_path):
         ((*image, "--container-readonly"), False),
     ):
         done = runner(tmp_path, *words, "true")
-        assert ("writable = true: added; without --container-writable, pyxis makes" in done.stderr) == added
+        assert ("without --container-writable, pyxis makes it read-only" in done.stderr) == added
 
 
 def test_the_command_writes_both_files_that_launch_takes(tmp_path):

@@ -29,14 +29,14 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     build = subparsers.add_parser("build", parents=[common], help="Containerfile -> OCI image; prints NAME:TAG")
     build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
     build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
-    build.add_argument("--tag", metavar="NAME[:TAG]", help="name of the image (default: the recipe's)")
-    build.add_argument("--base-tag", metavar="TAG", help="build on another tag of the base image")
+    build.add_argument("--tag", metavar="NAME[:TAG]", help="name of the image (default: the recipe's name)")
+    build.add_argument("--base-tag", metavar="TAG", help="use this tag of the base image instead of the recipe's")
     build.add_argument("--platform", metavar="OS/ARCH", help="linux/amd64 or linux/arm64 (default: this machine's)")
     build.add_argument(
         "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="set an ARG of the Containerfile"
     )
     build.add_argument("--no-cache", action="store_true", help="run every step again, and check for a newer base image")
-    build.add_argument("--import", action="store_true", dest="then_import", help="then import the image; prints PATH")
+    build.add_argument("--import", action="store_true", dest="then_import", help="also import the image; print PATH")
     build.add_argument(
         "--sbatch", action="append", default=[], metavar="FLAG", help="a flag for sbatch, on sites that build in a job"
     )

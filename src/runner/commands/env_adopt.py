@@ -18,7 +18,7 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     adopt = actions.add_parser(
         "adopt",
         parents=[common],
-        help="make an EDF from a batch script, or from -- srun …, docker run …, podman run …, --container-image=…",
+        help="make an EDF from a batch script, or from a command line after --: srun …, docker run …, podman run …",
     )
     adopt.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="a batch script (default: the command line after --)"

@@ -20,9 +20,7 @@ _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per rou
 
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", parents=[common], help="find mistakes before a job is submitted")
-    check.add_argument(
-        "environments", nargs="*", metavar="ENV", help="a name, the path of an EDF, or of a batch script"
-    )
+    check.add_argument("environments", nargs="*", metavar="ENV", help="a name, or the path of an EDF or a batch script")
     check.add_argument("--engine", metavar="NAME", help="check for this engine instead of the site's")
     check.add_argument(
         "--enroot", metavar="VERSION", help="the enroot version of the site (default: that of this machine)"

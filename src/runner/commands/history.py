@@ -21,17 +21,19 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     from runner.runs.history import STATES
 
     history = subparsers.add_parser("history", parents=[common], help="list past launches")
-    history.add_argument("job", nargs="?", default="", metavar="JOB", help="only this job or sweep; a pattern: 'sft*'")
-    history.add_argument("--env", default="", metavar="ENV", help="only this environment; a pattern")
-    history.add_argument("--script", default="", metavar="SCRIPT", help="only this script (path or name); a pattern")
     history.add_argument(
-        "--tag", action="append", default=[], help="only runs with this tag; a pattern; may be repeated"
+        "job", nargs="?", default="", metavar="JOB", help="only this job or sweep, or a pattern: 'sft*'"
+    )
+    history.add_argument("--env", default="", metavar="ENV", help="only this environment, or a pattern")
+    history.add_argument("--script", default="", metavar="SCRIPT", help="only this script (path or name), or a pattern")
+    history.add_argument(
+        "--tag", action="append", default=[], help="only runs with this tag, or a pattern; may be repeated"
     )
     history.add_argument(
         "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE",
-        help="only this state of `runner status`: running, failed, …; may be repeated",
+        help="only runs in this state, as `runner status` shows it; may be repeated",
     )  # fmt: skip
-    history.add_argument("--since", metavar="WHEN", help="launched since this age (30m, 12h, 7d, 2w) or date")
+    history.add_argument("--since", metavar="WHEN", help="only launches after a date, or in the last 30m, 12h, 7d, 2w")
     history.add_argument("--json", action="store_true", help="print JSON")
     add_wide(history)
     history.set_defaults(run=show_history)

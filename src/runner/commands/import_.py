@@ -32,7 +32,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
     parser.add_argument("--force", action="store_true", help="replace the file, even if runner did not create it")
-    parser.add_argument("--no-cache", action="store_true", help="rebuild the file from all layers")
+    parser.add_argument("--no-cache", action="store_true", help="read all layers again; reuse no earlier import")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
     parser.set_defaults(run=import_squashfs)
@@ -43,12 +43,12 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owners", default="root", metavar="root|keep", help="owner of the files (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
     parser.add_argument("--threads", type=int, metavar="N", help="compression threads (default: one per core)")
-    parser.add_argument("--verify", default="all", metavar="all|digest", help="checks to make (default: all)")
+    parser.add_argument("--verify", default="all", metavar="all|digest", help="digest: check less (default: all)")
     parser.add_argument(
         "--connections", type=int, default=8, metavar="N", help="parallel connections to a registry (default: 8)"
     )
     parser.add_argument(
-        "--allow-http", action="count", default=0, help="allow a registry without TLS; twice: also send it your login"
+        "--allow-http", action="count", default=0, help="allow a registry without TLS; if repeated, send it your login"
     )
 
 

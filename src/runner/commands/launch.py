@@ -43,7 +43,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--sweep", action="append", default=[], metavar="NAME=V,V", help="launch a run for each combination of values"
     )
-    launch.add_argument("--at-once", type=int, metavar="N", help="the maximum number of runs of a sweep to run at once")
+    launch.add_argument("--at-once", type=int, metavar="N", help="start at most N runs of a sweep at the same time")
     launch.add_argument(
         "--after", action="append", default=[], metavar="RUN", help="start when RUN has ended with exit code 0"
     )
@@ -56,7 +56,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     launch.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
     launch.add_argument("--wait", action="store_true", help="show the output, and return the job's exit code")
-    launch.add_argument("--parsable", action="store_true", help="print the scheduler's job id")
+    launch.add_argument("--parsable", action="store_true", help="print the job id instead of the run's name")
     launch.add_argument("--json", action="store_true", help="print JSON")
     launch.add_argument("--dry-run", action="store_true", help="print the batch script; submit nothing")
     launch.set_defaults(run=launch_run)

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     logs = subparsers.add_parser("logs", parents=[common], help="print the output of a run")
     logs.add_argument(
-        "run_word", metavar="RUN", nargs="?", default="last", help="a name, a job id or a path (default: last)"
+        "run_word", metavar="RUN", nargs="?", default="last", help="name, job id, `last` or path (default: last)"
     )
     logs.add_argument("-f", "--follow", action="store_true", help="follow the output until the run has ended")
     logs.add_argument("--rank", metavar="N", help="only these ranks: 3, or 0,3, or 0-7")
     logs.add_argument("--attempt", type=int, metavar="N", help="only this attempt")
-    logs.add_argument("-n", "--tail", type=int, metavar="N", help="the last N lines")
+    logs.add_argument("-n", "--tail", type=int, metavar="N", help="print only the last N lines")
     logs.set_defaults(run=show_logs)
 
 

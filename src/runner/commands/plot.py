@@ -28,7 +28,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         metavar="NAME[,NAME]",
         help="keys of metrics.jsonl, each in its own plot (default: loss)",
     )
-    plot.add_argument("--axis", choices=("step", "tokens", "hours"), default="step", help="default: step")
+    plot.add_argument("--axis", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)")
     plot.add_argument("--png", metavar="FILE", help="write a PNG (needs matplotlib) and print its path")
     plot.add_argument("--json", action="store_true", help="print the points as JSON")
     plot.set_defaults(run=plot_runs)

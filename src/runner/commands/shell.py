@@ -21,7 +21,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         help="open a shell or run a command in an environment or a run",
         usage="runner shell [ENV|RUN] [options] [-- COMMAND…]",
     )
-    shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="default: the project's environment")
+    shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="what to open (default: the project's environment)")
     add_settings(shell, shell=True)
     shell.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
     shell.add_argument("--dry-run", action="store_true", help="print the command; run nothing")

@@ -28,7 +28,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select runs."""
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` or path (default: the newest)"
+        "runs", nargs="*", metavar="RUN", help=f"name, sweep, job id, `last` or path (default: the newest {_NEWEST})"
     )
     add_wide(parser)
     parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {_NEWEST}")

@@ -97,8 +97,8 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
         if value.encode(errors="surrogateescape") in content:
             raise RunnerError(
                 f"{where} would contain the value of the secret {name}",
-                "everyone who can read the file could read the secret, and copies of the file would contain it",
-                f"remove the value; export {name}, or set it in {path(environ)}, and let your program read it",
+                "everyone who can read that file, or a copy of it, could read the secret",
+                f"remove the value, export {name} or set it in {path(environ)}, and let your program read it",
             )
 
 

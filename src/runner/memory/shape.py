@@ -189,7 +189,7 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
         raise RunnerError(
             f"cannot estimate the memory of {name}",
             f"its model_type is {kind!r}, but runner supports only {', '.join(FAMILIES)}",
-            "use the most similar type, for example --model_type llama, and give the other values as flags",
+            "use the most similar of these types, for example --model_type llama, and give the model's sizes as flags",
         )
     for key in ("num_local_experts", "num_experts", "n_routed_experts"):
         if int(config.get(key) or 0) > 1:
@@ -248,7 +248,7 @@ def _number(config: Mapping[str, Any], key: str, name: str, default: int | None 
         raise RunnerError(
             f"{name} does not set {key}",
             "the model's shape depends on that value",
-            f"--{key} NUMBER, or a complete config.json",
+            f"add --{key} NUMBER, or use a complete config.json",
         )
     return default
 

@@ -53,7 +53,7 @@ class Dependencies(NamedTuple):
         if len(self.runs) != 1:
             raise RunnerError(
                 f"{PLACE} cannot be replaced: --after names {len(self.runs) or 'no'} runs",
-                f"{PLACE} is replaced by the folder of the run in --after, so there must be exactly one",
+                f"{PLACE} is replaced by the folder of the run in --after, so --after must name exactly one run",
                 "give exactly one --after RUN, or write the path of the folder",
             )
         folder = str(self.runs[0].folder)
@@ -78,7 +78,7 @@ def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site)
             raise RunnerError(
                 f"cannot wait for {run.name}",
                 f"{run.name} uses the scheduler {run.scheduler}, but this job uses {site.scheduler}",
-                f"launch this job on the same site, or after {run.name} has ended",
+                f"use the site of that run, or leave out the flag and launch after {run.name} has ended",
             )
     return waits
 

@@ -96,7 +96,7 @@ def _check_numbers(job: Job) -> None:
         raise RunnerError(
             f"hang_seconds cannot be {job.hang_seconds}{_where(job.origins.get('hang_seconds'))}",
             "it must be a number of seconds, 0 or more",
-            "use 0 for never, 3600 for an hour",
+            "use 0 to turn off hang detection, or 3600 to end a job after an hour without progress",
         )
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
@@ -156,7 +156,7 @@ def _check_chain(links: int, site: Site) -> None:
     if site.is_local:
         raise RunnerError(
             f"the site {site.name!r} has no queue for a chain of jobs",
-            "without a scheduler, a job has no time limit after which the next one must start",
+            "without a scheduler, jobs have no time limit, so a chain is not needed",
             "leave out --chain, and let [restart] in the job file restart the job",
         )
 

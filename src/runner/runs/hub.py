@@ -255,5 +255,5 @@ def _kept_offline(
 
 def _error(what: str, why: str, job: Job) -> RunnerError:
     return RunnerError(
-        what, why, f"on a machine that can reach the hub, with the same arguments: runner prefetch {job.name}"
+        what, why, f"on a machine that can reach the hub, run with the same arguments: runner prefetch {job.name}"
     )

@@ -85,7 +85,7 @@ def check_ranks(run: Run, ranks: Iterable[int]) -> None:
         if rank >= world:
             why = f"its ranks are 0 to {world - 1}"
         elif not all_streams(run, (rank,)):
-            why = "the rank has not started, or its launcher writes no log per rank: all output is in job.log"
+            why = "the rank has not started, or the launcher writes the output of all ranks to job.log"
         else:
             continue
         raise RunnerError(f"{run.name} has no log for rank {rank}", why, f"runner logs {run.name}")

@@ -183,7 +183,7 @@ def find_python() -> str:
     raise RunnerError(
         "no Python on this machine has matplotlib",
         f"tried {', '.join(dict.fromkeys(candidate for candidate in candidates if candidate))}",
-        "pip install 'runner-hpc[plot]', or load a module with matplotlib; the run folder also has a loss.png",
+        "pip install 'runner-hpc[plot]', or load a module with matplotlib; a finished run also has loss.png",
     )
 
 

@@ -73,12 +73,12 @@ def find(word: str, runs: Path) -> Locked:
         tables = lock.read(path.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RunnerError(
-            f"cannot read the lock {path}", str(error), "pass the name of a run, or the path of a lock.toml"
+            f"cannot read the lock file {path}", str(error), "pass the name of a run, or the path of a lock.toml"
         ) from error
     if "files" not in tables:
         raise RunnerError(
             f"cannot launch the run of {path} again",
-            "its lock.toml has no table [files]: an earlier version of runner wrote it",
+            "the file has no table [files], because an earlier version of runner wrote it",
             "launch with the command line that `runner history` prints",
         )
     return Locked(path, tables)
@@ -246,7 +246,7 @@ def restore_image(table: Table, recipe: Table, project: Project, environ: Mappin
         raise RunnerError(
             f"cannot restore the image {path.name}",
             f"importing {source} now produces another image, {made.path.name}"
-            + (f"; its recipe was {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
+            + (f"; the run used the recipe {recipe.get('content')}, at {recipe.get('revision', '?')}" if name else ""),
             "check out that version of the recipe and try again, or launch again with the current image",
         )
 

@@ -178,7 +178,7 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
     return RunnerError(
         f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, at least {tops[top]:,} in {top}",
         "a launch copies untracked files with the code, and so many files are usually data",
-        f"{'' if git else f'run git init {root}, '}add /{top} to {root}/.gitignore, or move or commit the files",
+        f"{'' if git else f'run git init {root}, and '}add /{top} to {root}/.gitignore; or move or commit the files",
     )
 
 
@@ -246,7 +246,7 @@ def _single(script: Path, sources: Iterable[Source]) -> Source:
         if script.name in source.files:
             raise RunnerError(
                 f"{script} would hide {source.root / script.name} in the code snapshot",
-                "a script from outside the project is copied to the top of the snapshot, which has that name already",
+                "a script from outside the project is copied to the top of the snapshot, where that name is in use",
                 "rename the script, or copy it into the project",
             )
     return Source(script.parent, (script.name,), (script.stat().st_size,))

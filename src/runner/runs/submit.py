@@ -47,7 +47,7 @@ def _check_file_system(folder: Path, there: Path) -> None:
     if free < _LEAST_BYTES or full:
         raise RunnerError(
             f"there is not enough space for a run in {folder}",
-            f"only {free >> 20} MiB and {room.f_favail} files are free, so the job could not save",
+            f"only {free >> 20} MiB and {room.f_favail} inodes are free, so the job could not save",
             "free some space (runner gc, old checkpoints), or use another folder: export RUNNER_RUNS=FOLDER",
         )
 

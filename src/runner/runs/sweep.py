@@ -51,7 +51,7 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
         values = tuple(text.split(","))
         if not equals or not _NAME.fullmatch(name) or "" in values:
             raise RunnerError(
-                f"--sweep {word!r} names no values",
+                f"cannot read --sweep {word!r}",
                 "a sweep must be NAME=VALUE,VALUE: a name, `=`, and values separated by commas",
                 "--sweep learning_rate=1e-5,2e-5 --sweep seed=1,2,3",
                 exit_code=2,

@@ -251,7 +251,7 @@ def test_a_name_of_256_bytes_is_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("node", "what"),
     [
-        (symlink(b"t" * 65_536), "symlink of 65536 bytes"),
+        (symlink(b"t" * 65_536), "symlink with a target of 65536 bytes"),
         (file(xattrs=((b"system.posix_acl_access", b"x"),)), "system.posix_acl_access"),
         (file(uid=-1), "owner is -1"),
         (file(gid=2**32), "owner is 4294967296"),

@@ -261,5 +261,5 @@ class DataWriter:
 
 def _broken_off(size: int, got: int) -> RunnerError:
     return RunnerError(
-        "a file of the image is truncated", f"its layer has {got} of its {size} bytes", "pull or build the image again"
+        "a file of the image is truncated", f"only {got} of its {size} bytes are there", "pull or build the image again"
     )

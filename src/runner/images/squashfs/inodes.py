@@ -92,8 +92,8 @@ class InodePacker:
         if kind == SYMLINK and isinstance(data, bytes):
             if len(data) > _LONGEST_TARGET:
                 raise RunnerError(
-                    f"cannot import the image: it has a symlink of {len(data)} bytes",
-                    f"squashfs stores at most {_LONGEST_TARGET} bytes, and Linux follows at most 4095",
+                    f"cannot import the image: it has a symlink with a target of {len(data)} bytes",
+                    f"a target has at most {_LONGEST_TARGET} bytes in squashfs, and at most 4095 bytes under Linux",
                     "build the image without that file",
                 )
             packed = _SYMLINK.pack(*head, len(data)) + data
@@ -221,7 +221,7 @@ def _bad_name(name: bytes) -> RunnerError:
     why = (
         f"squashfs stores names of at most {_LONGEST_NAME} bytes"
         if len(name) > _LONGEST_NAME
-        else "it is not a file name"
+        else "this is not a valid name for a file"
     )
     return RunnerError(f"cannot import the image's file {shown!r}", why, "build the image without that file")
 
@@ -274,7 +274,7 @@ class XattrTable(dict[XattrSet, int]):
             for name, _ in ordered:
                 if not holds_xattr(name):
                     raise RunnerError(
-                        f"cannot import the image: a file has the attribute {name.decode(errors='replace')!r}",
+                        f"cannot import the image: a file has the extended attribute {name.decode(errors='replace')!r}",
                         "squashfs can store only attributes in the namespaces user, trusted and security",
                         "import the image without extended attributes: --xattrs drop",
                     )

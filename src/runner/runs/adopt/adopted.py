@@ -100,7 +100,7 @@ class Adopted:
             return
         self.entrypoint = bool(self.entrypoint)
         if self.writable is None and self.image:
-            why = "added; without --container-writable, pyxis makes the root file system read-only"
+            why = "added to make the root file system writable; without --container-writable, pyxis makes it read-only"
             self.note("writable = true", why)
         self.writable = True if self.writable is None else self.writable
 

@@ -97,7 +97,7 @@ class Draft:
             adopted.note(option.given, f"a run is named after its job file: rename the file to {value}.toml")
         elif name == "signal" and (found := re.fullmatch(r".*@(\d+)", value)):
             self.save_seconds = int(found[1])
-            adopted.note(option.given, f"runner sends a signal before the time limit too: save_seconds = {found[1]}")
+            adopted.note(option.given, f"becomes save_seconds = {found[1]}: runner requests the signal itself")
         elif name == "export" and value.upper().startswith("ALL"):
             for entry in value.split(",")[1:]:
                 key, _, text = entry.partition("=")
@@ -140,7 +140,7 @@ class Draft:
             self.resources["gpus_per_node"] = max(1, self.gpus // nodes)
         if self.gpus_per_task is not None and "gpus_per_node" not in self.resources:
             self.resources["gpus_per_node"] = self.gpus_per_task * (tasks or 1)
-            adopted.note("--gpus-per-task", "each task sees all GPUs of its node, as NCCL requires")
+            adopted.note("--gpus-per-task", "becomes gpus_per_node: each task sees all GPUs of its node")
         if program.launcher not in {"torchrun", "accelerate"}:
             if tasks is not None:
                 self.resources["tasks_per_node"] = tasks

@@ -112,7 +112,7 @@ def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[
                 what = f"line {command.line}: {command.array}=(…)"
                 adopted.note(
                     what,
-                    "the command is inside a conditional, a loop or a function, but is treated as if it always runs",
+                    "the command is inside a conditional, a loop or a function, but is read as if it always ran",
                 )
             scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
                 f"{command.array}+=" in command.raw
@@ -150,7 +150,7 @@ def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Comma
             scope.values.pop(word.text, None)
             scope.exported.pop(word.text, None)
             adopted.env[word.text] = ""
-            adopted.note(f"line {command.line}: {command.raw}", "unset in the container, even if the image sets it")
+            adopted.note(f"line {command.line}: {command.raw}", "not set in the container, even if the image sets it")
 
 
 def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:

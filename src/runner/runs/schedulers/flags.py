@@ -63,7 +63,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "clusters": _ONE_CLUSTER,
         "wrap": ("the flag would replace the batch script", "runner launch -- COMMAND"),
         "parsable": ("runner already passes this flag", "leave out the flag"),
-        "wait": ("sbatch would not return", "runner launch --wait"),
+        "wait": ("sbatch would return only after the end of the job", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
     },
     "srun": {
@@ -71,7 +71,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "chdir": ("tasks run in the code snapshot", "set workdir in the EDF"),
         "container-workdir": ("tasks run in the code snapshot", "set workdir in the EDF"),
         "pty": ("a batch script has no terminal", "runner shell"),
-        "jobid": ("the step belongs to its own job", "runner shell RUN"),
+        "jobid": ("the step belongs to the job of the run", "runner shell RUN"),
         "multi-prog": ("every task runs the same command", "choose the program by RANK: -- sh -c '… $RANK …'"),
         "overcommit": _COUNTS,
     },
@@ -109,14 +109,14 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",
-                "without ALL, Slurm drops every other variable, including PATH",
-                f"use --{program}=--export=ALL,…, or [env] of the job",
+                "without ALL, Slurm drops all variables that the flag does not name, including PATH",
+                f"use --{program}=--export=ALL,NAME=VALUE, or set the variables in [env] of the job file",
             )
         if name == "distribution" and not (value or "").startswith("block"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",
                 "ranks must be numbered node by node, so that rank / tasks_per_node is the node's number",
-                f"for another order within a node: --{program}=--distribution=block:cyclic",
+                f"to change only the order within a node: --{program}=--distribution=block:cyclic",
             )
         if name in (taken or {}):
             raise RunnerError(
@@ -131,7 +131,7 @@ def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) 
     for word in words:
         if word in refused:
             raise RunnerError(
-                f"the site {site!r} refuses {word}", refused[word], "use another value in the job file or the flag"
+                f"the site {site!r} refuses {word}", refused[word], "change the value in the job file or the flag"
             )
 
 

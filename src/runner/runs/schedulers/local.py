@@ -161,7 +161,7 @@ def _end(run: Run, report: Report) -> None:
     if _by_hand(run):
         _end_by_hand(run, report)
         return
-    report.detail(f"{run.name}: ending its processes, {GRACE_SECONDS:.0f} s at most")
+    report.detail(f"{run.name}: sending SIGTERM to its processes, and SIGKILL after {GRACE_SECONDS:.0f} s")
     if not sessions.end(pid, GRACE_SECONDS):
         raise RunnerError(
             f"cannot end {run.name}",
@@ -173,7 +173,7 @@ def _end(run: Run, report: Report) -> None:
 def _end_by_hand(run: Run, report: Report) -> None:
     """End a script that a user started. Its session is that of the user's shell, so signal only the script."""
     pid = _pid(run)
-    report.detail(f"{run.name}: ending process {pid}, {GRACE_SECONDS:.0f} s at most")
+    report.detail(f"{run.name}: sending SIGTERM to process {pid}, and waiting {GRACE_SECONDS:.0f} s for its end")
     deadline = time.monotonic() + GRACE_SECONDS
     with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGTERM)

@@ -137,7 +137,7 @@ class Web:
             url = after
         raise RunnerError(
             f"too many redirects from {first[1]}",
-            f"there were more than {MAX_REDIRECTS}, the last to {host_of(url)}",
+            f"runner follows at most {MAX_REDIRECTS} redirects; the last one led to {host_of(url)}",
             "check the registry's name and HTTPS_PROXY: the answer may come from a login page or a proxy",
         )
 

@@ -68,13 +68,13 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
         return RunnerError(
             f"cannot reach {host}",
             f"the host name cannot be resolved: {words(cause, 0)}",
-            "check the registry's name; on a compute node without network, import on a login node or set HTTPS_PROXY",
+            "check the registry's name; if this node has no network, import on a login node or set HTTPS_PROXY",
         )
     if isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
         return RunnerError(
             f"cannot reach {host}",
             words(cause, 0),
-            "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY",
+            "check the registry's name and port; if a firewall blocks it, import on a login node or set HTTPS_PROXY",
         )
     return None
 
@@ -109,7 +109,7 @@ def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
             )
         except (OSError, ssl.SSLError) as error:
             raise RunnerError(
-                f"cannot read the certificates of {named}", f"{path}: {error}", f"correct or unset {named}"
+                f"cannot read the certificates that {named} names", f"{path}: {error}", f"correct or unset {named}"
             ) from error
     if folder:
         return ssl.create_default_context(capath=folder)
