@@ -113,7 +113,7 @@ def docker_refusal(environ: Mapping[str, str]) -> str:
     socket = Path(host.removeprefix("unix://"))
     if host.startswith("unix://"):
         if not socket.exists():
-            return f"there is no socket {socket}: the daemon is not running (DOCKER_HOST names another socket)"
+            return f"there is no socket {socket}: the daemon is not running (to use another socket, set DOCKER_HOST)"
         if not os.access(socket, os.R_OK | os.W_OK):
             return f"the socket {socket} refuses this user (an admin can add you to its group: usermod -aG docker USER)"
     import docker
@@ -178,7 +178,7 @@ def _storage(environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...
     advice = f"""mkdir -p {config.parent} && printf '[storage]\\ndriver = "overlay"\\n' > {config}"""
     if (root / "vfs-images").is_dir():
         note = f"podman's storage {root} uses the driver vfs, which writes a full copy of the image for each layer; "
-        return {}, (f"{note}to use overlay instead: podman system reset && {advice}",)
+        return {}, (f"{note}to use overlay instead (this removes all images): podman system reset && {advice}",)
     if not _overlay_works(root.parent):
         return {}, ()
     return overlay, (f"runner uses podman with the storage driver overlay; to use it outside runner too: {advice}",)

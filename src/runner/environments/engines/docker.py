@@ -20,6 +20,6 @@ def attach(environment: Environment, site: Site) -> Attachment:
             "image",
             "docker",
             f"docker runs only images from its storage or a registry, but {environment.image!r} is a squashfs file",
-            "use the engine podman or sandbox, or write the name of an image",
+            "use the engine podman or sandbox, or set `image` to the name of an image",
         )
     return podman.attach(environment, site, "docker")

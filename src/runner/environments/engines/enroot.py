@@ -48,7 +48,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             "image",
             "enroot",
             f"`enroot start` runs squashfs files, not {environment.image!r}",
-            "run `runner import` and write the path of the squashfs file",
+            "run `runner import`, and set `image` to the path of the squashfs file",
         )
     start = (
         "enroot",

@@ -30,16 +30,16 @@ def check(environment: Environment) -> None:
             "image",
             "sarus",
             "Sarus Suite runs images from its own store, not squashfs files",
-            "push the image to a registry and write REGISTRY/IMAGE:TAG, or use the engine ce",
+            "push the image to a registry and set `image` to REGISTRY/IMAGE:TAG, or use the engine ce",
         )
     slashed(environment, "sarus")
     if names(environment.image):
         why = f"Sarus Suite does not expand variables in an image: {environment.image!r}"
-        raise refuse(environment, "image", "sarus", why, "write the full name")
+        raise refuse(environment, "image", "sarus", why, "set `image` to the full name, without variables")
     for index, mount in enumerate(environment.mounts):
         field = f"mounts.{index}"
         if any(isinstance(part, str) and "$" in part for part in parts(mount.text(), field)):
-            why = f"Sarus Suite expands a mount twice, so a dollar sign starts a variable: {mount.text()!r}"
+            why = f"Sarus Suite expands a mount twice, so a mount cannot contain a plain `$`: {mount.text()!r}"
             raise refuse(
                 environment, field, "sarus", why, "make a symlink at a path without `$`, and mount the symlink"
             )
@@ -53,7 +53,7 @@ def check(environment: Environment) -> None:
             )
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
-            raise refuse(environment, field, "sarus", why, "remove the colon and ${VAR:-default} from the mount")
+            raise refuse(environment, field, "sarus", why, "remove colons (and ${VAR:-default}) from the mount")
     texts = {
         "workdir": environment.workdir or "",
         **{f"mounts.{index}": mount.text() for index, mount in enumerate(environment.mounts)},

@@ -94,7 +94,7 @@ def slashed(environment: Environment, engine: str) -> str:
         return environment.image
     image = parse_reference(environment.image)
     if image.user:
-        why = f"{environment.image!r} contains a user name for the login, which only enroot supports"
+        why = f"{environment.image!r} contains a user name for the login, but only enroot supports user names there"
         raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")
     return image.with_slash
 
@@ -188,8 +188,8 @@ _OF_SHELLS = {"IFS", "PWD", "OLDPWD", "SHLVL", "_", "PPID", "OPTIND", "LINENO"}
 def check_names(environment: Environment, engine: str) -> None:
     """Raise RunnerError for a variable that a shell before the command would drop or overwrite."""
     if environment.env.get("PATH") == "":
-        why = "without a PATH, the shell that runs before the command uses its own default"
-        raise refuse(environment, "env.PATH", engine, why, 'write the folders: PATH = "/usr/bin:/bin"')
+        why = "PATH is empty, so the shell that starts the command would use its own default PATH"
+        raise refuse(environment, "env.PATH", engine, why, 'list the folders: PATH = "/usr/bin:/bin"')
     for name in environment.env:
         if name in _OF_SHELLS or not _NAME.fullmatch(name):
             why = (

@@ -145,9 +145,9 @@ class Linter:
             chain = (*above, path.resolve())
             if found_base.resolve() in chain:
                 circle = " -> ".join(step.stem for step in (*chain, found_base))
-                yield finding("base-circle", "base_environment", place, f"it is circular: {circle}")
+                yield finding("base-circle", "base_environment", place, f"base_environment is circular: {circle}")
             elif len(chain) > MAXIMUM_LEVELS:
-                reason = f"it is nested deeper than {MAXIMUM_LEVELS} levels"
+                reason = f"base_environment is nested deeper than {MAXIMUM_LEVELS} levels"
                 yield finding("base-too-deep", "base_environment", place, reason)
             else:
                 yield from self._files(found_base, chain)

@@ -61,11 +61,11 @@ def _unknown_key(document: Document, key: str, value: Any) -> Finding:
     near = near_name(key)
     place, known = document.place(key), f"the keys of an EDF: {', '.join(KEYS)}"
     if near is None:
-        return finding("unknown-key", key, place, f"an EDF has no key {key!r}; {known}")
+        return finding("unknown-key", key, place, f"EDFs have no key {key!r}; {known}")
     fits = near not in document.data and near in _TYPES and isinstance(value, _TYPES[near][0])
     changes: tuple[Change, ...] = (Rename((key,), near),) if fits else ()
     return finding(
-        "unknown-key", key, place, f"an EDF has no key {key!r}; {known}", f"did you mean {near!r}?", changes=changes
+        "unknown-key", key, place, f"EDFs have no key {key!r}; {known}", f"did you mean {near!r}?", changes=changes
     )
 
 
@@ -155,7 +155,7 @@ def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tupl
         dotted = ".".join((*keys[1:], name))
         first = seen.setdefault(dotted, (*keys, name))
         if first != (*keys, name) and not isinstance(value, Mapping):
-            reason = f"the annotation {dotted} is already set in {document.place(*first)}, in another notation"
+            reason = f"the annotation {dotted} is already set in {document.place(*first)}, written differently"
             yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
 
 
@@ -208,7 +208,7 @@ def read_all(path: Path) -> tuple[Document | None, list[Finding]]:
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         return None, [
-            finding("file-unreadable", "file", Place(path, line), "it is not UTF-8 text", f"iconv -t UTF-8 {path}")
+            finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", f"iconv -t UTF-8 {path}")
         ]
     except OSError as error:
         return None, [finding("file-unreadable", "file", Place(path), error.strerror or str(error))]

@@ -52,7 +52,7 @@ def _near(name: str) -> str:
     import difflib  # slow to import, and only errors need it
 
     close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.7)
-    return f"did you mean {close[0]!r}?" if close else "correct its name"
+    return f"did you mean {close[0]!r}?" if close else "correct the name of the annotation"
 
 
 def _near_value(value: str, known: tuple[str, ...]) -> str:
@@ -78,7 +78,7 @@ def variant(subject: Subject) -> Iterator[Finding]:
         what = "is for ROCm" if image.rocm else f"has CUDA {image.cuda}"
         release = f" (NVIDIA's release {image.ngc[0]}.{image.ngc[1]:02})" if image.ngc else ""
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "variant"), fits[0]),)
-        reason = f"the variant is {value}, but the image {what}{release}"
+        reason = f"the variant of aws_ofi_nccl is {value}, but the image {what}{release}"
         yield subject.say("hook-variant", field, reason, f'variant = "{fits[0]}"', changes=changes)
 
 
@@ -99,7 +99,7 @@ def conflict(subject: Subject) -> Iterator[Finding]:
     if subject.annotation("aws_ofi_nccl.enabled") == "true" and subject.annotation("cxi.enabled") == "false":
         if subject.image.extended:
             return  # reported by the rules for extended images
-        reason = "cxi is off, but aws_ofi_nccl needs it and is on"
+        reason = "the aws_ofi_nccl hook is on and needs the cxi hook, but the cxi hook is off"
         yield subject.say("hook-conflict", f"annotations.{_HOOK}cxi.enabled", reason)
 
 
@@ -107,7 +107,7 @@ def needs_writable(subject: Subject) -> Iterator[Finding]:
     """A read-only root file system, to which both hooks must write."""
     for hook in ("ssh", "nvidia_cuda_mps"):
         if subject.annotation(f"{hook}.enabled") == "true" and not subject.own.writable:
-            reason = f"the {hook} hook writes into the container, whose root is read-only"
+            reason = f"the {hook} hook writes into the container, whose root file system is read-only"
             yield subject.say("hook-needs-writable", "writable", reason, changes=(Set(("writable",), True),))
 
 
@@ -119,7 +119,7 @@ def ssh_key(subject: Subject) -> Iterator[Finding]:
         return
     field = f"annotations.{name}"
     if value.startswith(("ssh-", "ecdsa-", "sk-")):
-        yield subject.say("ssh-key", field, "this is the key itself; the hook needs the path of its file")
+        yield subject.say("ssh-key", field, "this is the key itself; the ssh hook needs the path of the key's file")
     elif not value.startswith("/") and not names(value, field):
         yield subject.say("ssh-key", field, f"{value!r} is not an absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
     elif value.endswith(("id_rsa", "id_ed25519", "id_ecdsa")):
@@ -140,11 +140,11 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         return
     hook = f"annotations.{_HOOK}aws_ofi_nccl.enabled"
     if subject.annotation("aws_ofi_nccl.enabled") == "true":
-        reason = "an Alps extended image has its own NCCL plugin, which the hook replaces"
+        reason = "an Alps extended image has its own NCCL plugin, which the aws_ofi_nccl hook replaces"
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
-        reason = "the image's entrypoint reads /opt/alps/env, but the entrypoint does not run"
+        reason = "the image's entrypoint reads /opt/alps/env, but it runs only with `entrypoint = true`"
         yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
     if subject.annotation("cxi.enabled") != "false":
         reason = "the cxi hook, which is on by default, replaces the image's libraries with the host's"

@@ -38,7 +38,7 @@ def relative_squashfs(subject: Subject) -> Iterator[Finding]:
     """A bare file name, which engines treat as the name of an image in a registry."""
     if bare_squashfs(subject.own):
         image = subject.own.image
-        reason = f"{image!r} would be pulled from a registry as an image of that name"
+        reason = f"{image!r} is not a path, so an image of that name would be pulled from a registry"
         fix, changes = f"write an absolute path, or ./{image}", (Set(("image",), f"./{image}"),)
         yield subject.say("relative-squashfs", "image", reason, fix, changes=changes)
 
@@ -77,7 +77,7 @@ def login_shell(subject: Subject) -> Iterator[Finding]:
     if subject.setting.engine != "ce" or path is None or subject.environment.env.get("PATH"):
         return
     if lost := lost_path(path):
-        reason = "the engine's login shell runs /etc/profile, which resets PATH to folders other than the image's"
+        reason = "the engine's login shell runs /etc/profile, which replaces the image's PATH"
         yield subject.say("path-lost", "env.PATH", reason, f"PATH = {lost!r} in [env]")
 
 
@@ -90,7 +90,7 @@ def separator(subject: Subject) -> Iterator[Finding]:
     if found.separator == "/" and subject.setting.pulls and (enroot is None or enroot < (4,)):
         older = f"enroot {'.'.join(map(str, enroot))}" if enroot else "enroot before 4.0"
         image = subject.own.image.replace(f"{found.registry}/", f"{found.registry}#", 1)
-        reason = f"{older} looks for {found.registry!r} on Docker Hub"
+        reason = f"{older} looks for {found.registry!r} on Docker Hub unless `#` follows the registry"
         severity, changes = ("error" if enroot else "warning"), (Set(("image",), image),)
         yield subject.say("slash-after-registry", "image", reason, f"image = {image!r}", severity, changes)
     if found.separator == "#" and engine in {"sarus", "podman", "docker"}:
@@ -108,13 +108,13 @@ def name(subject: Subject) -> Iterator[Finding]:
     image, found = subject.own.image, parse_reference(subject.own.image)
     if image.startswith("docker://"):
         plain = image.removeprefix("docker://")
-        reason = "an EDF's image has no scheme: `docker:` is read as a registry"
+        reason = "`image` in an EDF takes no scheme: `docker:` would be read as a registry"
         yield subject.say("image-scheme", "image", reason, f"image = {plain!r}", changes=(Set(("image",), plain),))
     if not re.fullmatch(r"[a-z0-9/._-]+", found.repository):
         reason = f"{found.repository!r} is not a valid image name"
         yield subject.say("image-name", "image", reason)
     elif found.digest and subject.setting.pulls and (subject.setting.enroot or (4,)) < (4,):
-        yield subject.say("image-digest", "image", "this enroot cannot pull by digest")
+        yield subject.say("image-digest", "image", "enroot before 4.0 cannot pull an image by digest")
     elif not found.digest and found.tag in {"", "latest"}:
         what = "the tag `latest`" if found.tag else "no tag, which means `latest`"
         yield subject.say("image-no-tag", "image", f"{image!r} has {what}")
@@ -155,7 +155,7 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     elif tokens and registry != "docker.io" and not (there & wanted and there & tokens):
         has, lacks = (registry, *tokens) if there & wanted else (*tokens, registry)
         reason = f"{path} has a line for {has}, but not for {lacks}; a pull needs both"
-        yield subject.say("credentials-half", "image", reason, f"copy that line and change it to `machine {lacks}`")
+        yield subject.say("credentials-half", "image", reason, f"copy that line, but with `machine {lacks}`")
 
 
 def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
@@ -169,7 +169,7 @@ def _podman(subject: Subject, registry: str) -> Iterator[Finding]:
         yield subject.say("credentials-missing", "image", f"{error.what}: {error.why}", error.fix)
         return
     if search.login is None:
-        yield _missing(subject, registry, "podman's auth.json, docker's config.json", f"podman login {registry}")
+        yield _missing(subject, registry, "podman's auth.json or docker's config.json", f"podman login {registry}")
 
 
 def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Finding:
@@ -178,7 +178,7 @@ def _missing(subject: Subject, registry: str, place: str, fix: str = "") -> Find
         ": pulls are rate-limited, and private images are refused" if public else ""
     )
     fix = fix or how_to_add(registry, subject.setting.environ).replace(f", or: podman login {registry}", "")
-    others = "".join(f", and the same for machine {host}" for host in TOKEN_HOSTS.get(registry, ()))
+    others = "".join(f", and the same line for machine {host}" for host in TOKEN_HOSTS.get(registry, ()))
     return subject.say(
         "credentials-missing",
         "image",

@@ -185,7 +185,7 @@ def _without_target(document: Document, mounts: list[str], indexes: list[int], e
     first, texts = indexes[0], [mounts[index] for index in indexes]
     changes = tuple(Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes)
     verb = "has" if len(texts) == 1 else "have"
-    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, Sarus Suite does not"
+    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path; Sarus Suite needs one"
     return finding(
         "mount-without-target",
         f"mounts.{first}",

@@ -41,7 +41,7 @@ def directives(batch: Batch) -> Iterator[Finding]:
     for line in batch.script.directives:
         if option(line.text, "--environment") is not None:
             reason = "the whole script, srun included, runs inside the container, where Slurm's plugins do not load"
-            yield batch.say("sbatch-environment", line, "#SBATCH", reason, "remove it, and add it to each srun")
+            yield batch.say("sbatch-environment", line, "#SBATCH", reason, "move --environment to each srun")
         if "$" in line.text.partition(" #")[0]:
             yield batch.say(
                 "sbatch-variable", line, "#SBATCH", f"sbatch does not expand variables in this line: {line.text}"
@@ -49,7 +49,7 @@ def directives(batch: Batch) -> Iterator[Finding]:
         if re.search(r"(?<=[^\s\\])#", re.sub(r"\"[^\"]*\"|'[^']*'", "", line.text)):
             yield batch.say("sbatch-hash", line, "#SBATCH", f"the text after # is read as a comment: {line.text}")
     for line in batch.script.late:
-        yield batch.say("sbatch-late", line, "#SBATCH", f"this line comes after a command: {line.text}")
+        yield batch.say("sbatch-late", line, "#SBATCH", f"sbatch ignores #SBATCH after a command: {line.text}")
 
 
 def site_rules(batch: Batch) -> Iterator[Finding]:
@@ -101,12 +101,12 @@ def container_image(batch: Batch) -> Iterator[Finding]:
         if not image or image.startswith(("/", ".", "$")):
             continue
         if image.endswith((".sqsh", ".squashfs")):
-            reason = f"{image!r} would be pulled from a registry as an image of that name"
+            reason = f"{image!r} is not a path, so an image of that name would be pulled from a registry"
             yield batch.say("relative-squashfs", line, "--container-image", reason, f"an absolute path, or ./{image}")
         elif parse_reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
             registry = parse_reference(image).registry
             severity = "error" if batch.setting.enroot else "warning"
-            reason = f"enroot before 4.0 looks for {registry!r} on Docker Hub"
+            reason = f"enroot before 4.0 looks for {registry!r} on Docker Hub unless `#` follows the registry"
             fix = image.replace(f"{registry}/", f"{registry}#", 1)
             yield batch.say("slash-after-registry", line, "--container-image", reason, fix, severity)
 
@@ -121,7 +121,7 @@ def resources(batch: Batch) -> Iterator[Finding]:
                 "gpus-per-task",
                 line,
                 "--gpus-per-task",
-                "tasks on a node cannot see each other's GPUs, but NCCL needs them to",
+                "a task cannot see the GPUs of the other tasks on its node, but NCCL needs to",
             )
     cores = script.option("-c", "--cpus-per-task")
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
@@ -161,10 +161,10 @@ def script_secrets(batch: Batch) -> Iterator[Finding]:
             mentioned = mentioned or is_secret_name(name)
             if len(value) >= LEAST_LENGTH and looks_secret(name, value):
                 reason = f"{name} contains a secret in plain text"
-                yield batch.say("secret-value", line, name, reason, f"export {name} where you submit")
+                yield batch.say("secret-value", line, name, reason, f"export {name} in your shell")
     traced = next((line for line in batch.script.commands if re.search(r"\bset\s+-\w*x", line.early)), None)
     if traced and (mentioned or re.search(r"\$\{?\w*(TOKEN|API_?KEY|PASSWORD|SECRET)\b", batch.text())):
-        yield batch.say("trace-prints-secrets", traced, "set -x", "the script handles a token or password")
+        yield batch.say("trace-prints-secrets", traced, "set -x", "set -x prints the script's token or password")
 
 
 def login_shell(batch: Batch) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def login_shell(batch: Batch) -> Iterator[Finding]:
     for line, environment in batch.environments:
         login = re.search(r"\b(ba)?sh\s+(-\w*l\w*|--login)(?!\S)", line.text)
         if login and not environment.env.get("PATH"):
-            reason = f"{login[0]!r} is a login shell: /etc/profile resets PATH to folders other than the image's"
+            reason = f"{login[0]!r} is a login shell: it runs /etc/profile, which replaces the image's PATH"
             yield batch.say("path-lost", line, "srun", reason)
 
 

@@ -48,7 +48,7 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
         plain = "".join(part for part in parts(text, field) if isinstance(part, str))
         for match in _BARE.finditer(plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
-            reason = f"{field} contains {match[0]} without braces, which is plain text, not a variable"
+            reason = f"{field} contains {match[0]} without braces: that is plain text, not a variable"
             if subject.setting.engine == "sarus":
                 reason = f"{field} contains {match[0]} without braces: only Sarus Suite reads that as a variable"
             # in [env], plain text may be intended, so only the user can fix it
@@ -60,7 +60,7 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
 def in_image_of_sarus(subject: Subject) -> Iterator[Finding]:
     """Variables in `image`, which raster does not expand. Source: sarus-suite/raster@20f75bd, src/lib.rs."""
     if subject.setting.engine == "sarus" and "${" in subject.own.image:
-        yield subject.say("variable-in-image", "image", f"{subject.own.image!r} is not expanded")
+        yield subject.say("variable-in-image", "image", f"Sarus Suite does not expand {subject.own.image!r}")
 
 
 def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
@@ -74,10 +74,8 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
             continue
         for other in names(value, f"env.{name}"):
             if other != name and env.get(other):
-                reason = f"env.{name} refers to {other}: it gets the host's or image's {other}, not env.{other}"
-                yield subject.say(
-                    "env-refers-to-env", f"env.{name}", reason, f"write its value instead: {env[other]!r}"
-                )
+                reason = f"env.{name} refers to {other}: this is the host's or image's {other}, not env.{other}"
+                yield subject.say("env-refers-to-env", f"env.{name}", reason, f"write the value itself: {env[other]!r}")
 
 
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
@@ -161,7 +159,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     if hook != "true" and (shows_nccl or hook == "false"):
         field = "annotations.com.hooks.aws_ofi_nccl.enabled"
         reason = "the aws_ofi_nccl hook is off: NCCL uses TCP between nodes"
-        fix = 'com.hooks.aws_ofi_nccl.enabled = "true" and its variant, if jobs use more than one node'
+        fix = 'if jobs use more than one node, set com.hooks.aws_ofi_nccl.enabled = "true" and its variant'
         yield subject.say("nccl-over-tcp", field, reason, fix)
 
 
@@ -171,7 +169,7 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
         literal = "".join(part for part in parts(value, name) if isinstance(part, str))
         if looks_secret(name, literal):
             field = f"env.{name}"
-            fix = f"remove it, and export {name} where you launch: the container inherits the host's variables"
+            fix = f"remove it, and export {name} in your shell: the container inherits the host's variables"
             yield subject.say("secret-value", field, f"{field} contains a secret in plain text", fix)
     for name, value in subject.own.annotations.items():
         if looks_secret("", value):

@@ -59,9 +59,9 @@ def known_bases(recipe: Recipe, build: BuildContext) -> list[ResolvedBase]:
     found = []
     for base in recipe.bases:
         if base.image is None:
-            found.append(_debian(base, build.platform, "made before"))
+            found.append(_debian(base, build.platform, "already built"))
         elif (image := build.store.find(base.image)) and image.architecture == build.architecture:
-            found.append(_pinned(base.image, image, "in the storage already"))
+            found.append(_pinned(base.image, image, "already in the engine's storage"))
         elif (latest := build.store.find(f"{recipe.repository}:latest")) and latest.labels.get(
             BASE_LABEL
         ) == base.image:
@@ -129,7 +129,7 @@ def _fetch(reference: str, build: BuildContext, refresh: bool) -> ResolvedBase:
     image = build.store.find(reference)
     if image and image.architecture == build.architecture and (not refresh or reference.startswith("localhost/")):
         build.report.say(f"base: {reference} (in {build.engine.name}'s storage)")
-        return _pinned(reference, image, "in the storage already")
+        return _pinned(reference, image, "already in the engine's storage")
     _probe(reference)
     build.report.say(f"pulling the base image {reference}")
     argv = (build.engine.name, "pull", f"--platform={build.platform}", reference)

@@ -92,7 +92,7 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
         made = next(entry for entry in recipe.bases if entry.debian)
         before = debian_steps(made, context.engine, context.platform, base.reference)
         report.warn(
-            "the script builds the Debian base; `runner build` itself would first try the registry of the first base"
+            "the script builds the Debian base; `runner build` itself would try to pull the first base before that"
         )
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}

@@ -47,7 +47,7 @@ def fstab(volumes: Mapping[str, Any]) -> str:
         if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
             raise RunnerError(
                 f"cannot import the image with its volume {volume!r}",
-                "the path must be absolute, without '..' and '$': enroot would mount others from outside the image",
+                "a path must be absolute, without '..' and '$': enroot would mount other paths from outside the image",
                 "remove that VOLUME from the image and build it again",
             )
         escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)

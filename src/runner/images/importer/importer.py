@@ -162,7 +162,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
     omitted = enroot_files.multiline_variables(image.config)
     if omitted:
         report.warn(
-            f"these variables contain line breaks and cannot be written to /etc/environment: {', '.join(omitted)}"
+            f"variables with line breaks cannot be written to the image's /etc/environment: {', '.join(omitted)}"
         )
     with ExitStack() as stack:
         previous = stack.enter_context(previous_index(plan, options))
@@ -188,8 +188,8 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         files.publish(unfinished, plan.target, mask=_MASK)
         if previous and packed.layers_damaged:
             report.warn(
-                f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again "
-                "from the image. Runs that use the file read damaged data: remove it, or import it with --no-cache"
+                f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again from the "
+                "image. Runs that use the file read damaged data: remove the file, or import its image with --no-cache"
             )
     _say_seconds(packed, report)
     return squashfs, packed

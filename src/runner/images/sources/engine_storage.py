@@ -182,7 +182,7 @@ def connect_docker(environ: Mapping[str, str]) -> DockerStore:
         return DockerStore(docker.from_env(environment=dict(environ), timeout=600))
     except docker.errors.DockerException as error:
         raise RunnerError(
-            "docker's daemon cannot be reached", str(error), "docker info   (DOCKER_HOST names another socket)"
+            "docker's daemon cannot be reached", str(error), "docker info   (to use another socket, set DOCKER_HOST)"
         ) from error
 
 

@@ -278,7 +278,7 @@ class Fields:
         """A nonnegative integer; 0 if missing."""
         number: int = self._get(key, int, "a number") or 0
         if number < 0 or isinstance(number, bool):
-            raise damaged(self.what, f"{key!r} is {number!r}")
+            raise damaged(self.what, f"{key!r} is {number!r}, not a nonnegative integer")
         return number
 
     def object(self, key: str) -> Fields:

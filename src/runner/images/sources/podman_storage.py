@@ -205,7 +205,7 @@ def _identity(fields: Fields, key: str) -> str:
     """An id, which is a name of a file or folder too."""
     identity = fields.text(key)
     if "/" in identity or identity in (".", ".."):
-        raise RunnerError(f"cannot read {fields.what}", f"{key!r} is {identity!r}", "podman system check")
+        raise RunnerError(f"cannot read {fields.what}", f"{key!r} is {identity!r}, not an id", "podman system check")
     return identity
 
 

@@ -151,7 +151,7 @@ def expand(password: str, environ: Mapping[str, str], what: str) -> str:
     if password.startswith("`") or "$(" in password:
         raise RunnerError(
             f"{what} is a command",
-            "only ${NAME} is replaced, with a variable of the environment; commands are never run",
+            "runner replaces ${NAME} with the environment variable NAME, but never runs commands",
             "write ${MY_TOKEN} instead, and run `export MY_TOKEN=$(...)` before the import",
         )
 
