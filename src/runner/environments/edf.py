@@ -130,7 +130,7 @@ def _annotations(document: Document) -> dict[str, Keys]:
         if name in found:
             raise RunnerError(
                 f"{document.place(*keys)}: the annotation {name} is set twice",
-                f"{document.place(*found[name])} sets it too, in another notation",
+                f"{document.place(*found[name])} sets it too, written differently",
                 "keep one of them",
             )
         found[name] = keys
