@@ -156,7 +156,7 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
     left = wrong(folder, chosen)
     if left:
         raise JobError(
-            f"{len(left)} downloaded files of the {wanted} have the wrong size",
+            f"the {wanted} was not downloaded completely: {len(left)} files have the wrong size",
             f"on the hub, {left[0]} has {chosen[left[0]]} bytes",
             "download again, and check that the disk is not full",
         )

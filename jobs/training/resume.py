@@ -164,7 +164,7 @@ def refuse_other_model(checkpoint: Checkpoint | None, model: Any) -> None:
         raise JobError(
             f"the checkpoint {checkpoint.path} belongs to another model",
             found,
-            "use the checkpoint's model, or a new run, or train from step 0: --resume_from_checkpoint false",
+            "use the checkpoint's model, start a new run, or train from step 0: --resume_from_checkpoint false",
         )
 
 

@@ -59,7 +59,7 @@ def _variable(text: str, start: int, what: str) -> tuple[Variable, int]:
     raise RunnerError(
         f"cannot read the variable in {what}: {text[start - 2 : start + 40]!r}",
         "a variable must be written ${NAME} or ${NAME:-default}",
-        "close the brace; for the plain text ${, write $${",
+        "close the brace; to get the plain text ${ itself, write $${",
     )
 
 

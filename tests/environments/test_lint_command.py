@@ -147,17 +147,17 @@ def test_an_unknown_name_and_an_unknown_engine_are_told_the_known_ones(project):
     assert done.returncode == 1 and "did you mean 'podman'?" in done.stderr
 
 
-def test_each_trouble_of_the_alps_set_up_is_named_with_the_codes_that_find_it():
-    section = (ROOT / "docs/lint.md").read_text().partition("| trouble | code |")[2].partition("##")[0]
-    troubles = dict(re.findall(r"^\| ([A-Za-z ]+) \| (.+) \|$", section, re.M))
-    assert list(troubles) == [
+def test_each_problem_of_the_alps_set_up_is_named_with_the_codes_that_find_it():
+    section = (ROOT / "docs/lint.md").read_text().partition("| problem | code |")[2].partition("##")[0]
+    problems = dict(re.findall(r"^\| ([A-Za-z ]+) \| (.+) \|$", section, re.M))
+    assert list(problems) == [
         "wrong EDF syntax",
         "mounts not accessible",
         "image path wrong",
         "no write permission",
         "NCCL over TCP",
     ]
-    assert all(code in CODES for codes in troubles.values() for code in re.findall(r"`([^`]+)`", codes))
+    assert all(code in CODES for codes in problems.values() for code in re.findall(r"`([^`]+)`", codes))
 
 
 def test_the_page_lists_every_code_as_the_linter_knows_it():

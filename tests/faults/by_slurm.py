@@ -14,7 +14,7 @@ def time_limit(case: Case) -> Outcome:
     return case.outcome()
 
 
-def time_limit_deaf(case: Case) -> Outcome:
+def time_limit_ignored(case: Case) -> Outcome:
     """A training that does not listen: Slurm ends it at the limit."""
     (case.folder / "deaf").touch()
     job_id = case.start()

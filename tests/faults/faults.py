@@ -42,8 +42,8 @@ FAULTS: Mapping[str, Fault] = {
         steps=450,
         cause="time_limit",
     ),
-    "time_limit_deaf": Fault(
-        by_slurm.time_limit_deaf,
+    "time_limit_ignored": Fault(
+        by_slurm.time_limit_ignored,
         "the program ignores Slurm's warning, and Slurm kills the program at the time limit",
         steps=450,
         cause="time_limit",
@@ -84,7 +84,7 @@ FAULTS: Mapping[str, Fault] = {
     "rank_killed": Fault(by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure"),
     "rank_hung": Fault(
         by_hand.rank_hung,
-        "one rank stops making progress; the batch script saves the stacks of all ranks and ends the step",
+        "one rank stops making progress; the batch script saves the stacks of all ranks and ends the Slurm step",
         cause="hang",
     ),
     "oom": Fault(

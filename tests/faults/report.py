@@ -9,7 +9,7 @@ from tests.faults.case import SAVE_EVERY
 from tests.faults.faults import FAULTS
 
 HEAD = ("fault", "what happens", "completed / runs", "checkpoints lost",
-        f"most steps repeated (a checkpoint every {SAVE_EVERY} steps)", "nodes still held", "median seconds",
+        f"steps repeated, maximum (a checkpoint every {SAVE_EVERY} steps)", "nodes still held", "median seconds",
         "remarks")  # fmt: skip
 
 

@@ -24,7 +24,7 @@ def test_the_loss_falls_and_every_step_is_written(whole: Attempt) -> None:
 
 
 def test_the_output_shows_settings_batch_and_progress(whole: Attempt) -> None:
-    before = whole.output.split("ready after")[0].split("sft: 2 processes")[1].splitlines()
+    before = whole.output.split("ready after")[0].split("sft: processes: 2, ")[1].splitlines()
     shown = [line for line in before[1:] if line.startswith(("model", "batch", "precision", "optimizer", "settings"))]
     assert len(shown) == 5
     assert "batch: 2 per process x 1 accumulation x 2 processes = 4 sequences per step of 32 tokens" in whole.output

@@ -52,8 +52,8 @@ class Dependencies(NamedTuple):
             return job
         if len(self.runs) != 1:
             raise RunnerError(
-                f"{PLACE} cannot be replaced: --after names {len(self.runs) or 'no'} runs",
-                f"{PLACE} is replaced by the folder of the run in --after, so --after must name exactly one run",
+                f"cannot fill in {PLACE}, because --after names {len(self.runs) or 'no'} runs",
+                f"{PLACE} stands for the folder of the run in --after, so --after must name exactly one run",
                 "give exactly one --after RUN, or write the path of the folder",
             )
         folder = str(self.runs[0].folder)

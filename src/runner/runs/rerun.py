@@ -213,7 +213,9 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
             f"its code snapshot no longer exists, and {root} has no commit {commit[:12]}"
             if commit
             else "its code snapshot no longer exists, and the code was not in a git repository",
-            "git fetch, or run `runner rerun` in a clone that has the commit",
+            "run git fetch, or run `runner rerun` in a clone that has the commit"
+            if commit
+            else "launch again with the command line that `runner history` prints",
         )
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
     folders.discard(Path(index["GIT_INDEX_FILE"]))

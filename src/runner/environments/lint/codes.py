@@ -200,7 +200,9 @@ _HOOKS = {
         "use the variant for the image's CUDA version",
     ),
     "hook-variant-ignored": Code(_NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove it"),
-    "hook-conflict": Code(_WARNING, "the hook cxi is off, but aws_ofi_nccl turns it on", "remove one of the two"),
+    "hook-conflict": Code(
+        _WARNING, "the hook cxi is off, but aws_ofi_nccl turns it on", "remove one of the two annotations"
+    ),
     "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "set writable = true"),
     "ssh-key": Code(
         _ERROR, "authorize_ssh_key is not the absolute path of a public key file", "write the path of the .pub file"

@@ -62,7 +62,9 @@ def import_image(request: ImportRequest, report: Report) -> Imported:
         try:
             with files.locked(plan.target) as locked:
                 if not locked:
-                    report.warn(f"{plan.target.parent} does not support file locks: parallel imports repeat the work")
+                    report.warn(
+                        f"{plan.target.parent} does not support file locks: simultaneous imports repeat the work"
+                    )
                 return _import_locked(plan, report, options, held=plan.target if locked else None)
         except OSError as error:
             raise files.explain(error, f"write {plan.target}") from error

@@ -150,7 +150,10 @@ def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Comma
             scope.values.pop(word.text, None)
             scope.exported.pop(word.text, None)
             adopted.env[word.text] = ""
-            adopted.note(f"line {command.line}: {command.raw}", "not set in the container, even if the image sets it")
+            adopted.note(
+                f"line {command.line}: {command.raw}",
+                "the container will not have this variable, even if the image sets it",
+            )
 
 
 def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
