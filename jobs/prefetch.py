@@ -157,7 +157,7 @@ def download(wanted: Wanted, commit: str, chosen: Mapping[str, int], missing: Se
     if left:
         raise JobError(
             f"the {wanted} was not downloaded completely: {len(left)} files have the wrong size",
-            f"on the hub, {left[0]} has {chosen[left[0]]} bytes",
+            f"{left[0]} should have {chosen[left[0]]} bytes, as on the hub",
             "download again, and check that the disk is not full",
         )
 

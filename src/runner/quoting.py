@@ -99,7 +99,7 @@ def _checked(word: str, what: str) -> bytes:
     if len(encoded) > WORD_BYTES:
         raise RunnerError(
             f"{what} is too long ({len(encoded)} bytes): {word[:40]!r}…",
-            f"Linux limits an argument of a program to {WORD_BYTES} bytes",
+            f"Linux limits a single command-line argument to {WORD_BYTES} bytes",
             "write the text to a file, and pass the file's name",
         )
     return encoded

@@ -167,7 +167,7 @@ def test_status_reads_the_run_folder_when_slurm_has_forgotten(cluster: Runner, b
     assert cluster.status("last")["state"] == "COMPLETED"
     (folder / "attempts/1/exit_code").unlink()
     lost = cluster.status("last")
-    assert lost["state"] == "LOST" and "forgotten" in lost["reason"]
+    assert lost["state"] == "LOST" and "no longer knows" in lost["reason"]
     shown = json.loads(cluster("status", "--json", "last", extra_environ=gone).stdout)[0]
     assert shown["state"] == "UNKNOWN"
 

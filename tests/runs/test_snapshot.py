@@ -82,7 +82,7 @@ def test_thousands_of_untracked_files_are_refused(
     with pytest.raises(RunnerError) as caught:
         snapshot.plan(root)
     assert f"{root} has more than 1,000 files that git does not track, at least 1,000 in pictures/" == caught.value.what
-    before = "" if tracked else f"run git init {root}, "
+    before = "" if tracked else f"run git init {root}, and "
     assert caught.value.fix.startswith(f"{before}add /pictures/ to {root}/.gitignore")
     if not tracked:
         git(root, "init", "-q")

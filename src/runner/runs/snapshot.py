@@ -177,7 +177,7 @@ def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:
     top = max(tops, key=lambda each: tops[each])
     return RunnerError(
         f"{root} has more than {UNTRACKED_LIMIT:,} files that git does not track, at least {tops[top]:,} in {top}",
-        "a launch copies untracked files with the code, and so many files are usually data",
+        "a launch copies untracked files together with the code; that many files are usually data, not code",
         f"{'' if git else f'run git init {root}, and '}add /{top} to {root}/.gitignore; or move or commit the files",
     )
 

@@ -72,7 +72,7 @@ def report(podman: Podman, name: str) -> dict[str, Any]:
     told = json.loads(podman.run("image", "inspect", name).stdout)[0]
     quiet = Quiet()
     with opened(podman, name, quiet) as image:
-        notes = [line for line in quiet.lines if "is read as one layer" in line]
+        notes = [line for line in quiet.lines if "as one layer" in line]
         listed = podman.run("ps", "--all", "--quiet", "--filter=name=runner-import", check=False)
         return {
             "id": image.id, "podman's id": told["Id"], "digest": image.digest, "podman's digest": told["Digest"],

@@ -120,7 +120,7 @@ def gpus_hidden(subject: Subject) -> Iterator[Finding]:
         yield subject.say("gpus-hidden", "env.NVIDIA_VISIBLE_DEVICES", reason, 'NVIDIA_VISIBLE_DEVICES = "all"')
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         if env.get(name):
-            yield subject.say("gpus-hidden", f"env.{name}", f"every task of the job sees only the GPUs {env[name]}")
+            yield subject.say("gpus-hidden", f"env.{name}", f"every task of the job sees only GPUs {env[name]}")
 
 
 def stale_tuning(subject: Subject) -> Iterator[Finding]:

@@ -86,7 +86,7 @@ def _open_stored(source: Source, access: Access, report: Report) -> Iterator[Lay
             opened = open_stored(found, env, architecture=access.architecture, reference=reference)
             image = stack.enter_context(opened)
         except NotRebuildable as reason:
-            report.say(f"{reference} is read as one layer, by podman export: {reason}")
+            report.say(f"using podman export, which reads {reference} as one layer: {reason}")
             image = whole
         yield image
 

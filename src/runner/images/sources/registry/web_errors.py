@@ -109,7 +109,7 @@ def tls_context(environ: Mapping[str, str]) -> ssl.SSLContext:
             )
         except (OSError, ssl.SSLError) as error:
             raise RunnerError(
-                f"cannot read the certificates that {named} names", f"{path}: {error}", f"correct or unset {named}"
+                f"cannot read the certificates that {named} points to", f"{path}: {error}", f"correct or unset {named}"
             ) from error
     if folder:
         return ssl.create_default_context(capath=folder)
