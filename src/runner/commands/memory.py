@@ -217,7 +217,10 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
         console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
         return 0
     fitting = [each for each in found if fits_on(each.total, gpu)]
-    console.say(f"FITS is yes if TOTAL + 5% + 1.5 GiB (CUDA, NCCL, fragmentation) is at most {_gib(gpu)} GiB per GPU")
+    console.say(
+        "FITS is yes if TOTAL * 1.05 + 1.5 GiB (for CUDA, NCCL and fragmentation) "
+        f"is at most the GPU's memory, {_gib(gpu)} GiB"
+    )
     if fitting:
         return 0
     console.say(

@@ -23,7 +23,7 @@ _FILE = {
     "file-unreadable": Code(_ERROR, "the file cannot be opened, or is not UTF-8", "check its path, mode and encoding"),
     "toml-syntax": Code(_ERROR, "the file is not valid TOML", "fix that line"),
     "table-twice": Code(_ERROR, "a [table] heading occurs twice", "put all its keys under a single [table] heading"),
-    "key-twice": Code(_ERROR, "a key is set twice", "keep one of the two"),
+    "key-twice": Code(_ERROR, "a key is set twice", "keep only one of the two values"),
     "key-after-table": Code(
         ("error", "warning"),
         "a top-level key is below a [table] heading, so TOML makes it part of that table",
@@ -79,14 +79,16 @@ _VARIABLES = {
 
 _IMAGE = {
     "image-empty": Code(_ERROR, "the EDF does not set an image, and the engine needs one", 'set image = "…"'),
-    "image-missing": Code(_ERROR, "the squashfs file does not exist", "correct the path, or build and import it"),
-    "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import it again"),
+    "image-missing": Code(
+        _ERROR, "the squashfs file does not exist", "correct the path, or build and import the image"
+    ),
+    "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import the image again"),
     "image-architecture": Code(
-        _ERROR, "the image is for other processors or GPUs than the site's nodes have", "build it for the site's nodes"
+        _ERROR, "the image is not for the processors or GPUs of the site's nodes", "build it for the site's nodes"
     ),
     "image-name": Code(
         _ERROR,
-        "the name contains characters that registries do not accept",
+        "the image's name contains characters that registries do not accept",
         "use lowercase letters, digits and . _ - /",
     ),
     "image-scheme": Code(_ERROR, "the image begins with `docker://`", "remove `docker://`"),
@@ -115,7 +117,7 @@ _IMAGE = {
     "credentials-half": Code(
         _WARNING,
         "only one of nvcr.io and authn.nvidia.com has a login; a pull needs both logins",
-        "copy the line and change the host after `machine`",
+        "copy the line of the host that has a login, and write the other host after `machine`",
     ),
 }
 
@@ -132,10 +134,10 @@ _MOUNTS = {
     ),
     "mount-flag-separator": Code(
         _ERROR,
-        "the wrong character joins the flags: ce and pyxis need `+`, Sarus Suite needs `,`",
-        "join them with the engine's character",
+        "the flags are joined with the wrong character: ce and pyxis need `+`, Sarus Suite needs `,`",
+        "join the flags with the engine's character",
     ),
-    "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct it, or remove it"),
+    "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct the flag, or remove it"),
     "mount-separator": Code(
         _ERROR,
         "a path contains a comma, colon or space, so the engine cannot mount it",
@@ -144,14 +146,14 @@ _MOUNTS = {
     "mount-source-missing": Code(
         ("warning", "error"),
         "the source does not exist here; an error if the job runs on this machine",
-        "correct the path, or create it",
+        "correct the path, or create the source",
     ),
     "mount-relative": Code(
         _NOTE,
-        "a relative source is searched for in the folder where you run srun, not in the folder of the EDF",
+        "the source is relative to the folder where you run srun, not to the folder of the EDF",
         "write an absolute path",
     ),
-    "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of them"),
+    "mount-target-twice": Code(_ERROR, "two mounts have the same target", "keep one of the two mounts"),
     "mount-hides-image": Code(
         _ERROR, "the mount hides a folder with programs of the image", "choose a target below that folder"
     ),
@@ -160,7 +162,9 @@ _MOUNTS = {
         _WARNING, "packages in the mounted ~/.local hide the image's packages", 'set PYTHONNOUSERSITE = "1" in [env]'
     ),
     "read-only-folder": Code(
-        _WARNING, "the working directory or a cache is read-only", "mount the folder without `ro`, or use another one"
+        _WARNING,
+        "the working directory or a cache is read-only",
+        "mount the folder without `ro`, or use a writable folder",
     ),
 }
 
@@ -168,7 +172,7 @@ _ENV = {
     "secret-value": Code(
         _ERROR,
         "a value contains a token or password in plain text",
-        "export the variable in the shell where you launch",
+        "remove the value, and export the variable in the shell where you launch",
     ),
     "path-replaced": Code(
         _WARNING,
@@ -178,11 +182,11 @@ _ENV = {
     "path-lost": Code(
         _WARNING, "a login shell resets PATH, and [env] does not set PATH", "use bash -c, or set PATH in [env]"
     ),
-    "gpus-hidden": Code(_WARNING, "a variable in [env] hides GPUs", "remove it"),
+    "gpus-hidden": Code(_WARNING, "a variable in [env] hides GPUs", "remove the variable"),
     "stale-tuning": Code(
         _WARNING,
-        "an NCCL_* or FI_* entry overrides what the network hook sets",
-        "remove the entry, and measure the speed again",
+        "an NCCL_* or FI_* variable in [env] overrides the value that the network hook sets",
+        "remove the variable, and measure the speed again",
     ),
     "nccl-over-tcp": Code(
         _WARNING,
@@ -196,12 +200,16 @@ _HOOKS = {
     "annotation-value": Code(_ERROR, "the hook does not accept this value", "see the reason"),
     "hook-variant": Code(
         _ERROR,
-        "the plugin's variant does not match the CUDA version of the image",
+        "the variant of aws_ofi_nccl does not match the CUDA version of the image",
         "use the variant for the image's CUDA version",
     ),
-    "hook-variant-ignored": Code(_NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove it"),
+    "hook-variant-ignored": Code(
+        _NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove the variant"
+    ),
     "hook-conflict": Code(
-        _WARNING, "the hook cxi is off, but aws_ofi_nccl turns it on", "remove one of the two annotations"
+        _WARNING,
+        "the hook aws_ofi_nccl is on and needs the hook cxi, but cxi is off",
+        "remove com.hooks.cxi.enabled or com.hooks.aws_ofi_nccl.enabled",
     ),
     "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "set writable = true"),
     "ssh-key": Code(
@@ -218,7 +226,9 @@ _HOOKS = {
         "turn off the hook aws_ofi_nccl",
     ),
     "extended-image-entrypoint": Code(
-        _ERROR, "an Alps extended image sets its variables in its entrypoint", "set entrypoint = true"
+        _ERROR,
+        "an Alps extended image sets its variables in its entrypoint, which does not run",
+        "set entrypoint = true",
     ),
     "extended-image-cxi": Code(
         _ERROR, "with an Alps extended image, the hook cxi must be off", 'set com.hooks.cxi.enabled = "false"'
@@ -249,7 +259,7 @@ _SCRIPT = {
     ),
     "node-rank-too-early": Code(
         _ERROR,
-        "the batch script expands the node's rank, so the rank is the same on every node",
+        "the batch script expands the variable with the node's rank, so every node gets the same rank",
         "write srun bash -c '… $SLURM_NODEID …'",
     ),
     "rank-remap-torchrun": Code(
@@ -268,7 +278,9 @@ _SCRIPT = {
     "master-address": Code(
         _WARNING, "MASTER_ADDR is set to the wrong node, or to several addresses", "use scontrol show hostnames"
     ),
-    "fixed-port": Code(_WARNING, "two jobs on a node would use the same MASTER_PORT", "derive it from SLURM_JOB_ID"),
+    "fixed-port": Code(
+        _WARNING, "two jobs on a node would use the same MASTER_PORT", "derive the port from SLURM_JOB_ID"
+    ),
     "trace-prints-secrets": Code(
         _WARNING, "`set -x` prints secrets to the log", "use set +x before lines that handle secrets"
     ),
