@@ -20,9 +20,11 @@ class Code:
 _ERROR, _WARNING, _NOTE = ("error",), ("warning",), ("note",)
 
 _FILE = {
-    "file-unreadable": Code(_ERROR, "the file cannot be opened, or is not UTF-8", "check its path, mode and encoding"),
+    "file-unreadable": Code(
+        _ERROR, "the file cannot be opened, or is not UTF-8", "check the path, mode and encoding of the file"
+    ),
     "toml-syntax": Code(_ERROR, "the file is not valid TOML", "fix that line"),
-    "table-twice": Code(_ERROR, "a [table] heading occurs twice", "put all its keys under a single [table] heading"),
+    "table-twice": Code(_ERROR, "a [table] heading occurs twice", "put all keys of the table under a single heading"),
     "key-twice": Code(_ERROR, "a key is set twice", "keep only one of the two values"),
     "key-after-table": Code(
         ("error", "warning"),
@@ -35,19 +37,21 @@ _FILE = {
         "correct its name, or remove it",
     ),
     "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/environment.md"),
-    "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write it in quotes: NAME = "1"'),
+    "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write the value in quotes: NAME = "1"'),
     "env-name": Code(
         _ERROR, "a name in [env] is not a valid variable name", "use letters, digits and _; do not begin with a digit"
     ),
     "annotation-not-text": Code(
         ("error", "warning"),
         "a value in [annotations] is not text; a warning with Sarus Suite, which converts the value to text",
-        'write it in quotes: "true"',
+        'write the value in quotes: "true"',
     ),
-    "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove it; binary data belongs in a mounted file"),
+    "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove the byte; binary data belongs in a mounted file"),
     "base-missing": Code(_ERROR, "a base_environment does not exist", "correct its name, or give a ./path"),
     "base-circle": Code(
-        _ERROR, "base_environment leads back to the same file", "remove base_environment from one of the files"
+        _ERROR,
+        "a file names itself as base_environment, directly or through other files",
+        "remove base_environment from one of the files",
     ),
     "base-too-deep": Code(_ERROR, "base_environment is nested more than ten levels deep", "merge some of the files"),
     "cannot-load": Code(
@@ -71,10 +75,14 @@ _VARIABLES = {
     "variable-in-image": Code(_ERROR, "Sarus Suite does not expand variables in `image`", "write the full name"),
     "env-refers-to-env": Code(
         _WARNING,
-        "a value in [env] refers to another entry of [env], but it cannot use the value of that entry",
-        "write the value itself",
+        "a value in [env] refers to another entry of [env], but cannot use the value of that entry",
+        "write the value of that entry",
     ),
-    "placeholder": Code(_ERROR, "a value contains a placeholder: `{{name}}`, `{name}`, `<name>`", "write the value"),
+    "placeholder": Code(
+        _ERROR,
+        "a value contains a placeholder: `{{name}}`, `{name}`, `<name>`",
+        "replace the placeholder with the value",
+    ),
 }
 
 _IMAGE = {
@@ -84,7 +92,9 @@ _IMAGE = {
     ),
     "image-not-squashfs": Code(_ERROR, "the file is not a squashfs file, or is truncated", "import the image again"),
     "image-architecture": Code(
-        _ERROR, "the image is not for the processors or GPUs of the site's nodes", "build it for the site's nodes"
+        _ERROR,
+        "the image is not for the processors or GPUs of the site's nodes",
+        "build the image for the site's nodes",
     ),
     "image-name": Code(
         _ERROR,
@@ -112,7 +122,7 @@ _IMAGE = {
     "credentials-missing": Code(
         ("warning", "note"),
         "there is no login for the registry; a note for registries whose images are usually public",
-        "add a line to the credentials file",
+        "add a line for the registry to the credentials file",
     ),
     "credentials-half": Code(
         _WARNING,
@@ -251,7 +261,7 @@ _SCRIPT = {
     ),
     "sbatch-hash": Code(_ERROR, "a `#` in an `#SBATCH` line starts a comment", r"write \#"),
     "sbatch-late": Code(
-        _ERROR, "sbatch ignores an `#SBATCH` line after the first command", "move it above the first command"
+        _ERROR, "sbatch ignores an `#SBATCH` line after the first command", "move the line above the first command"
     ),
     "sbatch-refused": Code(_ERROR, "the site's Slurm rejects this flag", "see the reason"),
     "account-missing": Code(
