@@ -38,13 +38,13 @@ GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 FAULTS: Mapping[str, Fault] = {
     "time_limit": Fault(
         by_slurm.time_limit,
-        "Slurm warns the job shortly before its time limit; the program saves a checkpoint and exits",
+        "Slurm signals the job shortly before the time limit; the program saves a checkpoint and exits",
         steps=450,
         cause="time_limit",
     ),
     "time_limit_ignored": Fault(
         by_slurm.time_limit_ignored,
-        "the program ignores Slurm's warning, and Slurm kills the program at the time limit",
+        "the program ignores Slurm's signal, and Slurm kills the program at the time limit",
         steps=450,
         cause="time_limit",
     ),
@@ -78,7 +78,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "slurmctld_submitting": Fault(
         by_launch.slurmctld_while_submitting,
-        "slurmctld is killed during a launch; a launch that fails leaves nothing behind, and the test repeats it",
+        "slurmctld is killed during a launch; if the launch fails, nothing is left behind, and the test launches again",
         by_hand=True,
     ),
     "rank_killed": Fault(by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure"),
