@@ -106,7 +106,7 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     chosen = hub_files.choose(wanted.kind, wanted.part, listed, _card(info))
     if not chosen:
         raise JobError(
-            f"the {wanted} has no files that a job needs",
+            f"the {wanted} contains no file that a job could use",
             f"its repository has {len(listed)} files, and none of them is a model or data file",
             "check the repository's page on the hub",
         )

@@ -182,7 +182,7 @@ def _origin(document: Document, keys: Keys) -> Origin:
         if document.path.parent == SHIPPED:
             raise RunnerError(
                 f"{place}: {key} has no source",
-                "every value in a site file of runner must name its source",
+                "in runner's own site files, each value must name the document that it comes from",
                 'source = "…"',
             )
         return Origin("your site file", "", place)

@@ -145,7 +145,7 @@ def test_a_damaged_file_is_fetched_again(hub: Hub, tmp_path: Path) -> None:
         ({"kind": "model", "name": "org/none"}, "the hub has no repository of that name"),
         ({**SMALL, "revision": "v9"}, "no revision 'v9'"),
         ({"kind": "model", "name": "org/gated"}, "grants access only on request"),
-        ({"kind": "model", "name": "org/wrong"}, "has 5 bytes"),
+        ({"kind": "model", "name": "org/wrong"}, "should have 5 bytes"),
     ],
 )
 def test_what_cannot_be_had_is_one_clear_error(hub: Hub, tmp_path: Path, wanted: dict[str, str], expected: str) -> None:

@@ -178,7 +178,7 @@ def test_a_script_from_elsewhere_is_laid_at_the_top(project: Path, tmp_path: Pat
 
 def test_a_script_that_would_hide_a_file_of_the_project_is_refused(project: Path, tmp_path: Path) -> None:
     write(tmp_path, {"new name.py": "print(1)"})
-    with pytest.raises(RunnerError, match="would hide"):
+    with pytest.raises(RunnerError, match="would replace"):
         snapshot.plan(project, script=tmp_path / "new name.py")
 
 

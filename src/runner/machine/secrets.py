@@ -62,7 +62,9 @@ def check(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the secrets in {file}", str(error), "check its content and mode") from error
+        raise RunnerError(
+            f"cannot read the secrets in {file}", str(error), "check the file's content and permissions"
+        ) from error
     if mode & 0o077:
         raise RunnerError(
             f"others can read the secrets in {file}",

@@ -79,7 +79,7 @@ def run_side(run: Run) -> Side:
         raise RunnerError(
             f"cannot read {path}",
             str(error),
-            "restore the file: `runner diff` compares the settings that it records",
+            "restore the file, because `runner diff` compares the settings in this file",
         ) from error
     try:
         edf = (run.folder / EDF).read_text()

@@ -245,7 +245,7 @@ def _single(script: Path, sources: Iterable[Source]) -> Source:
     for source in sources:
         if script.name in source.files:
             raise RunnerError(
-                f"{script} would hide {source.root / script.name} in the code snapshot",
+                f"{script} would replace {source.root / script.name} in the code snapshot",
                 "a script from outside the project is copied to the top of the snapshot, where that name is in use",
                 "rename the script, or copy it into the project",
             )

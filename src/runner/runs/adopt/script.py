@@ -48,7 +48,7 @@ def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: s
         raise RunnerError(
             f"cannot read {name}",
             f"it is not a shell script; its first line is {first}",
-            "pass its srun line: runner env adopt -- srun …",
+            "pass the srun command that starts it: runner env adopt -- srun …",
         )
     directives = _directives(text, adopted)
     container = tuple(option for option in directives if containers.is_flag(option))

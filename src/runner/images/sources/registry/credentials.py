@@ -109,7 +109,9 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RunnerError(f"cannot read the logins in {path}", str(error), "check its content and mode") from error
+        raise RunnerError(
+            f"cannot read the logins in {path}", str(error), "check the file's content and permissions"
+        ) from error
 
 
 # enroot

@@ -142,7 +142,7 @@ class Repository:
             f"{host_of(answer.url)} returned status {answer.status}{f': {error_text}' if error_text else ''}",
             "try again later"
             if own
-            else "check that this machine can reach that host, which stores the registry's layers",
+            else "check the proxy and the firewall: the registry stores its layers on that host",
         )
 
     def _missing(self, what: str, error_text: str) -> RunnerError:
