@@ -34,7 +34,7 @@ _FILE = {
     "unknown-key": Code(
         ("error", "warning"),
         "an EDF has no such key, or the key is misspelt; a warning with Sarus Suite, which ignores the key",
-        "correct its name, or remove it",
+        "correct the key, or remove it",
     ),
     "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/environment.md"),
     "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write the value in quotes: NAME = "1"'),
@@ -47,10 +47,12 @@ _FILE = {
         'write the value in quotes: "true"',
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove the byte; binary data belongs in a mounted file"),
-    "base-missing": Code(_ERROR, "a base_environment does not exist", "correct its name, or give a ./path"),
+    "base-missing": Code(
+        _ERROR, "the EDF that base_environment names does not exist", "correct the name, or give a ./path"
+    ),
     "base-circle": Code(
         _ERROR,
-        "a file names itself as base_environment, directly or through other files",
+        "a file is its own base_environment, directly or through other files",
         "remove base_environment from one of the files",
     ),
     "base-too-deep": Code(_ERROR, "base_environment is nested more than ten levels deep", "merge some of the files"),
@@ -63,7 +65,7 @@ _VARIABLES = {
     "broken-reference": Code(_ERROR, "a `${` has no `}`, or no name after it", "write ${NAME} or ${NAME:-default}"),
     "undefined-variable": Code(
         ("error", "warning", "note"),
-        "`${NAME}` is not defined; a warning in [env], because the image may define it; "
+        "`${NAME}` is not defined; a warning in [env], because the image can define the variable; "
         "a note if this machine does not belong to the site",
         "export the variable, or write a default: ${NAME:-…}",
     ),
@@ -127,7 +129,7 @@ _IMAGE = {
     "credentials-half": Code(
         _WARNING,
         "only one of nvcr.io and authn.nvidia.com has a login; a pull needs both logins",
-        "copy the line of the host that has a login, and write the other host after `machine`",
+        "copy the line of the host that has a login; in the copy, write the host that has none after `machine`",
     ),
 }
 
@@ -155,7 +157,7 @@ _MOUNTS = {
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
-        "the source does not exist here; an error if the job runs on this machine",
+        "the source does not exist on this machine; an error if the job runs on this machine",
         "correct the path, or create the source",
     ),
     "mount-relative": Code(
@@ -173,7 +175,7 @@ _MOUNTS = {
     ),
     "read-only-folder": Code(
         _WARNING,
-        "the working directory or a cache is read-only",
+        "the working directory or a cache folder is read-only",
         "mount the folder without `ro`, or use a writable folder",
     ),
 }
@@ -206,7 +208,7 @@ _ENV = {
 }
 
 _HOOKS = {
-    "annotation-unknown": Code(_WARNING, "no hook reads this annotation", "correct its name"),
+    "annotation-unknown": Code(_WARNING, "no hook reads this annotation", "correct the name of the annotation"),
     "annotation-value": Code(_ERROR, "the hook does not accept this value", "see the reason"),
     "hook-variant": Code(
         _ERROR,
@@ -214,7 +216,7 @@ _HOOKS = {
         "use the variant for the image's CUDA version",
     ),
     "hook-variant-ignored": Code(
-        _NOTE, "a variant has no effect when `netstack.source` is `artifact`", "remove the variant"
+        _NOTE, "the variant of aws_ofi_nccl has no effect if `netstack.source` is `artifact`", "remove the variant"
     ),
     "hook-conflict": Code(
         _WARNING,
@@ -223,11 +225,13 @@ _HOOKS = {
     ),
     "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "set writable = true"),
     "ssh-key": Code(
-        _ERROR, "authorize_ssh_key is not the absolute path of a public key file", "write the path of the .pub file"
+        _ERROR,
+        "authorize_ssh_key is not the absolute path of a public key file",
+        "write the absolute path of the .pub file",
     ),
     "rank-remap": Code(
         _WARNING,
-        "this annotation makes pyxis set RANK and LOCAL_RANK, which torchrun must set",
+        "this annotation makes pyxis set RANK and LOCAL_RANK, but torchrun must set them",
         "remove the annotation",
     ),
     "extended-image-hook": Code(
@@ -237,7 +241,7 @@ _HOOKS = {
     ),
     "extended-image-entrypoint": Code(
         _ERROR,
-        "an Alps extended image sets its variables in its entrypoint, which does not run",
+        "an Alps extended image sets its variables in its entrypoint, but the entrypoint does not run",
         "set entrypoint = true",
     ),
     "extended-image-cxi": Code(
@@ -250,7 +254,9 @@ _HOOKS = {
 }
 
 _SCRIPT = {
-    "environment-missing": Code(_ERROR, "the script names an environment that does not exist", "correct its name"),
+    "environment-missing": Code(
+        _ERROR, "the script names an environment that does not exist", "correct the name in the script"
+    ),
     "sbatch-environment": Code(
         _WARNING, "`#SBATCH --environment` runs the whole script in the container", "use srun --environment=…"
     ),
@@ -289,7 +295,9 @@ _SCRIPT = {
         _WARNING, "MASTER_ADDR is set to the wrong node, or to several addresses", "use scontrol show hostnames"
     ),
     "fixed-port": Code(
-        _WARNING, "two jobs on a node would use the same MASTER_PORT", "derive the port from SLURM_JOB_ID"
+        _WARNING,
+        "MASTER_PORT is a fixed number, so two jobs on one node would use the same port",
+        "derive the port from SLURM_JOB_ID",
     ),
     "trace-prints-secrets": Code(
         _WARNING, "`set -x` prints secrets to the log", "use set +x before lines that handle secrets"
