@@ -137,7 +137,7 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     if key == "container_storage" and (bad := re.search(r'["`\\\n]|\$\(', str(value))):
         raise RunnerError(
             f"{document.place(*keys)}: container_storage cannot contain {bad[0]!r}",
-            "the build script puts the value in double quotes, so that the node can expand ${USER}",
+            "this character has a special meaning in the build script, where the value stands in double quotes",
             'container_storage = "/dev/shm/${USER}"',
         )
     return value, {key: origin}

@@ -77,8 +77,8 @@ _VARIABLES = {
     "variable-in-image": Code(_ERROR, "Sarus Suite does not expand variables in `image`", "write the full name"),
     "env-refers-to-env": Code(
         _WARNING,
-        "a value in [env] refers to another entry of [env], but cannot use the value of that entry",
-        "write the value of that entry",
+        "an entry of [env] refers to another entry of [env], but entries cannot see each other",
+        "write the value itself in both entries",
     ),
     "placeholder": Code(
         _ERROR,
@@ -129,7 +129,7 @@ _IMAGE = {
     "credentials-half": Code(
         _WARNING,
         "only one of nvcr.io and authn.nvidia.com has a login; a pull needs both logins",
-        "copy the line of the host that has a login; in the copy, write the host that has none after `machine`",
+        "copy the existing line; in the copy, put the other host after `machine`",
     ),
 }
 
@@ -221,7 +221,7 @@ _HOOKS = {
     "hook-conflict": Code(
         _WARNING,
         "the hook aws_ofi_nccl is on and needs the hook cxi, but cxi is off",
-        "remove com.hooks.cxi.enabled or com.hooks.aws_ofi_nccl.enabled",
+        "remove the annotation that turns cxi off, or the one that turns aws_ofi_nccl on",
     ),
     "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "set writable = true"),
     "ssh-key": Code(
@@ -275,7 +275,7 @@ _SCRIPT = {
     ),
     "node-rank-too-early": Code(
         _ERROR,
-        "the batch script expands the variable with the node's rank, so every node gets the same rank",
+        "the shell expands this variable once, on the first node, so all nodes get the rank of the first node",
         "write srun bash -c '… $SLURM_NODEID …'",
     ),
     "rank-remap-torchrun": Code(

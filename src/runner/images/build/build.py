@@ -91,9 +91,7 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
         before = debian_steps(made, context.engine, context.platform, base.reference)
-        report.warn(
-            "the script builds the Debian base; `runner build` itself would try to pull the first base before that"
-        )
+        report.warn("the script below builds the Debian base; `runner build` would try to pull the other base first")
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):

@@ -223,7 +223,7 @@ def _bad_name(name: bytes) -> RunnerError:
         if len(name) > _LONGEST_NAME
         else "this is not a valid name for a file"
     )
-    return RunnerError(f"cannot import the image's file {shown!r}", why, "build the image without that file")
+    return RunnerError(f"cannot import the file {shown!r} of the image", why, "build the image without that file")
 
 
 NO_XATTRS = 0xFFFFFFFF

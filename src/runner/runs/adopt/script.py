@@ -363,5 +363,5 @@ def note_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
     for name in sorted(in_words & (scope.values.keys() | scope.arrays.keys()) - scope.exported.keys()):
         if name not in {"PWD", "SLURM_SUBMIT_DIR"}:
             adopted.note(
-                f"${name}", "the step uses this variable where only a shell can expand it: write its value instead"
+                f"${name}", "the step uses this variable, but no shell expands it there: write its value instead"
             )
