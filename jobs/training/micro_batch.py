@@ -39,26 +39,29 @@ def settle(settings: Settings, run: RunFolder, peers: Processes, length: int | N
     wanted = settings.get("micro_batch")
     if wanted is None:
         return
-    auto, number = str(wanted).lower() == "auto", str(wanted).isdigit() and int(wanted) > 0
-    for fault, what, why, fix in (
-        (settings.given("per_device_train_batch_size"),
-         "--micro_batch and --per_device_train_batch_size are both given", "both set the micro batch size",
-         "remove one of the two"),
-        (not auto and not number, f"--micro_batch cannot be {wanted!r}", "it must be `auto` or a positive integer",
-         "--micro_batch auto"),
-        (auto and length is None, "--micro_batch auto needs a maximum sequence length",
-         "without a maximum, a single long row can need any amount of memory",
-         "--max_length TOKENS, or --micro_batch NUMBER"),
-    ):  # fmt: skip
-        if fault:
-            raise JobError(what, why, fix)
-    if not auto:
+    if settings.given("per_device_train_batch_size"):
+        raise JobError(
+            "--micro_batch and --per_device_train_batch_size are both given",
+            "both set the micro batch size",
+            "remove one of the two",
+        )
+    if str(wanted).lower() != "auto":
+        if not str(wanted).isdigit() or int(wanted) < 1:
+            raise JobError(
+                f"--micro_batch cannot be {wanted!r}", "it must be `auto` or a positive integer", "--micro_batch auto"
+            )
         return settings.derive("per_device_train_batch_size", int(wanted), "from micro_batch")
+    if length is None:
+        raise JobError(
+            "--micro_batch auto needs a maximum sequence length",
+            "without a maximum, a single long row can need any amount of memory",
+            "--max_length TOKENS, or --micro_batch NUMBER",
+        )
     step = settings.get("global_batch_size") or (
         settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"] * peers.world_size
     )
     each = batch.plan(1, 1, peers.world_size, None, step).accumulation  # sequences of one process in a step
-    micro = _find(settings, run, peers, each, length or 0)
+    micro = _find(settings, run, peers, each, length)
     settings.derive("per_device_train_batch_size", micro, "micro_batch auto")
     settings.derive("gradient_accumulation_steps", each // micro, "from global_batch_size")
     settings.derive("global_batch_size", step, settings.sources.get("global_batch_size", "default"))
@@ -70,8 +73,11 @@ def _find(settings: Settings, run: RunFolder, peers: Processes, each: int, lengt
     question = {"words": list(settings.words), "processes": peers.world_size, "sequences": each, "length": length}
     with shared_store(peers) as store:
         if peers.first:
-            answer = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-            store.set("known", str(answer["micro_batch"] if answer.get("for") == question else 0))
+            answer = 0  # also if the file is damaged: the other ranks wait for this key
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found_before = json.loads(kept.read_text(encoding="utf-8"))
+                answer = int(found_before["micro_batch"]) if found_before["for"] == question else 0
+            store.set("known", str(answer))
             store.set("port", str(free_port("")))
         known = int(store.get("known"))
         if known:

@@ -193,6 +193,10 @@ def test_an_answer_counts_for_its_own_question_only(tmp_path: Path, monkeypatch:
         micro_batch.settle(chosen, run_folder(tmp_path), ALONE, length)
         assert (chosen["per_device_train_batch_size"], chosen["gradient_accumulation_steps"]) == (8, 1)
         assert (tmp_path / "starts").read_text() == "x" * starts
+    for starts, damaged in enumerate(('{"micro_batch": ', "[]", "{}", '{"micro_batch": 8}'), 3):
+        (tmp_path / "micro_batch.json").write_text(damaged)  # as a full disk or an editor leaves it
+        micro_batch.settle(settings(micro_batch="auto", global_batch_size=8), run_folder(tmp_path), ALONE, 256)
+        assert (tmp_path / "starts").read_text() == "x" * starts
 
 
 # 50 MB per sequence: the logits of 512 tokens over 8192 words, three times in fp32; in pieces they would be fewer.
