@@ -160,10 +160,11 @@ def test_each_problem_of_the_alps_set_up_is_named_with_the_codes_that_find_it():
     assert all(code in CODES for codes in problems.values() for code in re.findall(r"`([^`]+)`", codes))
 
 
-def test_the_page_lists_every_code_as_the_linter_knows_it():
-    """docs/lint.md: one row for each code, with severity, meaning and fix."""
-    rows = re.findall(r"^\| `([a-z-]+)` \| ([a-z, ]+) \| (.+) \| (.+) \|$", (ROOT / "docs/lint.md").read_text(), re.M)
-    assert rows == [
-        (code, ", ".join(known.severities), *(text.replace("|", "\\|") for text in (known.title, known.fix)))
-        for code, known in CODES.items()
-    ]
+def test_the_list_has_every_code_with_severity_meaning_and_fix(project):
+    lines = [(f"{code} ({', '.join(known.severities)}): {known.title}", f"  try: {known.fix}")
+             for code, known in CODES.items()]  # fmt: skip
+    assert check(project, "--list").stdout.splitlines() == [line for pair in lines for line in pair]
+    assert check(project, "--list", "fixed-port").stdout.splitlines() == list(lines[list(CODES).index("fixed-port")])
+    assert "no code contains 'portt'" in check(project, "--list", "portt").stderr
+    words = (sys.executable, "-m", "runner", "completion", "words", "--", "env", "check", "--list", "fixed-")
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "fixed-port\n"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -90,7 +92,28 @@ def test_exit_codes_of_signals_and_shells_are_known(code: int) -> None:
     assert by_word(EXIT, str(code)) is not None
 
 
-def test_the_page_lists_every_cause_with_its_words() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "why.md").read_text()
-    rows = dict(re.findall(r"^\| `([a-z0-9-]+)` \| (.*?)(?: \((?:symptom|summary)\))? \|$", page, re.MULTILINE))
-    assert rows == {cause.code: cause.says for cause in all_causes()}
+def listed(*words: str, verb: tuple[str, ...] = ("why", "--list")) -> list[str]:
+    """What runner prints for the words, line by line."""
+    argv = (sys.executable, "-m", "runner", *verb, *words)
+    return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_list_has_every_cause_with_its_words() -> None:
+    assert listed() == [f"{cause.code}: {cause.says}" for cause in all_causes()]
+    records = json.loads("\n".join(listed("--json")))
+    assert [each["code"] for each in records] == [cause.code for cause in all_causes()]
+
+
+def test_one_cause_is_listed_with_its_reason_and_fix_and_a_part_of_a_name_with_all_that_contain_it() -> None:
+    timeout = next(cause for cause in all_causes() if cause.code == "nccl-timeout")
+    rest = [f"  because: {timeout.explanation}", f"  try:     {timeout.fix}"]
+    assert listed("nccl-timeout") == [f"nccl-timeout: {timeout.says}", *rest]
+    assert {"nccl-timeout", "nccl-ofi"} < {line.partition(":")[0] for line in listed("NCCL")}
+    argv = (sys.executable, "-m", "runner", "why", "--list", "nccll")
+    refused = subprocess.run(argv, capture_output=True, text=True)
+    assert refused.returncode == 1 and "no cause contains 'nccll'" in refused.stderr
+
+
+def test_the_causes_are_completed() -> None:
+    words = ("completion", "words", "--", "why", "--list")
+    assert listed("nccl-t", verb=words) == ["nccl-timeout"]

@@ -100,7 +100,7 @@ def _in_verb(parser: argparse.ArgumentParser, before: Sequence[str], current: st
         takes_value = n and before[n - 1] in options and options[before[n - 1]].nargs is None
         places += not word.startswith("-") and not takes_value
     last = before[-1] if before else ""
-    if last in options and options[last].nargs is None:
+    if last in options and options[last].nargs in (None, "?"):
         return _starting(current, _values(options[last]))
     if current.startswith("-") and "=" in current:
         name, _, value = current.partition("=")
@@ -127,7 +127,7 @@ def _values(action: argparse.Action) -> list[str]:
         return list(_ENGINES)
     kinds: dict[str, Callable[[], list[str]]] = {
         "ENV": lambda: _names("edf"), "JOB": lambda: _names("jobs"), "SCRIPT": _scripts, "RUN": _runs,
-        "RECIPE": _recipes, "IMAGE": _recipes,
+        "RECIPE": _recipes, "IMAGE": _recipes, "CAUSE": _causes, "CODE": _lint_codes,
     }  # fmt: skip
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     return [word for kind in metavar.split("|") if kind in kinds for word in kinds[kind]()]
@@ -157,6 +157,18 @@ def _recipes() -> list[str]:
 
     named = {path.name.partition(".")[2] for root in find_project().roots for path in root.glob("Containerfile.*")}
     return [*named, *_names("containers")]
+
+
+def _causes() -> list[str]:
+    from runner.runs.why.cause import all_causes
+
+    return [cause.code for cause in all_causes()]
+
+
+def _lint_codes() -> list[str]:
+    from runner.environments.lint.codes import CODES
+
+    return list(CODES)
 
 
 def _runs() -> list[str]:

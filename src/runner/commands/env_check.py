@@ -26,6 +26,9 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
         "--enroot", metavar="VERSION", help="the enroot version of the site (default: that of this machine)"
     )
     check.add_argument("--fix", action="store_true", help="change the files to fix what can be fixed safely")
+    check.add_argument(
+        "--list", nargs="?", const="", metavar="CODE", help="list all codes, or explain one; a part of a name is enough"
+    )
     output = check.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
     output.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0, for code hosts and editors")
@@ -41,6 +44,8 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     from runner.environments.lint.check import Linter
     from runner.project import find_project
 
+    if args.list is not None:
+        return _list(args.list, console)
     project = find_project()
     site, why = find_site(args.site, os.environ)
     name, reason = default_environment(project, site)
@@ -57,6 +62,21 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
     findings = tuple(dict.fromkeys(finding for one in checked for finding in one.findings))
     _print(args, console, setting, checked, findings)
     return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _list(word: str, console: Console) -> int:
+    """Print the codes that contain the word, with their meaning and fix."""
+    from runner.environments.lint.codes import CODES
+    from runner.errors import RunnerError
+
+    found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
+    if not found:
+        raise RunnerError(
+            f"no code contains {word!r}", "the code or its meaning must contain it", "runner env check --list"
+        )
+    for code, known in ({word: found[word]} if word in found else found).items():
+        console.line(f"{code} ({', '.join(known.severities)}): {known.title}\n  try: {known.fix}")
+    return 0
 
 
 def _fix(linter: Linter, names: Sequence[str], checked: list[Checked], console: Console) -> list[Checked]:

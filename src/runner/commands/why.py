@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from runner.runs.why.explain import Answer
 
 _LINE = 300  # longest part of an evidence line to show, in characters; --json prints it whole
+_LISTED = ("code", "kind", "says", "explanation", "fix")
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -19,10 +20,17 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "why",
         parents=[common],
         help="explain why a run failed, is waiting or is slow",
-        usage="runner why [RUN | --log FILE…] [--json]",
+        usage="runner why [RUN | --log FILE… | --list [CAUSE]] [--json]",
     )
     why.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
     why.add_argument("--log", nargs="+", metavar="FILE", help="the log of a job that runner did not start")
+    why.add_argument(
+        "--list",
+        nargs="?",
+        const="",
+        metavar="CAUSE",
+        help="list all causes, or explain one; a part of a name is enough",
+    )
     why.add_argument("--json", action="store_true", help="print JSON")
     why.set_defaults(run=show_why)
 
@@ -34,6 +42,8 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     from runner.errors import RunnerError
     from runner.runs.why import explain
 
+    if args.list is not None:
+        return _list(args.list, console, json=args.json)
     if args.log and args.run_word:
         raise RunnerError(
             "runner why: both a run and --log are given", "runner finds the logs of a run by itself",
@@ -55,6 +65,28 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
         for line in _lines(answer):
             console.line(line)
     return 0 if answer.known else 1
+
+
+def _list(word: str, console: Console, *, json: bool) -> int:
+    """Print the causes whose code or description contains the word; a single cause with its reason and fix."""
+    from runner.errors import RunnerError
+    from runner.runs.why.cause import all_causes
+
+    found = [cause for cause in all_causes() if word.lower() in f"{cause.code} {cause.says}".lower()]
+    found = [cause for cause in found if cause.code == word] or found
+    if not found:
+        raise RunnerError(
+            f"no cause contains {word!r}", "the code or the description must contain it", "runner why --list"
+        )
+    if json:
+        console.answer_json([{name: getattr(cause, name) for name in _LISTED} for cause in found])
+        return 0
+    for cause in found:
+        console.line(f"{cause.code}: {cause.says}")
+    if len(found) == 1:
+        console.line(f"  because: {found[0].explanation}")
+        console.line(f"  try:     {found[0].fix}")
+    return 0
 
 
 def _lines(answer: Answer) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every lint code: severity, meaning, fix. docs/lint.md has the same table."""
+"""Every lint code: severity, meaning, fix. `runner env check --list` prints them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FILE = {
         "an EDF has no such key, or the key is misspelt; a warning with Sarus Suite, which ignores the key",
         "correct the key, or remove it",
     ),
-    "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/environment.md"),
+    "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/env.md"),
     "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write the value in quotes: NAME = "1"'),
     "env-name": Code(
         _ERROR, "a name in [env] is not a valid variable name", "use letters, digits and _; do not begin with a digit"
