@@ -195,8 +195,10 @@ printf '%s\\n' "$@" "RANK=${RANK-unset}" "WORLD_SIZE=${WORLD_SIZE-unset}" "OMP=$
 """
 
 
-def words_of(tmp_path: Path, launcher: str, script: str | None, name: str = "python") -> list[str]:
-    job = Job("x", BARE, script=script, command=() if script else ("prog", "a"), arguments=("--x", "it's"),
+def words_of(
+    tmp_path: Path, launcher: str, script: str | None, name: str = "python", command: tuple[str, ...] = ("prog", "a")
+) -> list[str]:
+    job = Job("x", BARE, script=script, command=() if script else command, arguments=("--x", "it's"),
               launcher=launcher, resources=Resources(tasks_per_node=2, cpus_per_task=3))  # fmt: skip
     run = write_run(tmp_path / "run", job)
     # a PATH with nothing but what the script needs: no python of this machine
@@ -238,6 +240,14 @@ def test_launchers_run_commands_too(tmp_path: Path, launcher: str, word: str) ->
     assert word in words
 
 
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "none"])
+def test_a_module_is_run_by_the_images_python(tmp_path: Path, launcher: str) -> None:
+    """`-m MODULE` is a command that every launcher knows."""
+    words = words_of(tmp_path, launcher, None, "python3", command=("-m", "pkg.train"))
+    assert words[-7:-3] == ["-m", "pkg.train", "--x", "it's"]
+    assert not {"--no-python", "--no_python"} & set(words)
+
+
 def test_python3_where_there_is_no_python(tmp_path: Path) -> None:
     """Debian's images have python3 only; the choice is made inside."""
     assert words_of(tmp_path, "none", "a.py", "python3")[:3] == ["RUN/code/a.py", "--x", "it's"]
@@ -267,6 +277,30 @@ def test_setup_runs_once_and_first(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == "set up\nthe prolog\ncode 0\n"
     assert (run / "attempts/1/rank-2.log").read_text() == "set up\nthe prolog\ncode 0\n"
+
+
+def test_host_setup_passes_on_what_it_exports(tmp_path: Path) -> None:
+    """It runs in a shell of its own: its functions, folder, options and traps do not reach the batch script."""
+    setup = """say() { exit 9; }
+cd / && set -e && trap 'exit 8' EXIT && unset NOWHERE && trap - EXIT
+plain=1
+export WORDS=$'two\n  lines "$x"' FIRST=$NOWHERE
+cat <<END
+END_
+END
+"""
+    run = write_run(tmp_path, shell_job('printf "%s|" "$WORDS" "${plain-unset}" "${FIRST+set}"', host_setup=setup))
+    done = run_locally(run)
+    assert (done.returncode, done.stdout) == (0, 'two\n  lines "$x"|unset|set|'), done.stderr
+    assert "END_" in done.stderr
+
+
+def test_a_failed_host_setup_ends_the_job(tmp_path: Path) -> None:
+    """Its last command counts; no task starts."""
+    run = write_run(tmp_path, shell_job("touch ../started", host_setup="true\nfalse"))
+    done = run_locally(run)
+    assert done.returncode == 1 and "host_setup of the job file failed" in done.stderr
+    assert not (run / "started").exists()
 
 
 def test_nothing_is_written_when_the_script_is_over(tmp_path: Path) -> None:

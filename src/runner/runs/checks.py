@@ -41,7 +41,7 @@ def check(job: Job, site: Site) -> None:
         _check_chain(job.chain, site)
     for name, value in job.env.items():
         check_variable(name, value)
-    for what in ("setup", "task_prolog", "task_epilog"):
+    for what in ("host_setup", "setup", "task_prolog", "task_epilog"):
         _check_shell_text(getattr(job, what), what)
     for event in job.mail_events:
         if event.upper() not in MAIL_EVENTS:

@@ -76,6 +76,10 @@ class Job:
     resources: Resources = Resources()
     env: Mapping[str, str] = field(default_factory=dict)
     """variables set inside the container; they override those of the EDF, the image and the host"""
+    program_in_image: bool = False
+    """the program is in the image or a mount: tasks start in the image's working directory; no code is copied"""
+    host_setup: str = ""
+    """bash text that runs on the host before the step; the tasks get the variables that it exports"""
     setup: str = ""
     """shell text that runs inside the container once per node, before the tasks start"""
     task_prolog: str = ""
@@ -215,6 +219,8 @@ KEYS: Mapping[str, Key] = {
     "hang_seconds": Key(int),
     "restart": Key(Restart),
     "env": Key(dict, adds=True),
+    "program_in_image": Key(bool),
+    "host_setup": Key(str),
     "setup": Key(str),
     "task_prolog": Key(str),
     "task_epilog": Key(str),

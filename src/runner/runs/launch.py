@@ -177,7 +177,9 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
         path = _job_path(request.job, project)
         job_file = load_job_file(path)
         if request.script is None and "script" not in job_file:
-            return job_file, program_of_command(value(job_file, "command") or (), project)
+            command = value(job_file, "command") or ()
+            in_image = value(job_file, "program_in_image")
+            return job_file, Program(None, command, None) if in_image else program_of_command(command, project)
         word = request.script
         script = find_script(word, project) if word is not None else _script_of(job_file, path, project)
         return job_file, program_of_script(script, project)

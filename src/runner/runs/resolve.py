@@ -32,7 +32,7 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
         raise _no_program(layers)
     computed: dict[str, Setting] = {}  # the weakest layer: defaults that are computed from other settings
     layers = (*layers, _site_layer(site, script), computed)
-    _compute(computed, layers, site, script or command[0])
+    _compute(computed, layers, site, script or command[command[0] == "-m" and len(command) > 1])
     found = {name: _find(name, layers) for name in KEYS}
     if found["launcher"].value not in LAUNCHERS:
         error = unknown("launcher", found["launcher"].value, LAUNCHERS)

@@ -117,6 +117,7 @@ torchrun:* | accelerate:* | *:python)
         "neither python nor python3 is on its PATH ($PATH)" "use another image, or run a command: -- COMMAND" 127
     ;;
 esac
+case $runner_kind:$1 in command:-m) runner_kind=python ;; esac # `-m MODULE`: Python and the launchers know it
 if [ "$runner_kind" = shell ]; then
     if command -v bash >/dev/null; then set -- bash "$@"; else set -- sh "$@"; fi
 fi

@@ -123,7 +123,7 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
         "RUNNER_CPUS_PER_PROCESS": str(job.resources.cpus_per_task),
         "RUNNER_WORLD_SIZE": str(job.world_size),
         "RUNNER_HANG_SECONDS": str(job.hang_seconds),
-        "RUNNER_WORKDIR": "yes" if job.environment.workdir else "",
+        "RUNNER_WORKDIR": "yes" if job.environment.workdir or job.program_in_image else "",
         "PYTHONNOUSERSITE": "1",  # otherwise, packages in ~/.local shadow the image's
     }
     return [*{**ours, **(_preflight(job, site) if job.preflight else {}), **job.env}.items()]
@@ -152,7 +152,7 @@ def _carried(job: Job, site: Site) -> tuple[tuple[str, ...], str]:
 def _texts(job: Job, site: Site) -> list[tuple[str, str, str]]:
     """(name, text, delimiter) of the site's and the user's shell texts, each for a quoted here-document."""
     found = []
-    for name in ("setup", "task_prolog", "task_epilog"):
+    for name in ("host_setup", "setup", "task_prolog", "task_epilog"):
         text = getattr(job, name).rstrip("\n")
         if name == "task_prolog":
             text = "\n".join((*site.task_setup, text)).rstrip("\n")
