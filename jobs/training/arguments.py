@@ -74,10 +74,13 @@ def fit_machine(settings: Settings, job: Job) -> None:
     """Set what follows from the machine and the run folder, unless the user has set it."""
     import torch
 
+    deepspeed.take_arguments(settings)
     run, cuda = job.run, torch.cuda.is_available()
     if cuda and settings.get("bf16") is not False and not settings.get("fp16") and not torch.cuda.is_bf16_supported():
         if settings.given("bf16"):
-            raise JobError("this GPU does not support bf16", torch.cuda.get_device_name(), "--fp16 true --bf16 false")
+            file = settings.sources["bf16"].startswith("DeepSpeed file")
+            fix = 'write "auto" for bf16.enabled in the DeepSpeed file' if file else "--fp16 true --bf16 false"
+            raise JobError("this GPU does not support bf16", torch.cuda.get_device_name(), fix)
         settings.default({"bf16": False, "fp16": True}, "script: the GPU does not support bf16")
     if not cuda:
         settings.default({"use_cpu": True, "dataloader_pin_memory": False}, "script: no GPU")

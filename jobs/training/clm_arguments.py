@@ -145,8 +145,7 @@ def _choose_precision(settings: Settings) -> None:
     path = settings["deepspeed"]
     if path and not settings["do_train"] and deepspeed.stage(deepspeed.read(Path(path))) != 3:
         settings.derive("deepspeed", None, "script: nothing is trained, and only ZeRO-3 helps to evaluate")
-    fixed = str(settings.sources.get("bf16", "")).endswith("bf16.enabled")  # by the DeepSpeed file
-    chosen = settings.given("bf16") or settings["fp16"] or fixed or settings["dtype"] in ("float16", "float32")
+    chosen = settings.given("bf16") or settings["fp16"] or settings["dtype"] in ("float16", "float32")
     if not chosen and torch.cuda.is_available() and torch.cuda.is_bf16_supported():
         settings.default({"bf16": True}, "script: this GPU supports bf16")
     if settings["dtype"] is None:

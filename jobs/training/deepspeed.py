@@ -29,18 +29,70 @@ TOP_LEVEL = frozenset(
         *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization"),
     )
 )
+# Values of a file that are also arguments: the trainer stops if the two differ.
+ARGUMENTS = {
+    "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "train_batch_size": "global_batch_size",  # after the accumulation, which it excludes
+    "gradient_clipping": "max_grad_norm",
+    "bf16.enabled": "bf16",
+    "fp16.enabled": "fp16",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "adam_epsilon",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.warmup_num_steps": "warmup_steps",
+}
+BATCH = tuple(ARGUMENTS)[:3]
+EXCLUDED = {
+    "gradient_accumulation_steps": "global_batch_size",
+    "global_batch_size": "gradient_accumulation_steps",
+}
 # Keys that would break a run, and why they are left out.
 DROPPED = {
-    "load_universal": "the script loads a universal checkpoint when the number of processes has changed",
-    "use_node_local_storage": "the next attempt may run on other nodes, so all shards go to the run folder",
+    "checkpoint.load_universal": "the script loads a universal checkpoint when the number of processes has changed",
+    "checkpoint.use_node_local_storage": "the next attempt may run on other nodes, so all shards go to the run folder",
 }
+_OWN = "it is a setting of DeepSpeed's own activation checkpointing; the trainer uses that of torch"
+# Keys without effect, where they are set, and why.
+NO_EFFECT = {
+    **{f"activation_checkpointing.{key}": _OWN for key in (
+        "partition_activations", "contiguous_memory_optimization", "cpu_checkpointing", "number_checkpoints",
+        "synchronize_checkpoint_boundary", "profile")},
+    "zero_optimization.allgather_bucket_size": "only ZeRO-1 and ZeRO-2 read it",
+}  # fmt: skip
+
+
+def take_arguments(settings: Settings) -> None:
+    """Make arguments of the file's values. Raises JobError for an argument that the user has set to another value.
+
+    Call it before anything is derived from these arguments.
+    """
+    name = settings.get("deepspeed")
+    if not name or str(name).lower() == "none":
+        return
+    path = resolve(str(name))
+    config = read(path)
+    micro = settings.get("micro_batch")
+    for key, argument in ARGUMENTS.items():
+        value = value_of(config, key)
+        if value in (None, "auto") or argument not in settings.values:
+            continue
+        if micro is not None and (key.startswith("train_micro") or (micro == "auto" and key in BATCH)):
+            _refuse_another(path, key, value, "--micro_batch", int(micro) if str(micro).isdigit() else micro)
+        elif settings.given(argument) and not settings.sources[argument].startswith("DeepSpeed file"):
+            _refuse_another(path, key, value, f"--{argument}", settings[argument])
+        elif key in BATCH and settings.given(EXCLUDED.get(argument, "")):
+            pass  # one is computed from the other: `settle` compares the result with the file
+        else:
+            settings.derive(argument, value, f"DeepSpeed file {path.name}: {key}")
 
 
 def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
     """Replace a preset's name by the path of the file; `none` turns DeepSpeed off. Return notes for the user.
 
-    bf16 and fp16 of the file become the arguments, since the trainer refuses a difference. A section
-    activation_checkpointing turns on the trainer's own. Keys of DROPPED are left out of a copy in the attempt's folder.
+    A section activation_checkpointing turns on the trainer's own. Keys of DROPPED are left out of a copy in the
+    attempt's folder.
     """
     name = settings.get("deepspeed")
     if not name or str(name).lower() == "none":
@@ -55,17 +107,21 @@ def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
         "gradient_clipping": settings["max_grad_norm"],
     }
     batch_conflict(path, config, expected)
-    _take_precision(path, config, settings)
     if "activation_checkpointing" in config and not any(settings.given(key) for key in CHECKPOINTING):
         # The older name only warns: set the newest one.
         newest = next(key for key in CHECKPOINTING if key in settings.values)
         settings.default({newest: True}, f"{path.name}: activation_checkpointing")
     notes = unknown_keys(path, config)
-    dropped = [key for key in DROPPED if config.get("checkpoint", {}).get(key)]
+    notes += [
+        f"{path.name}: {key} has no effect: {why}"
+        for key, why in NO_EFFECT.items()
+        if value_of(config, key) and (not key.startswith("zero") or stage(config) == 3)
+    ]
+    dropped = [key for key in DROPPED if value_of(config, key)]
     source = settings.sources["deepspeed"]
     if dropped:
-        notes += [f"{path.name}: checkpoint.{key} is ignored: {DROPPED[key]}" for key in dropped]
-        kept = {key: value for key, value in config["checkpoint"].items() if key not in dropped}
+        notes += [f"{path.name}: {key} is ignored: {DROPPED[key]}" for key in dropped]
+        kept = {key: value for key, value in config["checkpoint"].items() if f"checkpoint.{key}" not in dropped}
         path = run.attempt / "deepspeed.json"
         files.write_json(path, {**config, "checkpoint": kept})
     settings.derive("deepspeed", str(path), f"{source} {name!r}" if str(path) != name else source)
@@ -108,6 +164,13 @@ def read(path: Path) -> dict[str, Any]:
             "a DeepSpeed configuration must be a JSON object",
             "write the settings as {…}",
         )
+    return config
+
+
+def value_of(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key, or None."""
+    for word in key.split("."):
+        config = config.get(word) if isinstance(config, Mapping) else None  # type: ignore[assignment]
     return config
 
 
@@ -162,15 +225,10 @@ def skip_unbuilt_shm_comm() -> None:
         ops.__compatible_ops__[name] = False
 
 
-def _take_precision(path: Path, config: Mapping[str, Any], settings: Settings) -> None:
-    for name in ("bf16", "fp16"):
-        enabled = config.get(name, {}).get("enabled", "auto")
-        if enabled == "auto":
-            continue
-        if settings.given(name) and bool(settings.get(name)) != enabled:
-            raise JobError(
-                f"{path} sets {name}.enabled = {str(enabled).lower()}, but --{name} is {settings[name]}",
-                "the trainer stops if the two values differ",
-                f'write "auto" for {name}.enabled in the file, or remove --{name}',
-            )
-        settings.derive(name, enabled, f"{path.name}: {name}.enabled")
+def _refuse_another(path: Path, key: str, value: Any, argument: str, given: Any) -> None:
+    if given != value:
+        raise JobError(
+            f"{path} sets {key} = {json.dumps(value)}, but {argument} is {given}",
+            "the trainer stops if the two values differ",
+            f'write "auto" for {key} in the file, or remove {argument}',
+        )

@@ -38,8 +38,8 @@ class Settings:
         return self.values.get(name, default)
 
     def given(self, name: str) -> bool:
-        """True if the user has set it."""
-        return self.sources.get(name, DEFAULT).startswith(("command line", "config", "variable"))
+        """True if the user has set it, on the command line or in a file."""
+        return self.sources.get(name, DEFAULT).startswith(("command line", "config", "variable", "DeepSpeed file"))
 
     def derive(self, name: str, value: Any, source: str) -> None:
         """Set a value that follows from others."""

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +23,11 @@ STAGES = {
     **{"zero0": 0, "zero1": 1, "zero2": 2, "zero3": 3, "zero2-offload": 2, "zero3-offload": 3},
     **{"zero3-offload-optimizer": 3, "zero3-offload-param": 3, "alps-zero3": 3},
 }
+SHIPPED = {**STAGES, "alps-deepspeed": 3}  # the last has numbers, as its authors wrote them
 
 
 def test_these_are_the_presets() -> None:
-    assert deepspeed_config.presets() == tuple(sorted(STAGES))
+    assert deepspeed_config.presets() == tuple(sorted(SHIPPED))
 
 
 @pytest.mark.parametrize(("name", "stage"), STAGES.items())
@@ -47,6 +50,7 @@ def lines(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 OFFLOADED = ("zero2-offload", "zero3-offload-optimizer", "zero3-offload")
 SECTIONS = {
+    "alps-deepspeed": ("alps-deepspeed",),
     "Every preset": STAGES,
     "Stages 1, 2 and 3": [name for name, stage in STAGES.items() if stage > 0],
     "Stages 1 and 2": [name for name, stage in STAGES.items() if stage in (1, 2)],
@@ -73,7 +77,7 @@ def explained(preset: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_the_page_explains_every_line_of_every_preset(name: str) -> None:
     config = json.loads(deepspeed_config.resolve(name).read_text())
     assert explained(name) == dict(lines(config))
@@ -123,7 +127,7 @@ def test_the_installed_deepspeed_is_asked_for_the_keys_of_zero(tmp_path: Path) -
 
 
 @pytest.mark.training
-@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("name", SHIPPED)
 def test_no_key_of_a_preset_is_noted(name: str) -> None:
     pytest.importorskip("torch")
     path = deepspeed_config.resolve(name)
@@ -152,61 +156,133 @@ def test_the_alps_preset_turns_activation_checkpointing_on_unless_told_otherwise
     assert told["activation_checkpointing"] is False
 
 
-# A file as people on Alps bring it.
-ALPS = {
-    "bf16": {"enabled": True},
-    "zero_optimization": {
-        "stage": 3,
-        "reduce_bucket_size": 104857600,
-        "stage3_prefetch_bucket_size": 104857600,
-        "stage3_gather_16bit_weights_on_model_save": True,
-    },
-    "activation_checkpointing": {"partition_activations": True, "cpu_checkpointing": True},
-    "checkpoint": {"load_universal": True, "use_node_local_storage": True, "tag_validation": "Warn"},
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-}
+ALPS = json.loads((JOBS / "deepspeed" / "alps-deepspeed.json").read_text())
 
 
 def test_keys_that_would_break_a_restart_are_left_out_with_a_note_each(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
-    path.write_text(json.dumps(ALPS))
+    config = {**ALPS, "checkpoint": {**ALPS["checkpoint"], "tag_validation": "Warn"}}
+    path.write_text(json.dumps(config))
     chosen = settings(tmp_path, deepspeed=str(path))
     notes = deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
     for key in ("load_universal", "use_node_local_storage"):
         assert len([note for note in notes if f"checkpoint.{key} is ignored" in note]) == 1
     used = json.loads(Path(chosen["deepspeed"]).read_text())
-    assert used == {**ALPS, "checkpoint": {"tag_validation": "Warn"}}
-    assert json.loads(path.read_text()) == ALPS
+    assert used == {**config, "checkpoint": {"tag_validation": "Warn"}}
+    assert json.loads(path.read_text()) == config
 
 
-def test_the_precision_of_the_file_becomes_the_argument(tmp_path: Path) -> None:
-    """The trainer refuses a difference."""
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        (ALPS, {"activation_checkpointing.partition_activations", "zero_optimization.allgather_bucket_size",
+                "activation_checkpointing.contiguous_memory_optimization"}),
+        ({"zero_optimization": {"stage": 2, "allgather_bucket_size": 10}}, set()),
+        ({"activation_checkpointing": {"partition_activations": False, "cpu_checkpointing": True}},
+         {"activation_checkpointing.cpu_checkpointing"}),
+    ],
+)  # fmt: skip
+def test_keys_without_effect_give_one_note_each(tmp_path: Path, config: dict[str, Any], keys: set[str]) -> None:
     path = tmp_path / "ds.json"
-    path.write_text('{"bf16": {"enabled": true}, "fp16": {"enabled": false}}')
-    chosen = Settings(settings(tmp_path, deepspeed=str(path)).values | {"bf16": False, "fp16": False}, {})
-    chosen.sources["deepspeed"] = "command line"
-    deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
-    assert (chosen["bf16"], chosen.sources["bf16"]) == (True, "ds.json: bf16.enabled")
-    chosen.values["deepspeed"], chosen.values["bf16"], chosen.sources["bf16"] = str(path), False, "command line"
-    with pytest.raises(JobError, match=r"sets bf16\.enabled = true, but --bf16 is False"):
-        deepspeed_config.settle(chosen, BATCH, run_folder(tmp_path))
+    path.write_text(json.dumps(config))
+    notes = deepspeed_config.settle(settings(tmp_path, deepspeed=str(path)), BATCH, run_folder(tmp_path))
+    found = [note.split()[1] for note in notes if "has no effect: " in note]
+    assert sorted(found) == sorted(keys)
+
+
+def taken(tmp_path: Path, config: Mapping[str, Any], **values: Any) -> Settings:
+    """The settings after the file's values have become arguments; `values` are given on the command line."""
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    defaults: dict[str, Any] = {
+        "bf16": False, "fp16": False, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
+        "global_batch_size": None, "learning_rate": 5e-5, "micro_batch": None,
+    }  # fmt: skip
+    chosen = Settings({**settings(tmp_path).values, **defaults, **values, "deepspeed": str(path)}, {})
+    chosen.sources |= {name: "command line" for name in (*values, "deepspeed")}
+    deepspeed_config.take_arguments(chosen)
+    return chosen
+
+
+def test_values_of_the_file_become_the_arguments(tmp_path: Path) -> None:
+    """The trainer refuses a difference; nobody has to repeat on the command line what the file says."""
+    chosen = taken(tmp_path, {**ALPS, "gradient_clipping": 0.5, "optimizer": {"params": {"lr": 1e-5, "eps": "auto"}}})
+    found = {name: chosen[name] for name in ("bf16", "per_device_train_batch_size", "max_grad_norm", "learning_rate")}
+    assert found == {
+        "bf16": True, "per_device_train_batch_size": 1, "max_grad_norm": 0.5, "learning_rate": 1e-5
+    }  # fmt: skip
+    assert chosen.sources["bf16"] == "DeepSpeed file ds.json: bf16.enabled"
+    chosen.default({"bf16": False}, "script: no GPU")
+    assert chosen["bf16"] is True, "a value of the file counts as one of the user's"
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "expected"),
+    [
+        ({"train_batch_size": 64}, {}, {"global_batch_size": 64, "gradient_accumulation_steps": 1}),
+        ({"train_batch_size": 64}, {"gradient_accumulation_steps": 4}, {"global_batch_size": None}),
+        ({"train_batch_size": 64, "gradient_accumulation_steps": 4}, {}, {"global_batch_size": None}),
+        ({"gradient_accumulation_steps": 4}, {"global_batch_size": 64}, {"gradient_accumulation_steps": 1}),
+        ({"train_micro_batch_size_per_gpu": 2}, {"micro_batch": "2"}, {"per_device_train_batch_size": 8}),
+    ],
+)
+def test_the_files_numbers_of_the_batch_do_not_exclude_each_other(
+    tmp_path: Path, config: dict[str, Any], words: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    chosen = taken(tmp_path, config, **words)
+    assert {name: chosen[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "what"),
+    [
+        ({"bf16": {"enabled": True}}, {"bf16": False}, "sets bf16.enabled = true, but --bf16 is False"),
+        ({"train_micro_batch_size_per_gpu": 1}, {"per_device_train_batch_size": 4}, "per_device_train_batch_size is 4"),
+        ({"train_micro_batch_size_per_gpu": 1}, {"micro_batch": "4"}, "= 1, but --micro_batch is 4"),
+        ({"train_batch_size": 64}, {"micro_batch": "auto"}, "= 64, but --micro_batch is auto"),
+        ({"optimizer": {"params": {"lr": 1e-5}}}, {"learning_rate": 1e-4}, "= 1e-05, but --learning_rate is 0.0001"),
+    ],
+)  # fmt: skip
+def test_an_argument_that_the_file_sets_to_another_value_is_refused(
+    tmp_path: Path, config: dict[str, Any], words: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(JobError) as caught:
+        taken(tmp_path, config, **words)
+    assert what in caught.value.what and '"auto"' in caught.value.fix
 
 
 @pytest.mark.training
 @pytest.mark.parametrize("script", ["clm.py", "sft.py"])
 def test_the_file_from_alps_trains_as_it_is(script: str, launcher: Launcher, tmp_path: Path) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(ALPS))
-    words = [word for word in TWO_STEPS if script == "sft.py" or not word.startswith(("--pack", "--max_length"))]
-    attempt = replace(launcher, script=script).finish(tmp_path, *words, f"--deepspeed={path}")
+    """No other argument names bf16 or the batch. The final model, which this file leaves in shards, answers."""
+    dropped = (
+        "--per_device",
+        "--gradient_ch",
+        "--activation_ch",
+        *(() if script == "sft.py" else ("--pack", "--max_l")),
+    )
+    words = [word for word in (*SMALL, "--max_steps=2", "--save_strategy=no") if not word.startswith(dropped)]
+    block = () if script == "sft.py" else ("--block_size=32",)
+    attempt = replace(launcher, script=script).finish(tmp_path, *words, *block, "--deepspeed=alps-deepspeed")
     assert attempt.code == 0, attempt.output
-    assert attempt.output.count("is ignored") == 2
+    assert (attempt.output.count("is ignored: "), attempt.output.count("has no effect: ")) == (2, 3)
+    assert "precision: bf16" in attempt.output and "batch: 1 per process x 1 accumulation x 2" in attempt.output
+    assert "activations: recomputed" in attempt.output
     assert len(attempt.losses) == 2
+    asked = (
+        sys.executable,
+        str(JOBS / "generate.py"),
+        "--checkpoint",
+        str(tmp_path),
+        "--prompt=a",
+        "--max_new_tokens=2",
+    )
+    done = subprocess.run(asked, env=launcher.environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "ZeRO checkpoint" in done.stderr, done.stderr
 
 
 HEAVIER = ("zero3-offload", "alps-zero3")
-OTHERS = tuple(sorted({path.stem for path in (JOBS / "deepspeed").glob("*.json")} - set(HEAVIER)))
+OTHERS = tuple(sorted(set(STAGES) - set(HEAVIER)))
 TWO_STEPS = (*SMALL, "--max_steps=2", "--save_strategy=no")
 
 
