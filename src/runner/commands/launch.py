@@ -152,7 +152,9 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
     for note in plan.notes:
         console.warn(note)
     sys.stdout.flush()
-    sys.stdout.buffer.write(plan.script.encode())  # bytes, so that no newline is added or changed
+    sys.stdout.buffer.write(
+        plan.script.encode(errors="surrogateescape")
+    )  # bytes, so that no newline is added or changed
     sys.stdout.buffer.flush()
     return 0
 
@@ -160,7 +162,8 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended, and return its exit code. Ctrl-C does not cancel the job."""
     from runner.commands.console import LogFilter
-    from runner.runs.follow import One, follow, result_code
+    from runner.runs.follow import Following, One, follow, result_code
+    from runner.runs.schedulers.slurm_commands import SUBMIT
 
     printable = LogFilter()
 
@@ -169,7 +172,8 @@ def _wait(run: Run, console: Console) -> int:
         sys.stderr.buffer.flush()
 
     try:
-        status = follow(run, One(run.log), show, console)
+        own = (run.folder / SUBMIT).is_file()  # a user's own batch script may have a file for errors too
+        status = follow(run, Following(run) if own else One(run.log), show, console)
     except KeyboardInterrupt:
         console.say(f"\n{run.name} keeps running; output: runner logs -f {run.name}; to end: runner cancel {run.name}")
         raise
@@ -182,6 +186,9 @@ _FILES_SHOWN = 12
 
 def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iterator[str]:
     """The lines for stderr."""
+    if plan.batch is not None:
+        yield from _explain_batch(plan, project)
+        return
     try:
         runs = str(plan.site.runs(environ, project))
     except RunnerError:  # the path contains a variable that is defined only on the site
@@ -192,6 +199,20 @@ def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iter
         yield f"cost: {cost.text}"
     yield "settings, and where each comes from:"
     yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in _values(plan)))
+    yield from _code(plan)
+
+
+def _explain_batch(plan: RunPlan, project: Project) -> Iterator[str]:
+    """The lines for stderr about a user's own batch script."""
+    from runner.runs.batch import command
+
+    assert plan.batch is not None
+    yield f"would run: cd {plan.batch.folder} && {command(plan.batch, plan.job)}"
+    if (cost := estimate(plan.job)) is not None:
+        yield f"cost: {cost.text}"
+    yield "options of sbatch, and where each comes from:"
+    rows = ((f"--{each.name}", each.value, _short(each.origin, project)) for each in plan.batch.options)
+    yield from _columns(tuple(rows))
     yield from _code(plan)
 
 

@@ -85,7 +85,7 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
         for name, text in texts.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(text.encode())
+            target.write_bytes(text.encode(errors="surrogateescape"))  # a script of the user
     except OSError as error:
         raise files.explain(error, f"write below {folder}") from error
 

@@ -139,6 +139,16 @@ class Attempt:
         """The file that records when the logs grew (payload/log_times.sh)."""
         return self.folder / "log-times"
 
+    @property
+    def outputs(self) -> tuple[tuple[Path, int], ...]:
+        """For a user's own batch script: its output files (links), each with its size when the attempt began.
+
+        The last one is the log of payload/batch.sh. Empty for other runs, which write to job.log.
+        """
+        sizes = self.text("log_bytes").split()
+        found = [*zip(("job.log", "job.err"), sizes, strict=False), ("runner.log", "0")] if sizes else []
+        return tuple((self.folder / name, int(size)) for name, size in found if (self.folder / name).is_file())
+
     def logs(self, processes_per_node: int) -> Iterator[Log]:
         """The log files of individual nodes and ranks.
 

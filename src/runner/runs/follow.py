@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ class Tail:
         """What was appended since the last call (first: the whole file); empty if there is nothing new."""
         try:
             with self.path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self.offset:  # Slurm empties the file when it requeues a job
+                    self.offset = 0
                 file.seek(self.offset)
                 data = file.read(_CHUNK_BYTES)
         except OSError:
@@ -159,6 +162,8 @@ class Following:
         if not self.ranks:  # files of earlier attempts do not grow any more
             newest = attempts[-1:] if self.searched else attempts
             found = tuple(each for attempt in newest for each in of_attempt(self.run, attempt) if each.rank != 0)
+            outputs = (path for attempt in newest for path, _ in attempt.outputs)
+            found = (*found, *(Stream(path, 1) for path in outputs if path.name != self.run.log.name))
         for each in found:
             if each.path not in self.tails:
                 self.tails[each.path] = (each, Tail(each.path))

@@ -70,6 +70,8 @@ class Job:
     environment: Environment
     script: str | None = None
     """path of a .py or .sh file, relative to the snapshot; None: run `command`"""
+    batch: str | None = None
+    """path of the user's own batch script, which sbatch gets unchanged; there is no script and no command then"""
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     launcher: str = "none"
@@ -171,6 +173,7 @@ KEYS: Mapping[str, Key] = {
     "name": Key(str, "--name", in_file=False, help="the job's name (default: the script's)"),
     "script": Key(str),
     "command": Key(tuple),
+    "batch": Key(str),
     "environment": Key(str),
     "launcher": Key(str, "--launcher", site=True, help="torchrun, srun, accelerate or none"),
     "arguments": Key(tuple, adds=True),
@@ -279,11 +282,12 @@ def layer_of(document: Document) -> Layer:
         place = key.place(name)
         if document.get(*place) is not None:
             found[name] = Setting(_read(document, place, key), Origin("job file", "", document.place(*place)))
-    if "script" in found and "command" in found:
+    if len(both := [name for name in ("script", "command", "batch") if name in found]) > 1:
         raise RunnerError(
-            f"{document.place('command')}: both script and command are given",
+            f"{document.place(both[1])}: both {both[0]} and {both[1]} are given",
             "a job starts one program",
-            "use `script` for a .py or .sh file of the project, and `command` for anything else",
+            "use `script` for a .py or .sh file of the project, `batch` for a script with #SBATCH lines, "
+            "and `command` for anything else",
         )
     return found
 

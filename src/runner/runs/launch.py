@@ -17,16 +17,21 @@ from runner.environments.environment import Environment, default_environment, em
 from runner.errors import RunnerError
 from runner.machine import process
 from runner.machine.report import Report
-from runner.project import Project
+from runner.project import Project, is_shared_place
 from runner.runs import hub, payload, resolve, snapshot
 from runner.runs.after import Dependencies, find
 from runner.runs.checks import check_mounts, lacks_account
+from runner.runs.git import work_tree
 from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
-from runner.runs.job import Job, Layer, command_line, load_job_file, value
+from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
 from runner.runs.program import Program, find_script, program_of_command, program_of_script
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.snapshot import Snapshot
-from runner.site import Site
+from runner.site import Origin, Site
+
+TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
+if TYPE_CHECKING:
+    from runner.runs.batch import Batch
 
 SCRIPT = "job.sbatch"
 EDF = "environment.toml"
@@ -75,6 +80,8 @@ class RunPlan:
     """warnings"""
     waits: Dependencies = field(default_factory=Dependencies)
     """the runs to wait for"""
+    batch: Batch | None = None
+    """the user's own batch script; None: `script` is the batch script"""
 
 
 MakeImage = Callable[[Environment, LaunchImage, Site], None]
@@ -91,6 +98,8 @@ def prepare(
     if not request.dry_run:
         process.need(scheduler.PROGRAMS)
     job_file, program = find_program(request, project)
+    if "batch" in job_file:
+        return _prepare_batch(request, job_file, site, project, environ)
     environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
@@ -104,9 +113,7 @@ def prepare(
         image = find_image(environment, site, environ)
     here = site.is_local and engine != "host"
     notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
-    waits = Dependencies()
-    if request.after or request.after_any:
-        waits = find(request.after, request.after_any, site.runs(environ, project), site)
+    waits = _waits(request, site, environ, project)
     job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, site.runs(environ, project))
@@ -126,24 +133,67 @@ def prepare(
         program,
         taken,
         script,
-        _files(job, environment, attachment, waits, script),
+        {**_files(job, environment, attachment, waits), SCRIPT: script},
         (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
         waits,
     )
 
 
-def _files(
-    job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, script: str
-) -> dict[str, str]:
-    """The files of the run folder."""
+def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Project) -> Dependencies:
+    if not request.after and not request.after_any:
+        return Dependencies()
+    return find(request.after, request.after_any, site.runs(environ, project), site)
+
+
+def _files(job: Job, environment: Environment, attachment: Attachment, waits: Dependencies) -> dict[str, str]:
+    """The files of the run folder, without the batch script."""
     return {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
         **attachment.files,
         **payload.files(),
         **waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
-        SCRIPT: script,
     }
+
+
+def _prepare_batch(
+    request: Request, job_file: Layer, site: Site, project: Project, environ: Mapping[str, str]
+) -> RunPlan:
+    """The plan of a run of the user's own batch script."""
+    from runner.runs import batch  # slow, and most launches have none
+
+    if site.is_local:
+        raise RunnerError(
+            f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}",
+            "a batch script needs Slurm",
+            f"choose another --site; or run it here, without its #SBATCH lines: bash {value(job_file, 'batch')}",
+        )
+    given = {**request.given, **command_line({"arguments": request.words})}
+    batch.refuse(given, job_file, request.env, request.engine)
+    script = batch.load(value(job_file, "batch"), (given, job_file), project, environ, site)
+    environment = Environment("batch script", None, "")
+    job = batch.job_of(script, (given, job_file), environment)
+    waits = _waits(request, site, environ, project)
+    job = waits.with_folder(job)
+    path = (project.start / Path(script.word).expanduser()).absolute()
+    tree = work_tree(path.parent)
+    main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
+    taken = snapshot.plan(main)
+    return RunPlan(
+        site,
+        environment,
+        LaunchImage(""),
+        "host",
+        Attachment(),
+        job,
+        Program(None, (), main),
+        taken,
+        script.text,
+        {**_files(job, environment, Attachment(), waits), **batch.files(script, job, environ, "")},
+        (*taken.notes, *_left_out(taken)),
+        waits,
+        script,
+    )
 
 
 ACCOUNT = "ACCOUNT"
@@ -174,8 +224,13 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
             )
         return {}, program_of_command(request.words, project)
     if request.job is not None:
+        if request.script is None and _is_batch(request.job, project):
+            return {"batch": Setting(request.job, Origin("command line"))}, Program(None, (), None)
         path = _job_path(request.job, project)
         job_file = load_job_file(path)
+        if request.script is None and "batch" in job_file:
+            beside = _script_of(job_file, path, project, "batch")
+            return {**job_file, "batch": job_file["batch"]._replace(value=str(beside))}, Program(None, (), None)
         if request.script is None and "script" not in job_file:
             command = value(job_file, "command") or ()
             in_image = value(job_file, "program_in_image")
@@ -193,6 +248,14 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
     return defaults, program_of_script(script, project)
 
 
+def _is_batch(word: str, project: Project) -> bool:
+    """Whether the word is a file other than a job file, and not the name of a job."""
+    if word.endswith(".toml") or word in project.names("jobs"):
+        return False
+    path = project.start / Path(word).expanduser()
+    return path.is_file() or ("/" in word and path.exists())
+
+
 def _job_path(name: str, project: Project) -> Path:
     try:
         return project.find("jobs", name)
@@ -206,9 +269,9 @@ def _has_script(name: str, project: Project) -> bool:
     return any((root / "jobs" / f"{name}{end}").is_file() for root in project.roots for end in (".py", ".sh"))
 
 
-def _script_of(job_file: Layer, path: Path, project: Project) -> Path:
+def _script_of(job_file: Layer, path: Path, project: Project, key: str = "script") -> Path:
     """The script that a job file names, relative to the project or else to the job file."""
-    word, origin = job_file["script"]
+    word, origin = job_file[key]
     for folder in (path.parent.parent, *project.roots, path.parent):
         if (folder / word).is_file():
             return Path(folder / word)

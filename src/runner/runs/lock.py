@@ -13,7 +13,7 @@ from typing import Any
 from runner import __version__
 from runner.runs import hub
 from runner.runs.image import LaunchImage
-from runner.runs.launch import EDF, SCRIPT, RunPlan
+from runner.runs.launch import EDF, RunPlan
 from runner.runs.run import Run
 from runner.runs.secrets import hide_values, hide_words
 
@@ -40,7 +40,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
             "project": run.project,
             "site": run.site,
             "after": run.after,
-            "script_sha256": _sha256(plan.files[SCRIPT]),
+            "script_sha256": _sha256(plan.script),
         },
         "image": _image(plan.image),
         "recipe": recipe(plan.image),
@@ -55,6 +55,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         "job": {
             "name": job.name,
             "script": job.script,
+            "batch": job.batch,
             "command": hide_words(job.command),
             "arguments": hide_words(job.arguments),
             "seed": _seed((*job.command, *job.arguments)),
@@ -170,7 +171,7 @@ def _plain(value: object) -> Value:
 
 
 def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
 def lock_text(tables: Mapping[str, Mapping[str, Value]]) -> str:

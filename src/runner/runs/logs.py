@@ -66,6 +66,14 @@ def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
 
 def job_log(run: Run) -> tuple[Stream, ...]:
     """job.log, split at the beginning of each attempt. Text before the first attempt belongs to the first."""
+    own = [(attempt.number, *output) for attempt in run.attempts for output in attempt.outputs]
+    if own:  # if an attempt writes to the file of an earlier one, that one ends there
+        later: dict[Path, int] = {}
+        streams = []
+        for number, path, begin in reversed(own):
+            streams.append(Stream(path, number, begin=begin, end=later.get(path.resolve())))
+            later[path.resolve()] = begin
+        return tuple(reversed(streams))
     cuts = begins(run.log) or [(1, 0)]
     cuts[0] = (cuts[0][0], 0)
     ends: list[int | None] = [at for _, at in cuts[1:]]

@@ -41,4 +41,4 @@ def write_record(path: Path, text: str) -> None:
 def refuse_in(texts: Mapping[str, str]) -> None:
     """Raise RunnerError if one of the files (path -> text) would contain a known secret."""
     for name, text in texts.items():
-        refuse(text.encode(), name)
+        refuse(text.encode(errors="surrogateescape"), name)

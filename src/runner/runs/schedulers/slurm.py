@@ -131,15 +131,21 @@ def start_chain(run: Run, links: int) -> Run:
 def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str) -> str:
     """Submit a script in a folder, and return the job id."""
     _tell_start(folder, script, report)
-    excluded = exclude_flags(folder.parent, os.environ, report)
+    excluded = () if _place(folder) is None else exclude_flags(folder.parent, os.environ, report)
     flags = (*excluded, *slurm_commands.dependency_flags(waits))
     return _submitted(folder, slurm_commands.submit(folder, flags, script=script))
+
+
+def _place(folder: Path) -> Path | None:
+    """The folder in which sbatch runs; None for a user's own batch script, which starts in the current folder."""
+    return None if (folder / slurm_commands.SUBMIT).is_file() else folder
 
 
 def _tell_start(folder: Path, script: str, report: Report) -> None:
     """Report when the job would start. Errors are ignored, because the submission itself will report them."""
     try:
-        done = process.run(slurm_commands.test_only(script), cwd=folder, check=False, timeout_seconds=_ESTIMATE_SECONDS)
+        argv = slurm_commands.test_only(folder, script)
+        done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_ESTIMATE_SECONDS)
     except RunnerError as error:  # a busy controller
         report.detail(f"sbatch --test-only: {error.why}")
         return
@@ -152,7 +158,7 @@ def _tell_start(folder: Path, script: str, report: Report) -> None:
 
 def _submitted(folder: Path, argv: Sequence[str]) -> str:
     """Run sbatch, and return the job id that it prints."""
-    done = process.run(argv, cwd=folder, check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
+    done = process.run(argv, cwd=_place(folder), check=False, timeout_seconds=_SUBMIT_SECONDS, own_session=True)
     if done.exit_code != 0:
         raise refused(done.stderr.strip() or done.stdout.strip() or f"exit code {done.exit_code}, no message")
     return slurm_commands.parse_submit(done.stdout)

@@ -21,6 +21,8 @@ from runner.site import Site
 if TYPE_CHECKING:
     from runner.runs.after import Dependencies
 
+SUBMIT = "submit.sh"
+"""the file of a run folder that submits the user's own batch script (runs/batch.py)"""
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
 
 
@@ -35,11 +37,15 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
             r"Slurm reads `%` and `\` in a path as patterns",
             "choose a folder without these characters: export RUNNER_RUNS=FOLDER",
         )
+    if (run_folder / SUBMIT).is_file():
+        return ("bash", str(run_folder / SUBMIT), *flags)
     return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
 
 
-def test_only(script: str = "job.sbatch") -> tuple[str, ...]:
+def test_only(run_folder: Path, script: str = "job.sbatch") -> tuple[str, ...]:
     """The sbatch command, to run in the run folder, that only prints when the job would start."""
+    if (run_folder / SUBMIT).is_file():
+        return ("bash", str(run_folder / SUBMIT), "--test-only")
     return (*_outside_of_jobs(os.environ), "sbatch", "--test-only", script)
 
 

@@ -296,7 +296,7 @@ _LAUNCHER = re.compile(  # messages that torchrun and its launchers print for an
 _MOST = 8
 _LAST = 5
 _TAIL_BYTES = 16 << 10
-_OWN = ("job.sbatch: ", "preflight: ")  # messages of our own batch script
+_OWN = ("job.sbatch: ", "runner: ", "preflight: ")  # messages of our own batch script
 
 
 def telling_lines(sources: Sequence[Source]) -> tuple[Evidence, ...]:

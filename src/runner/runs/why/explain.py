@@ -207,6 +207,8 @@ def _noted(answer: Answer, readings: Sequence[Reading], speed: Pace | None) -> A
 def sources(run: Run) -> tuple[Source, ...]:
     """The logs to read, job.log first."""
     newest = run.newest
+    if newest and newest.outputs:
+        return tuple(Source(path, begin) for path, begin in newest.outputs)
     found = [Source(run.log, _begin(run))] if run.log.is_file() else []
     logs = newest.logs(run.processes_per_node) if newest else ()
     # the preflight's messages are in job.log too

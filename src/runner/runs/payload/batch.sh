@@ -1,0 +1,161 @@
+# shellcheck shell=bash
+# bash reads this file before the user's own batch script, because submit.sh sets BASH_ENV. It makes attempts/N, then runs
+# the very same command line again as a child, with the environment that Slurm gave to the job, and records how it ended.
+# It never returns. Functions of the other files of payload/ do most of this.
+# shellcheck disable=SC2317 # traps and the other files call the functions below
+{
+    # only Slurm's copy of the batch script: a login shell reads this file for the programs of its profile too
+    [ "${0##*/}" = slurm_script ] || return 0
+    set +euvx # the options of the #! line are for the script
+} 2>/dev/null
+RUNNER_RUN=${BASH_ENV%/payload/batch.sh}
+exec 3>&1 4>&2 # the user's output files
+folder=$PWD array='' task=''
+
+# Sets gpus, hang_seconds, export_env, bash_env, is_array, restart_words.
+# shellcheck source=/dev/null
+. "$RUNNER_RUN/settings.sh"
+if [ -n "${is_array:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
+    array=${SLURM_ARRAY_JOB_ID:-} task=$SLURM_ARRAY_TASK_ID
+    [ ! -e "$RUNNER_RUN/$task/run.json" ] || RUNNER_RUN=$(cd -P "$RUNNER_RUN/$task" && pwd) # each task is a run
+fi
+
+# The words of the job's own command line, and its variables as Slurm set them.
+words=() variables=()
+while IFS= read -r -d '' word; do words+=("$word"); done </proc/$$/cmdline
+while IFS= read -r -d '' word; do
+    case $word in
+    BASH_ENV=* | RUNNER_RUN=* | RUNNER_ATTEMPT=* | RUNNER_SAVE_AND_EXIT=*) ;;
+    SLURM_EXPORT_ENV=*) variables+=("SLURM_EXPORT_ENV=${export_env:-${word#*=}}") ;;
+    *) variables+=("$word") ;;
+    esac
+done </proc/$$/environ
+[ -z "${bash_env:-}" ] || variables+=("BASH_ENV=$bash_env")
+unset BASH_ENV
+
+# An interpreter that does not read BASH_ENV: Slurm's copy is only a wrapper, and RUN/script/NAME is the script.
+if [ -n "${interpreter:-}" ]; then
+    set -- "${words[@]}"
+    while [ "${1##*/}" != slurm_script ]; do shift; done
+    words=("$interpreter" ${interpreter_option:+"$interpreter_option"} "$RUNNER_RUN/script/$script_name" "${@:2}")
+fi
+
+# If the run folder cannot be written, the script runs all the same, but nothing is recorded.
+if ! cd "$RUNNER_RUN" || ! { mkdir -p attempts && : >"attempts/.starts-$SLURM_JOB_ID"; } 2>/dev/null; then
+    echo "runner: cannot write to $RUNNER_RUN: the script runs, but runner does not record it" >&2
+    cd "$folder" && exec -c env "${variables[@]}" "${words[@]}" 3>&- 4>&-
+fi
+export RUNNER_RUN
+
+# Our own messages go to attempts/N/runner.log. Before that folder exists, they go to a file that is moved there.
+starts=attempts/.starts-$SLURM_JOB_ID
+exec 2>"$starts"
+trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already, for example
+# shellcheck source=/dev/null
+. payload/attempt.sh
+say() { printf 'runner: %s\n' "$*" >&2; }
+[ -z "$task" ] || RUNNER_JOB=${array}_$task
+# shellcheck disable=SC2086 # words
+[ -z "${restart_words:-}" ] || restarts $restart_words
+again=
+[ ! -d attempts/1 ] || ! grep -q -x "$RUNNER_JOB" job_ids 2>/dev/null || again=again # runner itself submitted this job
+next_attempt "${gpus:-0}" "$again"
+mv "$starts" "$RUNNER_ATTEMPT/runner.log"
+
+# job.log and job.err are links to the files to which Slurm writes the output.
+output=$(readlink "/proc/$$/fd/3") errors=$(readlink "/proc/$$/fd/4")
+rm -f job.log job.err
+for path in . "$RUNNER_ATTEMPT"; do
+    ln -sfn "$output" "$path/job.log"
+    [ "$errors" = "$output" ] || ln -sfn "$errors" "$path/job.err"
+done
+log_bytes=$(stat -L -c %s "$errors" 2>/dev/null || echo 0) # Slurm writes its messages to the errors
+{ stat -L -c %s "$output" && { [ "$errors" = "$output" ] || stat -L -c %s "$errors"; }; } >"$RUNNER_ATTEMPT/log_bytes" 2>/dev/null
+log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
+
+# Two processes that do nothing, and that every signal ends. They tell whom Slurm has signalled:
+#   the first is in the group of this process: it dies with `scancel --full`
+#   the second is in a group of its own: it dies only if all processes of the job get the signal
+start_canaries() {
+    canaries=()
+    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- &
+    canaries+=($!)
+    set -m
+    sleep 1000000 >/dev/null 2>&1 3>&- 4>&- &
+    canaries+=($!)
+    set +m
+    disown "${canaries[@]}" # bash prints nothing about their end
+}
+
+# pass_on SIGNAL: give a signal to the script, unless Slurm has already done so.
+pass_on() {
+    local waited group=
+    for ((waited = 0; waited < 5; waited++)); do # the other processes may get it a moment later
+        kill -0 "${canaries[1]}" 2>/dev/null || break
+        read -r -t 0.1 _ <> <(:)
+    done
+    kill -0 "${canaries[0]}" 2>/dev/null || group=-
+    if kill -0 "${canaries[1]}" 2>/dev/null; then
+        say "passing the signal $1 on to the script${group:+ and its processes}"
+        kill -s "$1" -- "$group$child"
+    elif [ "$1" = TERM ]; then # Slurm ends the job, and kills it soon: decide now whether another attempt follows
+        # shellcheck disable=SC2034 # restart.sh
+        ending=yes
+        finish_attempt 0
+    fi
+    kill -KILL "${canaries[@]}" 2>/dev/null
+    start_canaries
+}
+
+# end_step PID REASON: end the script and all processes of its group (payload/watch.sh, after a hang).
+end_step() {
+    local waited
+    say "$2: ending the script"
+    kill -TERM -- "-$1"
+    for ((waited = 0; waited < 10; waited++)); do
+        read -r -t 1 _ <> <(:)
+        kill -0 "$1" 2>/dev/null || return
+    done
+    kill -KILL -- "-$1"
+}
+
+# The exit code 143 does not tell whether TERM has ended the script, but `jobs` does (Exit 143, or Terminated). No subshell
+# here: bash would warn about the traps.
+trap 'LC_ALL=C jobs -l >>"$RUNNER_ATTEMPT/jobs"' CHLD
+start_canaries
+# In a group of its own, as under Slurm, where `kill -- -$$` ends the script with its processes.
+set -m
+(
+    trap - CHLD
+    cd "$folder" || exit
+    exec 1>&3 2>&4 3>&- 4>&-
+    exec -c env "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
+        RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" "${words[@]}"
+) &
+child=$!
+set +m
+for signal in HUP INT QUIT ABRT ALRM USR1 USR2 XCPU TERM; do
+    # shellcheck disable=SC2064 # now
+    trap "pass_on $signal" "$signal"
+done
+watch_over "$child" "${hang_seconds:-0}" 3>&- 4>&- &
+watcher=$!
+disown "$watcher"
+while kill -0 "$child" 2>/dev/null; do wait "$child"; done # a signal interrupts `wait`
+wait "$child"
+code=$?
+trap - CHLD
+kill -KILL "$watcher" "${canaries[@]}" 2>/dev/null
+how=$(sed -n "s/^[^ ]* *$child \([A-Za-z]*\).*/\1/p" "$RUNNER_ATTEMPT/jobs" 2>/dev/null | tail -n 1)
+rm -f "$RUNNER_ATTEMPT/jobs"
+[ "$code" != 0 ] || : >"$RUNNER_ATTEMPT/finished/0"
+finish_attempt "$code"
+case $how in '' | Exit | Done | Running) exit "$code" ;; esac
+# A signal ended the script. End in the same way, so that Slurm records the same.
+trap - EXIT
+ended "$code"
+ulimit -c 0
+signal=$((code - 128))
+trap - "$signal" 2>/dev/null
+kill -s "$signal" $$
+exit "$code"
