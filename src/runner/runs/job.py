@@ -102,6 +102,8 @@ class Job:
     """whether each node is tested before the program starts"""
     restart: Restart | None = None
     """None: never restart the job"""
+    trainer: str | None = None
+    """how to read the log of a program that does not write metrics.jsonl (runs/trainer.py); None: find out"""
     chain: int = 0
     """number of jobs to submit, each of which resumes from the checkpoint of the one before; 0: a single job"""
     origins: Mapping[str, Origin] = field(default_factory=dict)
@@ -221,6 +223,12 @@ KEYS: Mapping[str, Key] = {
     "save_seconds": Key(int),
     "hang_seconds": Key(int),
     "restart": Key(Restart),
+    "trainer": Key(
+        str,
+        "--trainer",
+        metavar="NAME",
+        help="how to read the step and the loss from the log; none: do not",
+    ),
     "env": Key(dict, adds=True),
     "program_in_image": Key(bool),
     "host_setup": Key(str),

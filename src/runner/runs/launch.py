@@ -18,7 +18,7 @@ from runner.errors import RunnerError
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project, is_shared_place
-from runner.runs import hub, payload, resolve, snapshot
+from runner.runs import hub, payload, resolve, snapshot, trainer
 from runner.runs.after import Dependencies, find
 from runner.runs.checks import check_mounts, lacks_account
 from runner.runs.git import work_tree
@@ -133,7 +133,7 @@ def prepare(
         program,
         taken,
         script,
-        {**_files(job, environment, attachment, waits), SCRIPT: script},
+        {**_files(job, environment, attachment, waits, project), SCRIPT: script},
         (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
         waits,
     )
@@ -145,7 +145,9 @@ def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Pr
     return find(request.after, request.after_any, site.runs(environ, project), site)
 
 
-def _files(job: Job, environment: Environment, attachment: Attachment, waits: Dependencies) -> dict[str, str]:
+def _files(
+    job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, project: Project
+) -> dict[str, str]:
     """The files of the run folder, without the batch script."""
     return {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
@@ -153,6 +155,7 @@ def _files(job: Job, environment: Environment, attachment: Attachment, waits: De
         **payload.files(),
         **waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
+        trainer.FILE: trainer.render(job.trainer, project),
     }
 
 
@@ -189,7 +192,7 @@ def _prepare_batch(
         Program(None, (), main),
         taken,
         script.text,
-        {**_files(job, environment, Attachment(), waits), **batch.files(script, job, environ, "")},
+        {**_files(job, environment, Attachment(), waits, project), **batch.files(script, job, environ, "")},
         (*taken.notes, *_left_out(taken)),
         waits,
         script,

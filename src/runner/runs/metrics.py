@@ -143,10 +143,15 @@ def read_progress(metrics: Path) -> Progress | None:
     return Progress(
         step,
         int(total) if total else None,
-        _number_in(last, "loss"),
-        _number_in(last, "tokens_per_second"),
+        _newest(entries, "loss"),
+        _newest(entries, "tokens_per_second"),
         _end(entries, total),
     )
+
+
+def _newest(entries: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """The newest value. An entry that was read from a log may have a step and no loss."""
+    return next((value for entry in reversed(entries) if (value := _number_in(entry, name)) is not None), None)
 
 
 def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | None:

@@ -15,5 +15,5 @@ FOLDER = "payload"
 def files() -> Mapping[str, str]:
     """Path relative to the run folder -> text, for every file of the payload."""
     here = Path(__file__).resolve().parent
-    found = (path for path in sorted(here.iterdir()) if path.suffix in (".sh", ".py") and path.name != "__init__.py")
-    return {f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in found}
+    found = [path for path in sorted(here.iterdir()) if path.suffix in (".sh", ".awk", ".py")]
+    return {f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in found if path.name != "__init__.py"}

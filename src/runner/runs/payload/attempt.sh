@@ -18,6 +18,8 @@
 . payload/nodes.sh
 # shellcheck source=/dev/null
 . payload/watch.sh
+# shellcheck source=/dev/null
+. payload/trainer.sh
 say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 
 # sbatch passes the variables of the submitting shell to the job, and Slurm overrides only those that apply to this job. If
@@ -249,12 +251,15 @@ run_step() {
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
 # attempt (attempts/N/continue), and otherwise the exit code of the step.
 wait_for() {
-    local code clock watcher _
+    local code clock watcher reader wake _
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
     watch_over "$1" "${2:-0}" &
     watcher=$!
+    exec {wake}<> <(:) # an empty pipe
+    follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
+    reader=$!
     wait "$1"
     code=$?
     while [ -n "$signalled" ]; do
@@ -264,6 +269,9 @@ wait_for() {
     done
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
+    echo >&"$wake" # the reader reads the end of the log
+    wait "$reader"
+    exec {wake}>&-
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then

@@ -111,6 +111,7 @@ fi
     echo "task 0: world size $RUNNER_WORLD_SIZE = nodes $RUNNER_NODES x processes $RUNNER_PROCESSES" >&2
 
 # --- the program
+export PYTHONUNBUFFERED="${PYTHONUNBUFFERED-1}" # otherwise Python keeps 8 KiB of output back: many steps
 case $runner_launcher:$runner_kind in
 torchrun:* | accelerate:* | *:python)
     command -v "$runner_python" >/dev/null || stop "there is no Python in this image" \

@@ -1,0 +1,209 @@
+# Reads what a trainer printed, and prints lines for metrics.jsonl. payload/trainer.sh calls it. POSIX awk; every number of
+# bytes is right only with LC_ALL=C.
+#   awk -v now=TIME -v before=TIME -v attempt=N -v world=N -v last=0|1 -f trainer.awk TRAINERS -
+#   TRAINERS   the patterns (the file `trainers` of the run folder); each pattern matches the text before a number
+#   stdin      records that begin with \001: `s KEY VALUE` is the state from the last call, `f N NAME` begins a log, at byte N. The text of
+#              a log ends with \001e, without a line feed before it if the last line is not complete yet.
+#   stdout     lines for metrics.jsonl, which begin with {; then `bytes N NAME`: how much of a log was read; `saved STEP PATH`:
+#              the trainer reported a checkpoint; `trainer NAME`: the trainer whose lines were found; `s KEY VALUE`: the state
+NR == FNR {
+    key = $1
+    value = substr($0, length(key) + 2)
+    if (key == "trainer") trainer[++trainers] = value
+    else if (key == "line") {
+        line[++lines] = value
+        if (!first_line[trainers]) first_line[trainers] = lines
+        last_line[trainers] = lines
+    } else if (key == "detect") detect[trainers] = value
+    else if (key == "first_epoch") first_epoch[trainers] = value
+    else if (key !~ /^#|^checkpoint_/) {
+        names[lines, ++fields[lines]] = key
+        patterns[lines, fields[lines]] = value
+    }
+    next
+}
+/^\001s / {
+    value = substr($0, length($2) + 5)
+    if ($2 == "chosen") choose(value)
+    else state[$2] = value
+    next
+}
+/^\001f / {
+    bytes = $2
+    file = substr($0, length($2) + 5)
+    next
+}
+{
+    ended = sub(/\001e$/, "")
+    if (ended && !last) text = ""
+    else text = $0
+    if (!ended || last) bytes += length($0) + !ended
+    if (text != "") {
+        parts = split(text, part, /\[default[0-9]+\]:/) # torchrun --tee, also in the middle of a line
+        for (i = 1; i <= parts; i++) if (part[i] != "" && length(part[i]) < 20000) read_line(part[i])
+    }
+    if (ended) print "bytes " bytes " " file
+}
+END {
+    finish()
+    for (key in state) if (state[key] != "") print "s " key " " state[key]
+}
+
+# choose NAME: read only this trainer's lines.
+function choose(word,    t) {
+    for (t = 1; t <= trainers; t++) if (trainer[t] == word) state["trainer"] = t
+}
+
+# read_line TEXT: find the values of one line.
+function read_line(text,    t, i, k, found, value, key, known) {
+    gsub(/\033\[[0-9;?]*[A-Za-z]/, "", text)          # colours
+    sub(/^ *[0-9]+: /, "", text)                      # srun --label
+    sub(/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) /, "", text) # Ray
+    known = state["trainer"]
+    for (t = 1; t <= trainers; t++) {
+        if (known && t != known && trainer[known] != "generic") continue
+        if (!known && detect[t] != "" && text ~ detect[t]) known = state["trainer"] = t
+        found = 0
+        for (key in v) delete v[key]
+        for (i = first_line[t]; i && i <= last_line[t]; i++) {
+            if (text !~ line[i]) continue
+            found = 1
+            for (k = 1; k <= fields[i]; k++) {
+                if (names[i, k] == "saved") value = word_after(text, patterns[i, k])
+                else value = number_after(text, patterns[i, k])
+                if (value != "") v[names[i, k]] = value
+            }
+        }
+        if (found && take(t)) return
+    }
+}
+
+# The number that follows the first match of PATTERN that a number follows; empty if there is none.
+function number_after(text, pattern,    rest, number) {
+    rest = text
+    while (rest != "" && match(rest, pattern)) {
+        rest = substr(rest, RSTART + (RLENGTH > 0 ? RLENGTH : 1))
+        if (match(rest, /^[-+]?[0-9][0-9]?[0-9]?(,[0-9][0-9][0-9])+(\.[0-9]+)?/)) {
+            number = substr(rest, 1, RLENGTH)
+            gsub(/,/, "", number)
+            return number
+        }
+        if (match(rest, /^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?/)) return substr(rest, 1, RLENGTH)
+        if (match(rest, /^[-+]?([Nn][Aa][Nn]|[Ii][Nn][Ff])/)) return tolower(substr(rest, 1, RLENGTH))
+    }
+    return ""
+}
+
+# The word that follows the first match of PATTERN: a path.
+function word_after(text, pattern) {
+    if (!match(text, pattern)) return ""
+    text = substr(text, RSTART + RLENGTH)
+    sub(/[ \t].*/, "", text)
+    sub(/[.,;:'")]+$/, "", text)
+    return text
+}
+
+# take T: use the values v of a line of trainer T. Returns 1 if no other trainer needs to see the line.
+function take(t,    key) {
+    if ("step_milliseconds" in v) {
+        v["step_seconds"] = v["step_milliseconds"] / 1000
+        delete v["step_milliseconds"]
+    }
+    if ("steps_per_second" in v) {
+        if (v["steps_per_second"] > 0) v["step_seconds"] = 1 / v["steps_per_second"]
+        delete v["steps_per_second"]
+    }
+    if ("saved" in v) {
+        print "saved " ("step" in v ? v["step"] : 0 + state["step"]) " " v["saved"]
+        delete v["saved"]
+    }
+    if (("epoch_steps" in v) && ("step" in v)) {
+        v["step"] += (v["epoch"] - first_epoch[t]) * v["epoch_steps"]
+        if ("epochs" in v) v["total"] = v["epochs"] * v["epoch_steps"]
+        delete v["epoch_steps"]
+        delete v["epochs"]
+    }
+    if (v["step"] !~ /^[0-9]+$/ || length(v["step"]) > 15) {
+        delete v["step"]
+        # A progress bar is printed at most every 0.1 s. In a fast training, its next line has the step of these values.
+        if (("loss" in v) && state["step"] != "" && state["pace." t] >= 0.2) {
+            v["step"] = state["at." t]
+            v["step_seconds"] = state["pace." t]
+            return take_step(t)
+        }
+        for (key in v) {
+            if (key == "total" || key == "sequence_length" || key == "batch_size") state[key "." t] = v[key]
+            else state["wait." t "." key] = v[key]
+        }
+        return 0
+    }
+    if ("total" in v) {
+        if (v["total"] !~ /^[0-9]+$/ || v["total"] + 0 < v["step"] + 0) return 0
+        # a progress bar of something else, such as an evaluation
+        if (!("loss" in v) && state["step"] != "" && state["total." t] != "" && state["total." t] != v["total"]) return 0
+        state["total." t] = v["total"]
+    }
+    for (key in state) {
+        if (index(key, "wait." t ".") != 1 || state[key] == "") continue
+        if (!(substr(key, length("wait." t ".") + 1) in v)) v[substr(key, length("wait." t ".") + 1)] = state[key]
+        state[key] = ""
+    }
+    if ("step_seconds" in v) state["pace." t] = v["step_seconds"]
+    return take_step(t)
+}
+
+# take_step T: use the values v of trainer T, which have a step. Returns 1 if no other trainer needs to see the line.
+function take_step(t,    step) {
+    step = v["step"] + 0
+    state["at." t] = step
+    if (!("loss" in v)) return state["trainer"] == t
+    # the same step again, from the log of another rank
+    if (step <= state["step"] && step * 2 >= state["step"] && state["step"] != "") return state["trainer"] == t
+    if (state["trainer"] != t) {
+        state["trainer"] = t
+        print "trainer " trainer[t]
+    }
+    state["step"] = step
+    add(t, step)
+    return 1
+}
+
+# add T STEP: an entry with the values v.
+function add(t, step,    key, text, batch, total) {
+    total = state["total." t]
+    text = "{\"step\": " step
+    if (total != "" && total + 0 >= step) text = text ", \"total_steps\": " (0 + total)
+    batch = ("batch_size" in v) ? v["batch_size"] : state["batch_size." t]
+    if (!("tokens_per_second" in v) && batch > 0 && state["sequence_length." t] > 0 && v["step_seconds"] > 0)
+        v["tokens_per_second"] = sprintf("%.1f", batch * state["sequence_length." t] / v["step_seconds"])
+    if (!("tokens_per_second" in v) && v["tokens_per_second_per_process"] > 0 && world > 0)
+        v["tokens_per_second"] = v["tokens_per_second_per_process"] * world
+    text = text ", \"loss\": " (("loss" in v) ? json(v["loss"]) : "null")
+    for (key in v) if (key !~ /^(step|total|loss)$/ && v[key] != "") text = text ", \"" key "\": " json(v[key])
+    entries[++count] = text ", \"attempt\": " (0 + attempt)
+    newest = step
+}
+
+# A number as Python's json reads it.
+function json(number) {
+    if (number ~ /[nN][aA][nN]/) return "NaN"
+    if (number ~ /[iI][nN][fF]/) return (number ~ /^-/ ? "-" : "") "Infinity"
+    if (number ~ /^[-+]?[0-9]+$/) return sprintf("%.0f", number)
+    return sprintf("%.8g", number)
+}
+
+# Print the entries. Their times are spread over the time since the last call, because only that is known.
+function finish(    t, i, key) {
+    t = state["trainer"]
+    if (t) {
+        for (key in v) delete v[key]
+        if (last && state["wait." t ".loss"] != "" && state["at." t] + 0 > state["step"] + 0) {
+            v["loss"] = state["wait." t ".loss"]
+            state["step"] = state["at." t]
+            add(t, 0 + state["at." t])
+        } else if (state["step"] != "" && state["at." t] + 0 > state["step"] + 0 && state["at." t] + 0 > state["shown"] + 0)
+            add(t, 0 + state["at." t]) # a step without a loss: a sign of progress
+    }
+    if (count) state["shown"] = newest
+    for (i = 1; i <= count; i++) printf "%s, \"time\": %.2f}\n", entries[i], before + (now - before) * i / count
+}

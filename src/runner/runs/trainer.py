@@ -1,0 +1,96 @@
+"""How to read a trainer's log and to know its checkpoints: one TOML file per trainer.
+
+The patterns are POSIX extended regular expressions, because a compute node has only grep and awk. They are
+rendered into the file `trainers` of the run folder, which payload/trainer.awk and payload/checkpoints.sh read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError, unknown
+from runner.located_toml import Document, read_toml, refuse_unknown_keys, typed, wrong_type
+from runner.machine import process
+from runner.project import Project
+
+FILE = "trainers"
+"""the file of the run folder"""
+GENERIC = "generic"
+NONE = "none"
+"""the value of `trainer` for a job whose log must not be read"""
+_SHIPPED = Path(__file__).with_name("trainers")
+_CHECKPOINTS = ("name", "needs", "tracker", "arguments", "resume")
+
+
+def render(chosen: str | None, project: Project) -> str:
+    """The text of the file `trainers`: all trainers, the user's first, or only the chosen one.
+
+    Raises RunnerError for an unknown trainer, and for an error in one of the user's files.
+    """
+    if chosen == NONE:
+        return ""
+    folders = (_SHIPPED, *([project.root / "jobs/trainers"] if project.root else []))
+    found = {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}  # the user's wins
+    if chosen is not None and chosen not in found:
+        fix = "describe your own trainer in jobs/trainers/NAME.toml"
+        raise unknown("trainer", chosen, [*found, NONE], fix)
+    names = [chosen] if chosen else sorted(found, key=lambda name: (name == GENERIC, found[name].parent == _SHIPPED))
+    lines = [f"chosen {chosen}"] if chosen else []
+    for name in names:
+        lines += (f"trainer {name}", *_lines(read_toml(found[name])))
+    return "\n".join(lines) + "\n"
+
+
+def _lines(document: Document) -> Iterator[str]:
+    """The lines of one trainer: a key and its value each."""
+    shipped = document.path.parent == _SHIPPED  # the tests have checked its patterns
+
+    def pattern(value: Any, *keys: str) -> str:
+        return _pattern(document, value, keys, check=not shipped)
+
+    refuse_unknown_keys(document, (), ("summary", "detect", "first_epoch", "lines", "checkpoints"), "trainer")
+    if "detect" in document.data:
+        yield f"detect {pattern(document.data['detect'], 'detect')}"
+    yield f"first_epoch {typed(document, ('first_epoch',), int, 0)}"
+    for index, table in enumerate(typed(document, ("lines",), list, [])):
+        place = ("lines", str(index))
+        if not isinstance(table, dict) or "match" not in table:
+            raise RunnerError(
+                f"{document.place(*place)}: there is no `match` in [[lines]]",
+                "the patterns apply only to lines that contain `match`",
+                "match = 'step [0-9]+'",
+            )
+        for key in ("match", *(table.keys() - {"match"})):
+            if not re.fullmatch("[a-z][a-z0-9_]*", key):
+                why = "the key becomes a name in metrics.jsonl: small letters, digits and _"
+                raise RunnerError(f"{document.place(*place, key)}: {key!r} is not a name", why, "rename it")
+            yield f"{'line' if key == 'match' else key} {pattern(table[key], *place, key)}"
+    refuse_unknown_keys(document, ("checkpoints",), _CHECKPOINTS, "trainer")
+    for key, value in (typed(document, ("checkpoints",), dict) or {}).items():
+        words = value if isinstance(value, list) else [value]
+        if not all(isinstance(word, str) and word and "\n" not in word for word in words):
+            raise wrong_type(document, ("checkpoints", key), "text, or an array of texts")
+        yield from (f"checkpoint_{key} {word}" for word in words)
+
+
+_FOREIGN = re.compile(r"\\[A-Za-z0-9<>]|\{[0-9,]+\}|\(\?")
+"""what other dialects have, and some awk does not"""
+
+
+def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bool) -> str:
+    """The pattern. Raises RunnerError, with file, line and key, for one that grep or an awk does not understand."""
+    place = f"{document.place(*keys)}: {keys[-1]}"
+    if not isinstance(value, str) or not value or "\n" in value:
+        raise RunnerError(f"{place} must be a pattern", f"its value is {value!r}", f"{keys[-1]} = 'step +'")
+    if found := _FOREIGN.search(value):
+        why = f"{found[0]!r} is not in POSIX extended regular expressions, which every awk understands"
+        raise RunnerError(f"{place} uses {found[0]!r}", why, "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}")
+    if check:
+        done = process.run(("grep", "-E", "-e", value), text_input="", check=False)
+        if done.exit_code > 1:
+            why = done.stderr.strip().removeprefix("grep: ")
+            raise RunnerError(f"{place} is not a pattern: {value!r}", why, "correct the regular expression")
+    return value
