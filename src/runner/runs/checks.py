@@ -65,9 +65,8 @@ def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise RunnerError(
             f"cannot use the job name {name!r}",
-            "the name is also that of the run folder: at most 60 letters, digits, `.`, `_` and `-`, "
-            "and a letter or digit at the beginning",
-            "choose another name",
+            "the run folder has this name: at most 60 letters, digits, `.`, `_` and `-`",
+            "choose another name, which begins with a letter or digit",
         )
 
 

@@ -61,7 +61,7 @@ def _checked(path: Path, word: str) -> Path:
     if path.suffix not in SUFFIXES:
         raise RunnerError(
             f"cannot launch {word!r} as a script",
-            "its name must end in .py (run by the container's Python) or .sh (run by its bash or sh)",
+            "the name of a script must end in .py or .sh",
             f"rename the script, or give the whole command: runner launch -- COMMAND {word}",
         )
     return path

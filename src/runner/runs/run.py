@@ -290,7 +290,7 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         return RunnerError(
             f"there is no run {word!r}",
             f"{runs_folder} has no runs",
-            "start one with `runner launch`, or give the site (--site) or the runs folder (RUNNER_RUNS) of that run",
+            "start a run with `runner launch`, or give the site (--site) or the runs folder (RUNNER_RUNS)",
         )
     names = [run.name for run in runs]
     if word.isdigit() or word.startswith("local-"):

@@ -92,9 +92,8 @@ def resolve_base(recipe: Recipe, build: BuildContext, *, refresh: bool) -> Resol
     raise RunnerError(
         f"none of the bases of recipe {recipe.name!r} is available on this machine",
         "\n".join(reasons),
-        f"{build.engine.name} pull {recipe.bases[0]}   (prints details; if the registry requires a login, "
-        f"run {build.engine.name} login first)\n"
-        "or add a [[base]] with debian = … to the recipe: mmdebstrap builds such a base on this machine",
+        f"{build.engine.name} pull {recipe.bases[0]}   (if needed, {build.engine.name} login first)\n"
+        "or add a [[base]] with debian = … to the recipe",
     )
 
 

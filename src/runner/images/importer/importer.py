@@ -191,7 +191,7 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
         if previous and packed.layers_damaged:
             report.warn(
                 f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again from the "
-                "image. Runs that use the file read damaged data: remove the file, or import its image with --no-cache"
+                "image; remove the file, or import its image with --no-cache"
             )
     _say_seconds(packed, report)
     return squashfs, packed
