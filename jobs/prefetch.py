@@ -107,7 +107,7 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
     if not chosen:
         raise JobError(
             f"the {wanted} contains no file that a job could use",
-            f"its repository has {len(listed)} files, and none of them is a model or data file",
+            f"the repository has {len(listed)} files, but no model or data file",
             "check the repository's page on the hub",
         )
     folder = home / "hub" / f"{wanted.kind}s--{wanted.name.replace('/', '--')}" / "snapshots" / info.sha

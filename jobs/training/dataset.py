@@ -56,7 +56,7 @@ def load_splits(name: str, config: str | None, streaming: bool = False, **option
             if reader is None:
                 raise JobError(
                     f"cannot read {name!r}",
-                    f"its name must end in one of {', '.join(READERS)}",
+                    f"the name of the file must end in one of {', '.join(READERS)}",
                     "convert the file to one of these formats",
                 )
             splits: Mapping[str, Any] = datasets.load_dataset(reader, data_files=name, streaming=streaming, **options)

@@ -137,7 +137,7 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     if key == "container_storage" and (bad := re.search(r'["`\\\n]|\$\(', str(value))):
         raise RunnerError(
             f"{document.place(*keys)}: container_storage cannot contain {bad[0]!r}",
-            "this character has a special meaning in the build script, where the value stands in double quotes",
+            "the build script writes the value in double quotes, where this character has a special meaning",
             'container_storage = "/dev/shm/${USER}"',
         )
     return value, {key: origin}

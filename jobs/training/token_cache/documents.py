@@ -36,7 +36,7 @@ def kind_of(path: Path) -> str:
     if suffix not in KINDS:
         raise JobError(
             f"cannot read {str(path)!r}",
-            f"its name must end in one of {', '.join(KINDS)}",
+            f"the name of the file must end in one of {', '.join(KINDS)}",
             "convert the file to one of these formats",
         )
     try:
@@ -148,7 +148,7 @@ def _bad_line(piece: Piece, lines: list[bytes]) -> JobError:
             return JobError(what, "each line must be a JSON object", fix)
         if not isinstance(row.get(piece.column), str):
             return _no_text(piece, row.get(piece.column), list(row), f"line {_number(piece, line)} of ")
-    return JobError(f"cannot read {piece.path}", "its lines are not JSON objects", "write one object per line")
+    return JobError(f"cannot read {piece.path}", "a line of the file is not a JSON object", "write one object per line")
 
 
 def _number(piece: Piece, wanted: bytes) -> int:

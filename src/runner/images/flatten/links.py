@@ -60,7 +60,7 @@ class Work:
         if self._left < 0:
             raise RunnerError(
                 "cannot import the image",
-                "its layers replace the same large folders too often",
+                "too many layers of the image replace large folders",
                 "build the image with fewer layers that replace these folders",
             )
 
@@ -100,7 +100,7 @@ class LinkTargets:
         if self._remembered > _REMEMBERED:
             raise RunnerError(
                 "cannot import the image",
-                "too many of its hard links point to files of lower layers",
+                "too many hard links of the image point to files of lower layers",
                 "squash its layers: podman build --squash-all",
             )
 

@@ -198,7 +198,7 @@ def refuse_layers(media_types: Sequence[str], reference: str) -> None:
         if "foreign" in kind or "nondistributable" in kind:
             raise RunnerError(
                 f"cannot read {reference}",
-                f"one of its layers must be downloaded from its vendor ({kind}), as in Windows images",
+                f"a layer must be downloaded from its vendor ({kind}), as in Windows images",
                 "choose a Linux image without vendor layers",
             )
         if "encrypted" in kind:

@@ -105,7 +105,7 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
             why = "the batch script itself would start in a container, which has no srun"
             raise RunnerError(f"cannot pass {word!r} on to sbatch", why, f"use --srun={word}, or set it in the EDF")
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
-            raise RunnerError(f"cannot pass {word!r} on to srun", "the EDF sets it", _CHOICES[choice])
+            raise RunnerError(f"cannot pass {word!r} on to srun", "the EDF sets this flag", _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
                 f"cannot pass {word!r} on to {program}",

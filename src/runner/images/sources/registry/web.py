@@ -191,7 +191,7 @@ class Web:
     def _check(self, url: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise RunnerError(f"cannot fetch from {url!r}", "that is not a web address", "check the registry's name")
+            raise RunnerError(f"cannot fetch from {url!r}", "the URL is not a web address", "check the registry's name")
         if parts.scheme == "http" and not self.allow_http and not is_loopback(parts.hostname):
             raise RunnerError(
                 f"refusing to contact {host_of(url)} without encryption",
