@@ -1,12 +1,13 @@
 """Generate text from a trained checkpoint, on a GPU or a CPU.
 
     python jobs/generate.py --checkpoint runs/sft-0001 --prompt 'What does `json.dumps(obj)` do?'
-    python jobs/generate.py --checkpoint runs/sft-0001/checkpoints/checkpoint-50/global_step50 --prompts_file in.txt
+    python jobs/generate.py runs/sft-0001/checkpoints/checkpoint-50/global_step50 --prompts_file in.txt
 
 A checkpoint is a run folder (its final model, or its newest complete checkpoint), a DeepSpeed checkpoint (ZeRO 0 to 3,
 written by any number of processes), the folder or name of a Hugging Face model, or a LoRA adapter. The default is
-RUNNER_RUN. If the tokenizer has a chat template, the prompt is a user message; with --plain, the model continues the
-prompt. stdout contains only the answer.
+RUNNER_RUN. A DeepSpeed checkpoint of another program has no configuration and no tokenizer: add --model_name. If the
+tokenizer has a chat template, the prompt is a user message; with --plain, the model continues the prompt. stdout
+contains only the answer.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ def main(argv: Sequence[str]) -> int:
         from training import generation
         from training.converting import trained
 
-        found = trained.find(arguments.checkpoint, os.environ, config=arguments.config)
+        named = arguments.checkpoint or arguments.folder
+        arguments.tokenizer = arguments.tokenizer or arguments.model_name
+        found = trained.find(named, os.environ, config=arguments.config, base=arguments.model_name)
         generation.answer(found, arguments)
     return 0
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="generate.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--checkpoint", help="folder of a run, a checkpoint, a model or an adapter; or a model's name")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("folder", nargs="?", metavar="CHECKPOINT", help="the same as --checkpoint")
+    where.add_argument("--checkpoint", help="folder of a run, a checkpoint, a model or an adapter; or a model's name")
     parser.add_argument("--prompt", action="append", help=f"can be repeated; default: {PROMPT}")
     parser.add_argument(
         "--prompts_file", type=Path, help="one prompt per line; .jsonl: objects with `prompt` or `messages`"
@@ -54,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="one JSON object for each prompt: prompt, answer, tokens")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
+    parser.add_argument(
+        "--model_name", help="model with the tokenizer, and with the config if the checkpoint has none, such as gpt2"
+    )
     parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
     parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")

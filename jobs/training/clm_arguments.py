@@ -1,6 +1,6 @@
-"""The arguments of clm: those of transformers' run_clm by their own names, and a few more.
+"""The arguments of clm: those of transformers' run_clm and run_clm_no_trainer by their own names, and a few more.
 
-Source of the names: transformers 5.23, examples/pytorch/language-modeling/run_clm.py.
+Source of the names: transformers 5.23, examples/pytorch/language-modeling/run_clm.py and run_clm_no_trainer.py.
 """
 
 from __future__ import annotations
@@ -76,6 +76,17 @@ class DataArguments:
 
 
 @dataclass
+class NoTrainerArguments:
+    """Arguments of run_clm_no_trainer that have another name in TrainingArguments."""
+
+    max_train_steps: int | None = described("The same as --max_steps.")
+    num_warmup_steps: int | None = described("The same as --warmup_steps.")
+    checkpointing_steps: str | None = described("A number: the same as --save_steps; `epoch`: --save_strategy epoch.")
+    with_tracking: bool = described("The same as --report_to all, unless --report_to is given.", False)
+    use_slow_tokenizer: bool = described("The same as --no_use_fast_tokenizer.", False)
+
+
+@dataclass
 class OverwriteArgument:
     """Removed from TrainingArguments by transformers 5, but still in people's scripts."""
 
@@ -88,7 +99,7 @@ def types() -> tuple[type, ...]:
     """Return the dataclasses whose fields are the arguments."""
     from transformers import TrainingArguments
 
-    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, JobArguments)
+    ours: tuple[type, ...] = (TrainingArguments, ModelArguments, DataArguments, NoTrainerArguments, JobArguments)
     there = any(known.name == "overwrite_output_dir" for known in dataclasses.fields(TrainingArguments))
     return ours if there else (*ours, OverwriteArgument)
 
@@ -96,6 +107,7 @@ def types() -> tuple[type, ...]:
 def read(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
     """Return settings and batch. Raises JobError for what can be known before a process group exists."""
     settings = settings_module.read("clm", types(), argv)
+    _rename(settings)
     arguments.fit_machine(settings, job)
     settings.default({"logging_steps": 10, "remove_unused_columns": False}, "script")
     if not any(settings.get(name) for name in ("model_name_or_path", "model_type", "config_name", *DATA)):
@@ -107,6 +119,28 @@ def read(argv: Sequence[str], job: Job) -> tuple[Settings, Batch]:
     arguments.plan_deepspeed(settings, batch, job)
     _choose_precision(settings)
     return settings, batch
+
+
+def _rename(settings: Settings) -> None:
+    """Set the arguments of the trainer from those of run_clm_no_trainer. Raises JobError if both names are given."""
+    saves = settings["checkpointing_steps"]
+    for old, new, value in (
+        ("max_train_steps", "max_steps", settings["max_train_steps"]),
+        ("num_warmup_steps", "warmup_steps", settings["num_warmup_steps"]),
+        ("use_slow_tokenizer", "use_fast_tokenizer", not settings["use_slow_tokenizer"]),
+        ("checkpointing_steps", "save_strategy", "epoch" if saves == "epoch" else "steps"),
+        ("checkpointing_steps", "save_steps", int(saves) if str(saves).isdigit() else None),
+        ("with_tracking", "report_to", ["all"] if settings["with_tracking"] else None),
+    ):
+        if not settings.given(old) or value is None or (old == "with_tracking" and settings.given(new)):
+            continue
+        if settings.given(new):
+            why = "both are names of the same setting"
+            raise JobError(f"--{old} and --{new} are both given", why, f"remove --{old}")
+        settings.derive(new, value, settings.sources[old])
+    if saves is not None and saves != "epoch" and not saves.isdigit():
+        why = "it must be a number of steps, or `epoch`"
+        raise JobError(f"--checkpointing_steps cannot be {saves!r}", why, "--checkpointing_steps epoch")
 
 
 def _choose_work(settings: Settings, job: Job) -> None:

@@ -61,7 +61,9 @@ def load_splits(name: str, config: str | None, streaming: bool = False, **option
                 )
             splits: Mapping[str, Any] = datasets.load_dataset(reader, data_files=name, streaming=streaming, **options)
         else:
-            splits = datasets.load_dataset(fetched(name) or name, name=config, streaming=streaming, **options)
+            splits = datasets.load_dataset(
+                fetched(name) or full_name(name), name=config, streaming=streaming, **options
+            )
         return splits
     except UnicodeDecodeError as error:
         raise not_utf8(name, error) from error
@@ -69,6 +71,18 @@ def load_splits(name: str, config: str | None, streaming: bool = False, **option
         if isinstance(error.__cause__, UnicodeDecodeError):
             raise not_utf8(name, error.__cause__) from error
         raise not_loaded(name, error) from error
+
+
+def full_name(name: str) -> str:
+    """Return the name with its owner: the hub still redirects `wikitext`, but huggingface_hub 2 no longer reads it."""
+    if "/" in name or is_offline():
+        return name
+    from huggingface_hub import HfApi
+
+    try:
+        return str(HfApi().dataset_info(name).id)
+    except Exception:  # of the HTTP library, which differs between versions; `load_dataset` reports what is wrong
+        return name
 
 
 def fetched(name: str) -> str | None:

@@ -28,6 +28,8 @@ class Hub:
     slow: bool = False
     gated: set[str] = field(default_factory=set)
     wrong_size: set[str] = field(default_factory=set)
+    moved: dict[str, str] = field(default_factory=dict)
+    """old name -> name, as `wikitext` -> `Salesforce/wikitext`"""
 
     def put(self, kind: str, name: str, files: dict[str, bytes | str]) -> None:
         for path, content in files.items():
@@ -81,11 +83,21 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             path = unquote(urlsplit(self.path).path)
             hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
             if found := re.fullmatch(r"/api/(model|dataset)s/(.+?)/(revision|tree)/([^/]+)(/.*)?", path):
-                self.information(found[1], found[2], found[3], found[4])
+                self.information(found[1], found[2], found[3], found[4], (found[5] or "/").strip("/"))
+            elif found := re.fullmatch(r"/api/(model|dataset)s/(.+)", path):
+                if found[2] in hub.moved:
+                    return self.redirect(f"/api/{found[1]}s/{hub.moved[found[2]]}")
+                self.information(found[1], found[2], "", "main")
             elif found := re.fullmatch(r"/(datasets/)?(.+?)/resolve/([^/]+)/(.+)", path):
                 self.file("dataset" if found[1] else "model", found[2], found[4], body=body)
             else:
                 self.refuse(404, "EntryNotFound")
+
+        def redirect(self, where: str) -> None:
+            self.send_response(307)
+            self.send_header("Location", where)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def refuse(self, status: int, code: str) -> None:
             text = json.dumps({"error": code}).encode()
@@ -96,7 +108,7 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if self.command == "GET":
                 self.wfile.write(text)
 
-        def information(self, kind: str, name: str, what: str, revision: str) -> None:
+        def information(self, kind: str, name: str, what: str, revision: str, folder: str = "") -> None:
             files = hub.files(kind, name)
             commit = commit_of(files)
             if name in hub.gated:
@@ -109,7 +121,10 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             tree = [
                 {"type": "file", "path": path, "size": sizes[path], "oid": hashlib.sha1(data).hexdigest()}
                 for path, data in files.items()
+                if "recursive=True" in self.path or path.rpartition("/")[0] == folder
             ]
+            folders = {path.rpartition("/")[0] for path in files} - {"", folder}
+            tree += [{"type": "directory", "path": path, "size": 0, "oid": commit} for path in sorted(folders)]
             siblings = [{"rfilename": path, "size": sizes[path], "blobId": "0"} for path in files]
             card = json.loads(files.get(".card.json", b"{}"))
             about = {"id": name, "sha": commit, "siblings": siblings, "cardData": card, "private": False}

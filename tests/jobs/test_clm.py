@@ -2,6 +2,7 @@
 
 import json
 import math
+import urllib.request
 from itertools import islice
 from pathlib import Path
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
 from tests.jobs.conftest import Attempt, Launcher  # noqa: E402
+from tests.jobs.hub import serving  # noqa: E402
 from tests.jobs.test_sft import wait_for_step  # noqa: E402
 from training import demo  # noqa: E402
 from training.blocks import Stream  # noqa: E402
@@ -126,6 +128,57 @@ def test_a_stream_gives_the_blocks_of_the_cache_in_their_order(corpus: Path, tmp
     assert [block["input_ids"].tolist() for block in islice(loader, 9)] == found[:9]
     end = tokenizer.eos_token_id
     assert sum(ids.count(end) for ids in found) > 100, "documents have their end"
+
+
+CARD = """---
+configs:
+- config_name: wikitext-2-raw-v1
+  data_files:
+  - {split: train, path: wikitext-2-raw-v1/train-*}
+  - {split: validation, path: wikitext-2-raw-v1/validation-*}
+---
+"""
+
+
+def test_the_command_of_run_clm_no_trainer_trains_on_wikitext_by_its_old_name(
+    clm: Launcher, whole_clm: Attempt, tmp_path: Path
+) -> None:
+    """The name `wikitext` has no owner; the hub still knows it, but huggingface_hub 2 no longer reads such a name."""
+    from datasets import Dataset
+
+    with serving(tmp_path / "hub") as hub:
+        hub.moved["wikitext"] = "Salesforce/wikitext"
+        files: dict[str, bytes | str] = {"README.md": CARD}
+        for split in ("train", "validation"):
+            path = tmp_path / f"{split}.parquet"
+            Dataset.from_dict({"text": documents(100)}).to_parquet(path)
+            files[f"wikitext-2-raw-v1/{split}-00000-of-00001.parquet"] = path.read_bytes()
+        hub.put("dataset", "Salesforce/wikitext", files)
+        final = json.loads((whole_clm.run / "summary.json").read_text())["final"]
+        typed = ("--dataset_name", "wikitext", "--dataset_config_name", "wikitext-2-raw-v1", "--model_name_or_path",
+                 final, "--output_dir", str(tmp_path / "test-clm"), "--max_train_steps=2", "--num_warmup_steps=1",
+                 "--checkpointing_steps=1", "--block_size=32", "--do_train", "--do_eval")  # fmt: skip
+        home = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+        attempt = clm.finish(tmp_path, *typed, **home)
+    assert attempt.code == 0, attempt.output
+    assert sorted(path.name for path in (tmp_path / "test-clm").iterdir()) == ["checkpoint-1", "checkpoint-2", "final"]
+    assert "perplexity" in json.loads((tmp_path / "summary.json").read_text())
+
+
+@pytest.mark.network
+@pytest.mark.slow
+def test_gpt2_reaches_a_perplexity_of_about_20_on_wikitext_2(clm: Launcher, tmp_path: Path) -> None:
+    """The example of run_clm's page as it is. It needs the hub, and minutes on a GPU or many hours on a CPU."""
+    try:
+        urllib.request.urlopen("https://huggingface.co/api/models/gpt2", timeout=10).close()
+    except OSError as error:
+        pytest.skip(f"the hub cannot be reached: {error}")
+    typed = ("--model_name_or_path", "gpt2", "--dataset_name", "wikitext", "--dataset_config_name", "wikitext-2-raw-v1",
+             "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "8", "--do_train", "--do_eval",
+             "--output_dir", str(tmp_path / "test-clm"))  # fmt: skip
+    attempt = clm.finish(tmp_path, *typed, processes=1, seconds=24 * 3600, HF_HUB_OFFLINE="0")
+    assert attempt.code == 0, attempt.output
+    assert json.loads((tmp_path / "summary.json").read_text())["perplexity"] == pytest.approx(20, abs=2)
 
 
 def test_perplexity_of_a_diverged_model_is_infinite() -> None:

@@ -122,6 +122,22 @@ def test_names_that_run_clm_has_had_over_the_years_are_taken(corpus: Path) -> No
         "x", True, False)  # fmt: skip
 
 
+def test_the_arguments_of_run_clm_no_trainer_are_taken(corpus: Path) -> None:
+    words = ("--max_train_steps=30", "--num_warmup_steps=3", "--checkpointing_steps=10", "--with_tracking",
+             "--use_slow_tokenizer", "--low_cpu_mem_usage", "--hub_model_id=a/b", "--preprocessing_num_workers=2",
+             "--lr_scheduler_type=cosine", "--seed=7", "--no_keep_linebreaks", "--trust_remote_code")  # fmt: skip
+    settings = read(corpus.parent, *SCRATCH, f"--train_file={corpus}", *words)
+    names = ("max_steps", "warmup_steps", "save_steps", "save_strategy", "report_to", "use_fast_tokenizer")
+    assert [settings[name] for name in names] == [30, 3, 10, "steps", ["all"], False]
+    assert {settings.sources[name] for name in names} == {"command line"}
+    epochs = read(corpus.parent, *SCRATCH, f"--train_file={corpus}", "--checkpointing_steps=epoch", "--report_to=none")
+    assert (epochs["save_strategy"], epochs["save_steps"]) == ("epoch", 500)
+    for wrong, what in (("--max_steps=3", "--max_train_steps and --max_steps are both given"),
+                        ("--checkpointing_steps=often", "--checkpointing_steps cannot be 'often'")):  # fmt: skip
+        with pytest.raises(JobError, match=what):
+            read(corpus.parent, *SCRATCH, f"--train_file={corpus}", "--max_train_steps=30", wrong)
+
+
 def test_overrides_set_what_is_there_in_its_own_kind() -> None:
     words = "n_embd=1024,n_head=16,resid_pdrop=0,scale_attn_weights=false"
     shape = models.configuration(Settings({"model_type": "gpt2", "config_overrides": words}, {}))

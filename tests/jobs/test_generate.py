@@ -65,6 +65,29 @@ def test_shards_answer_as_the_model_that_was_saved_beside_them(
     assert set(answers[0]) == {"prompt", "answer", "tokens"}
 
 
+def test_a_tag_folder_of_another_program_answers_with_the_config_and_tokenizer_of_the_named_model(
+    whole: Attempt, tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: None
+) -> None:
+    """As `inference.py TAG_FOLDER --prompt … --model_name … --device … --max_new_tokens …` of the GPT-2 set-up."""
+    import generate
+
+    final, tag = whole.run / "checkpoints" / "final", tmp_path / "my_gpt2_checkpoint" / f"global_step{STEPS}"
+    shutil.copytree(whole.run / "checkpoints" / f"checkpoint-{STEPS}" / tag.name, tag)
+    words = ["--prompt=The future of AI is", "--device=cpu", "--max_new_tokens=8", "--temperature=0", "--plain"]
+    answers = []
+    for named in ([str(tag)], [str(tag.parent)], [f"--checkpoint={final}"]):
+        assert generate.main([*named, *words, f"--model_name={final}"]) == 0
+        answers.append(capsys.readouterr())
+    assert "ZeRO-2 of 2 processes" in answers[0].err
+    assert answers[0].out == answers[1].out == answers[2].out != "\n"
+    with pytest.raises(SystemExit):
+        generate.main([str(tag), *words])
+    assert "there is no config.json for the shards" in (said := capsys.readouterr().err) and "--model_name" in said
+    with pytest.raises(SystemExit):
+        generate.main([str(tag), f"--checkpoint={final}"])
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 def test_the_default_is_the_final_model_of_the_run_and_before_its_end_the_newest_checkpoint(
     whole: Attempt, tmp_path: Path
 ) -> None:

@@ -48,6 +48,13 @@ def test_clean_for_bash_and_shellcheck(tmp_path: Path) -> None:
         assert done.stdout == "", name
 
 
+def test_gpt2_has_the_defaults_of_the_set_up_on_google_cloud() -> None:
+    """docs/setup-google-cloud.md: 10 epochs over 10 % of the text, on eight nodes with one L4 each."""
+    text = " ".join(dry_run("gpt2-openwebtext").replace("\\\n", " ").split())
+    for words in ("--nodes=8", "--gpus-per-node=1", "--data_percentage 10", "--num_train_epochs 10"):
+        assert f"{words} " in text
+
+
 def test_what_one_submission_says_reaches_the_script() -> None:
     """Nothing in the batch script sets EPOCHS and the like, so that tasks see `sbatch --export=ALL,EPOCHS=3`."""
     text = dry_run("gpt2-openwebtext")

@@ -41,12 +41,14 @@ def find(
     *,
     shards_first: bool = False,
     config: str | Path | None = None,
+    base: str | None = None,
 ) -> Trained:
     """Return the named model, else that of RUNNER_AFTER or RUNNER_RUN. Raises JobError.
 
     `named` may be a run's folder (its final model, or its newest complete checkpoint), a `checkpoint-N`, the folder of
     the shards themselves, a Hugging Face model, a LoRA adapter, or a name on the hub.
-    `shards_first`: prefer DeepSpeed's fp32 weights to the 16-bit ones beside them.
+    `shards_first`: prefer DeepSpeed's fp32 weights to the 16-bit ones beside them. `config`: replaces the checkpoint's
+    configuration; `base`: is used if the checkpoint has none.
     """
     if named is None:
         named = environment.get("RUNNER_AFTER") or environment.get("RUNNER_RUN")
@@ -60,6 +62,8 @@ def find(
     if (folder / "checkpoints").is_dir():
         folder, notes = _of_run(folder, shards_first)
         return _read(folder, shards_first, config, notes, chosen=True)
+    if base and not config and not any(_configured(place) for place in _places(folder, _shards(folder) or folder)):
+        config = base
     return _read(folder, shards_first, config, ())
 
 
@@ -158,14 +162,23 @@ def _plain(folder: Path) -> str | None:
     return None
 
 
+def _places(folder: Path, shards: Path) -> tuple[Path, ...]:
+    """Return where a checkpoint's config can be: in the checkpoint, or in the run's final model."""
+    return (folder, shards, shards.parent, shards.parent / "final", shards.parent.parent / "final")
+
+
+def _configured(place: Path) -> bool:
+    return (place / "config.json").is_file() or (place / "adapter_config.json").is_file()
+
+
 def _model_folder(folder: Path, shards: Path) -> Path:
     """Return the folder with the model's config: the checkpoint's, or the run's final model."""
-    places = (folder, shards, shards.parent, shards.parent / "final", shards.parent.parent / "final")
+    places = _places(folder, shards)
     for place in places:
-        if (place / "config.json").is_file() or (place / "adapter_config.json").is_file():
+        if _configured(place):
             return place
     raise JobError(
         f"there is no config.json for the shards in {str(shards)!r}",
         f"these folders were searched: {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
-        "give the configuration of the trained model: --config FOLDER|NAME",
+        "give the configuration of the trained model: --config FOLDER|NAME (generate: --model_name NAME)",
     )
