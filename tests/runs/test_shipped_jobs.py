@@ -49,7 +49,7 @@ def test_clean_for_bash_and_shellcheck(tmp_path: Path) -> None:
 
 
 def test_gpt2_has_the_defaults_of_the_set_up_on_google_cloud() -> None:
-    """docs/setup-google-cloud.md: 10 epochs over 10 % of the text, on eight nodes with one L4 each."""
+    """10 epochs over 10 % of the text, on eight nodes with one L4 each."""
     text = " ".join(dry_run("gpt2-openwebtext").replace("\\\n", " ").split())
     for words in ("--nodes=8", "--gpus-per-node=1", "--data_percentage 10", "--num_train_epochs 10"):
         assert f"{words} " in text
