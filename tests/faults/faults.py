@@ -38,78 +38,77 @@ GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 FAULTS: Mapping[str, Fault] = {
     "time_limit": Fault(
         by_slurm.time_limit,
-        "Slurm signals the job shortly before the time limit; the program saves a checkpoint and exits",
+        "Slurm signals the job before the time limit, and the program saves a checkpoint",
         steps=450,
         cause="time_limit",
     ),
     "time_limit_ignored": Fault(
         by_slurm.time_limit_ignored,
-        "the program ignores Slurm's signal, and Slurm kills the program at the time limit",
+        "the program ignores the signal, and Slurm kills the program at the time limit",
         steps=450,
         cause="time_limit",
     ),
-    "preemption": Fault(by_slurm.preemption, "another job preempts this job (PreemptMode=REQUEUE)", cause="preemption"),
+    "preemption": Fault(
+        by_slurm.preemption, "a second job preempts the job, with PreemptMode=REQUEUE", cause="preemption"
+    ),
     "preemption_cancel": Fault(
-        by_slurm.preemption_cancel, "another job preempts this job (PreemptMode=CANCEL)", cause="preemption"
+        by_slurm.preemption_cancel, "a second job preempts the job, with PreemptMode=CANCEL", cause="preemption"
     ),
     "scancel": Fault(
-        by_slurm.scancel, "the user cancels the job, and submits it again later", cause="cancelled", by_hand=True
+        by_slurm.scancel, "the user cancels the job, and later submits the job again", cause="cancelled", by_hand=True
     ),
     "requeue": Fault(by_slurm.requeue, "an administrator requeues the job with scontrol", cause="requeued"),
     "slurmd_killed": Fault(
         by_slurm.slurmd_killed,
-        "slurmd is killed on a node, but the job's processes keep running; "
-        "slurmd is started again when the next attempt is running",
+        "slurmd is killed on a node, but the job's processes keep running",
         steps=400,
         config=GIVEN_UP,
         cause="node_failure",
     ),
-    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "slurmd is killed on a node, and started again after 2 s"),
+    "slurmd_restarted": Fault(by_slurm.slurmd_restarted, "slurmd is killed on a node, and restarted after 2 s"),
     "node_lost": Fault(
         by_slurm.node_lost,
-        "a node crashes: slurmd and all other processes on this node are killed",
+        "all processes on a node are killed, including slurmd",
         steps=200,
         config=GIVEN_UP,
         cause="node_failure",
     ),
     "node_down": Fault(by_slurm.node_down, "an administrator sets a node to DOWN", cause="node_failure"),
     "slurmctld_running": Fault(
-        by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and started again after 3 s"
+        by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and restarted after 3 s"
     ),
     "slurmctld_submitting": Fault(
         by_launch.slurmctld_while_submitting,
-        "slurmctld is killed during a launch; if the launch fails, nothing is left behind, and the test launches again",
+        "slurmctld is killed during a launch; a failed launch is repeated",
         by_hand=True,
     ),
     "rank_killed": Fault(by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure"),
     "rank_hung": Fault(
         by_hand.rank_hung,
-        "one rank stops making progress; the batch script saves the stacks of all ranks and ends the Slurm step",
+        "one rank stops making progress, and the batch script ends the job step",
         cause="hang",
     ),
     "oom": Fault(
         by_hand.oom,
-        "one rank runs out of host memory (simulated with SIGKILL and a recorded message from slurmd)",
+        "one rank runs out of host memory, simulated with SIGKILL",
         cause="script_failure",
     ),
     "disk_full": Fault(by_hand.disk_full, "the disk of the run folder is full for 10 s", cause="*", by_hand=True),
     "unreadable": Fault(
         by_hand.unreadable,
-        "the run folder cannot be read for 30 s (a stopped FUSE mount)",
+        "the run folder cannot be read for 30 s",
         steps=120,
         uses=("/dev/fuse",),
     ),
     "clock_jump": Fault(
         by_hand.clock_jump,
-        "the nodes' clock jumps by a day (libfaketime), then a rank is killed",
+        "the nodes' clock jumps by a day, then a rank is killed",
         steps=120,  # half of them may be over before the clock has jumped
         cause="script_failure",
         uses=("faketime",),
     ),
     "launched_twice": Fault(by_launch.launched_twice, "two runs of a job are launched at the same moment"),
-    "submitted_twice": Fault(
-        by_hand.submitted_twice, "one run is submitted twice at the same moment; only one of the two jobs runs it"
-    ),
+    "submitted_twice": Fault(by_hand.submitted_twice, "one run is submitted twice at the same moment"),
 }
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tests.faults.case import SAVE_EVERY
 from tests.faults.faults import FAULTS
 
 HEAD = ("fault", "what happens", "completed / runs", "checkpoints lost",
-        f"steps repeated, maximum (a checkpoint every {SAVE_EVERY} steps)", "nodes still held", "median seconds",
+        "steps repeated, maximum", "nodes still held", "median seconds",
         "remarks")  # fmt: skip
 
 
