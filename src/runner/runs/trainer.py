@@ -22,6 +22,7 @@ GENERIC = "generic"
 NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 _SHIPPED = Path(__file__).with_name("trainers")
+_KEYS = ("summary", "like", "detect", "first_epoch", "without_loss", "lines", "checkpoints")
 _CHECKPOINTS = ("name", "needs", "tracker", "arguments", "resume")
 
 
@@ -40,7 +41,13 @@ def render(chosen: str | None, project: Project) -> str:
     names = [chosen] if chosen else sorted(found, key=lambda name: (name == GENERIC, found[name].parent == _SHIPPED))
     lines = [f"chosen {chosen}"] if chosen else []
     for name in names:
-        lines += (f"trainer {name}", *_lines(read_toml(found[name])))
+        document = read_toml(found[name])
+        lines += (f"trainer {name}", *_lines(document))
+        if like := typed(document, ("like",), str):
+            if like not in found:
+                error = unknown("trainer", like, found)
+                raise RunnerError(f"{document.place('like')}: {error.what}", error.why, error.fix)
+            lines += _lines(read_toml(found[like]))
     return "\n".join(lines) + "\n"
 
 
@@ -51,10 +58,13 @@ def _lines(document: Document) -> Iterator[str]:
     def pattern(value: Any, *keys: str) -> str:
         return _pattern(document, value, keys, check=not shipped)
 
-    refuse_unknown_keys(document, (), ("summary", "detect", "first_epoch", "lines", "checkpoints"), "trainer")
+    refuse_unknown_keys(document, (), _KEYS, "trainer")
     if "detect" in document.data:
         yield f"detect {pattern(document.data['detect'], 'detect')}"
-    yield f"first_epoch {typed(document, ('first_epoch',), int, 0)}"
+    if typed(document, ("without_loss",), bool):
+        yield "without_loss yes"
+    if epoch := typed(document, ("first_epoch",), int):
+        yield f"first_epoch {epoch}"
     for index, table in enumerate(typed(document, ("lines",), list, [])):
         place = ("lines", str(index))
         if not isinstance(table, dict) or "match" not in table:

@@ -9,7 +9,10 @@
 NR == FNR {
     key = $1
     value = substr($0, length(key) + 2)
-    if (key == "trainer") trainer[++trainers] = value
+    if (key == "trainer") {
+        trainer[++trainers] = value
+        strength[trainers] = (value == "generic") ? 1 : 2
+    } else if (key == "without_loss") strength[trainers] = 0
     else if (key == "line") {
         line[++lines] = value
         if (!first_line[trainers]) first_line[trainers] = lines
@@ -40,6 +43,7 @@ NR == FNR {
     if (!ended || last) bytes += length($0) + !ended
     if (text != "") {
         parts = split(text, part, /\[default[0-9]+\]:/) # torchrun --tee, also in the middle of a line
+        tee = parts > 1
         for (i = 1; i <= parts; i++) if (part[i] != "" && length(part[i]) < 20000) read_line(part[i])
     }
     if (ended) print "bytes " bytes " " file
@@ -61,8 +65,11 @@ function read_line(text,    t, i, k, found, value, key, known) {
     sub(/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) /, "", text) # Ray
     known = state["trainer"]
     for (t = 1; t <= trainers; t++) {
-        if (known && t != known && trainer[known] != "generic") continue
-        if (!known && detect[t] != "" && text ~ detect[t]) known = state["trainer"] = t
+        if (known && t != known && strength[t] <= strength[known]) continue
+        if (detect[t] != "" && known != t) {
+            if (text !~ detect[t]) continue
+            known = state["trainer"] = t
+        }
         found = 0
         for (key in v) delete v[key]
         for (i = first_line[t]; i && i <= last_line[t]; i++) {
@@ -88,7 +95,7 @@ function number_after(text, pattern,    rest, number) {
             gsub(/,/, "", number)
             return number
         }
-        if (match(rest, /^[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?/)) return substr(rest, 1, RLENGTH)
+        if (match(rest, /^[-+]?([0-9]+(\.[0-9]+)?|\.[0-9]+)([eE][-+]?[0-9]+)?/)) return substr(rest, 1, RLENGTH)
         if (match(rest, /^[-+]?([Nn][Aa][Nn]|[Ii][Nn][Ff])/)) return tolower(substr(rest, 1, RLENGTH))
     }
     return ""
@@ -114,9 +121,11 @@ function take(t,    key) {
         delete v["steps_per_second"]
     }
     if ("saved" in v) {
-        print "saved " ("step" in v ? v["step"] : 0 + state["step"]) " " v["saved"]
-        delete v["saved"]
+        print "saved " ("step" in v ? v["step"] : 0 + state["at." t]) " " v["saved"]
+        return 0
     }
+    if (("tokens" in v) && !("tokens_per_second" in v) && v["step_seconds"] > 0)
+        v["tokens_per_second"] = sprintf("%.1f", v["tokens"] / v["step_seconds"])
     if (("epoch_steps" in v) && ("step" in v)) {
         v["step"] += (v["epoch"] - first_epoch[t]) * v["epoch_steps"]
         if ("epochs" in v) v["total"] = v["epochs"] * v["epoch_steps"]
@@ -125,8 +134,9 @@ function take(t,    key) {
     }
     if (v["step"] !~ /^[0-9]+$/ || length(v["step"]) > 15) {
         delete v["step"]
-        # A progress bar is printed at most every 0.1 s. In a fast training, its next line has the step of these values.
-        if (("loss" in v) && state["step"] != "" && state["pace." t] >= 0.2) {
+        # A progress bar has the step. Its next line is printed right after these values, unless stdout and stderr take
+        # different ways, as with torchrun. Then the bar that was printed last has the step, if no step takes less than 0.2 s.
+        if (("loss" in v) && state["step"] != "" && ((tee && state["pace." t] >= 0.2) || state["at_file." t] != file)) {
             v["step"] = state["at." t]
             v["step_seconds"] = state["pace." t]
             return take_step(t)
@@ -153,16 +163,19 @@ function take(t,    key) {
 }
 
 # take_step T: use the values v of trainer T, which have a step. Returns 1 if no other trainer needs to see the line.
-function take_step(t,    step) {
+function take_step(t,    step, key) {
     step = v["step"] + 0
     state["at." t] = step
-    if (!("loss" in v)) return state["trainer"] == t
-    # the same step again, from the log of another rank
-    if (step <= state["step"] && step * 2 >= state["step"] && state["step"] != "") return state["trainer"] == t
-    if (state["trainer"] != t) {
-        state["trainer"] = t
-        print "trainer " trainer[t]
-    }
+    state["at_file." t] = file
+    if (!("loss" in v) && strength[t]) return state["trainer"] == t
+    if (count && newest == step && newest_of == t && newest_file == file) {
+        # more about the same step; a progress bar first shows the loss of the step before
+        for (key in newest_values) if (!(key in v)) v[key] = newest_values[key]
+        count--
+    } else if (state["step"] != "" && step <= state["step"] && step * 2 >= state["step"])
+        return state["trainer"] == t # the same step from the log of another rank
+    if (state["told"] != t) print "trainer " trainer[t]
+    state["trainer"] = state["told"] = t
     state["step"] = step
     add(t, step)
     return 1
@@ -182,6 +195,10 @@ function add(t, step,    key, text, batch, total) {
     for (key in v) if (key !~ /^(step|total|loss)$/ && v[key] != "") text = text ", \"" key "\": " json(v[key])
     entries[++count] = text ", \"attempt\": " (0 + attempt)
     newest = step
+    newest_of = t
+    newest_file = file
+    for (key in newest_values) delete newest_values[key]
+    for (key in v) newest_values[key] = v[key]
 }
 
 # A number as Python's json reads it.

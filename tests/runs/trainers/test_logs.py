@@ -1,0 +1,195 @@
+"""What the patterns find in the log of each trainer, and that they find nothing in the logs of other programs.
+
+Logs in logs/ are made from the trainers' own format strings; src/runner/runs/trainers/*.toml names version and file.
+lightning.log, trl.log and trl-torchrun.log are recorded from real runs.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.project import Project
+from runner.runs import payload, trainer
+
+HERE = Path(__file__).parent
+NO_PROJECT = Project(None, Path("/none"), Path("/none"))
+AWKS = [each for each in (("mawk",), ("gawk",), ("busybox", "awk"), ("original-awk",)) if shutil.which(each[0])]
+# logs of other tests that are in fact logs of a training
+TRAININGS = {"ddp", "retry", "trainer", "wordings"}
+OTHERS = sorted(
+    path
+    for folder in (HERE / "others", HERE.parent / "why/clean", HERE.parent / "why/recorded")
+    for path in folder.glob("*.log")
+    if path.stem not in TRAININGS
+)
+
+Values = dict[str, Any]
+# log -> (trainer, number of entries, some of the values of the first and of the last entry)
+EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
+    "axolotl": (
+        "axolotl",
+        3,
+        {"step": 1, "total_steps": 20, "loss": 1.3121, "perplexity": 3.71394, "tokens_per_second": 4938},
+        {"step": 3, "total_steps": 20, "loss": None},
+    ),
+    "deepspeed": (
+        "deepspeed",
+        2,
+        {"step": 10, "loss": None, "learning_rate": 1e-4, "samples_per_second": 40.5},
+        {"step": 20, "loss": None, "samples_per_second": 50.5},
+    ),
+    "lightning": (
+        "lightning",
+        30,
+        {"step": 1, "loss": 13.0, "epoch": 0},
+        {"step": 30, "epoch": 2},
+    ),
+    "llama-factory": (
+        "llama-factory",
+        2,
+        {"step": 10, "total_steps": 30, "loss": 1.2232, "tokens_per_second": 5123.21, "step_seconds": 0.90909091},
+        {"step": 20, "loss": 1.1, "learning_rate": 5e-5},
+    ),
+    "megatron-bridge": (
+        "megatron-bridge",
+        2,
+        {"step": 1, "total_steps": 100, "loss": 11.9, "step_seconds": 9.0001},
+        {"step": 2, "loss": 11.7, "batch_size": 8},
+    ),
+    "megatron-lm": (
+        "megatron-lm",
+        3,
+        {"step": 10, "total_steps": 500000, "loss": 10.87341, "learning_rate": 1.5e-6, "tokens_per_second": 31106.2},
+        {"step": 30, "loss": 9.1, "grad_norm": 3.2, "step_seconds": 2.0502, "tflops_per_gpu": 135.4},
+    ),
+    "nanochat": (
+        "nanochat",
+        2,
+        {"step": 0, "total_steps": 21400, "loss": 11.090355, "tokens_per_second": 104590},
+        {"step": 1, "loss": 10.9, "step_seconds": 1.0101},
+    ),
+    "nanochat-sft": (
+        "nanochat",
+        2,
+        {"step": 1, "loss": 1.5, "tokens_per_second": 500000},
+        {"step": 2, "loss": 1.4},
+    ),
+    "nanogpt": (
+        "nanogpt",
+        3,
+        {"step": 0, "loss": 4.2676},
+        {"step": 250, "loss": 1.9871, "step_seconds": 4.1234},
+    ),
+    "nemo-2": (
+        "megatron-bridge",
+        2,
+        {"step": 9, "total_steps": 99, "loss": 11.03, "batch_size": 512},
+        {"step": 19, "loss": 9.871, "step_seconds": 5.1},
+    ),
+    "torchtitan": (
+        "torchtitan",
+        3,
+        {"step": 1, "total_steps": 1000, "loss": 12.25432, "grad_norm": 4.2812, "tokens_per_second": 2048},
+        {"step": 20, "loss": 8.51234, "tokens_per_second_per_process": 6401},
+    ),
+    "trl": (
+        "huggingface",
+        6,
+        {"step": 2, "total_steps": 12, "loss": 5.551, "epoch": 0.125},
+        {"step": 12, "loss": 5.535, "epoch": 0.75},
+    ),
+    "trl-torchrun": (
+        "huggingface",
+        4,
+        {"total_steps": 12, "loss": 5.551},
+        {"step": 12, "loss": 5.535},
+    ),
+    "verl": (
+        "verl",
+        2,
+        {"step": 1, "total_steps": 435, "loss": 0.0123, "learning_rate": 1e-6, "tokens_per_second": 20000},
+        {"step": 2, "loss": -0.0042, "reward": 0.31, "step_seconds": 40},
+    ),
+    "verl-sft": (
+        "verl",
+        2,
+        {"step": 1, "loss": 2.5, "grad_norm": 3.1},
+        {"step": 2, "loss": 2.25},
+    ),
+}
+
+
+def read(log: bytes, awk: tuple[str, ...], patterns: str, folder: Path) -> tuple[str, list[Values]]:
+    """The trainer whose lines were found, and the entries."""
+    (folder / "trainer.awk").write_text(payload.files()["payload/trainer.awk"])
+    (folder / "trainers").write_text(patterns)
+    text = log.translate(bytes.maketrans(b"\r\0\1", b"\n\n "))
+    done = subprocess.run(
+        (*awk, "-v", "now=2", "-v", "before=1", "-v", "attempt=1", "-v", "world=4", "-v", "last=1", "-f",
+         folder / "trainer.awk", folder / "trainers", "-"),
+        input=b"\1f 0 job.log\n" + text + b"\1e\n", capture_output=True, check=True,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+    )  # fmt: skip
+    assert done.stderr == b""
+    lines = done.stdout.decode().splitlines()
+    names = [line.removeprefix("trainer ") for line in lines if line.startswith("trainer ")]
+    return (names or [""])[-1], [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
+@pytest.mark.parametrize("log", EXPECTED)
+def test_the_steps_of_each_trainer(tmp_path: Path, log: str, awk: tuple[str, ...]) -> None:
+    """Whether the trainer is named or not."""
+    name, count, first, last = EXPECTED[log]
+    text = (HERE / f"logs/{log}.log").read_bytes()
+    for chosen in (None, name):
+        found, entries = read(text, awk, trainer.render(chosen, NO_PROJECT), tmp_path)
+        assert (found, len(entries)) == (name, count), entries
+        assert first.items() <= entries[0].items()
+        assert last.items() <= entries[-1].items()
+        assert all(one["step"] <= two["step"] for one, two in pairwise(entries))
+        assert all(entry["attempt"] == 1 and 1 <= entry["time"] <= 2 for entry in entries)
+
+
+def test_every_trainer_has_a_log() -> None:
+    shipped = {path.stem for path in Path(trainer.__file__).with_name("trainers").glob("*.toml")}
+    assert shipped - {name for name, *_ in EXPECTED.values()} == {"generic"}
+
+
+def test_no_step_in_the_logs_of_other_programs(tmp_path: Path) -> None:
+    assert len(OTHERS) > 100 and len(list((HERE / "others").iterdir())) >= 30
+    patterns = trainer.render(None, NO_PROJECT)
+    for path in OTHERS:
+        assert read(path.read_bytes(), AWKS[0], patterns, tmp_path) == ("", []), path
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "total", "loss"),
+    [
+        ("step 3/10 loss 2.5", 3, 10, 2.5),
+        ("Step: 3, Loss: 2.5", 3, None, 2.5),
+        ("[INFO] iteration 3 of 10 | train_loss=2.5e-1", 3, 10, 0.25),
+        ("global_step=3 total loss = nan", 3, None, float("nan")),
+        ('{"step": 3, "lr": 0.1, "loss": 2.5}', 3, None, 2.5),
+        ("iter: 1,250 / 20,000 loss: -0.5", 1250, 20000, -0.5),
+        ("0: step 3/10 loss 2.5", 3, 10, 2.5),  # srun --label
+        ("[default0]:step 3/10 loss 2.5", 3, 10, 2.5),  # torchrun
+        ("\x1b[32mstep 3/10\x1b[0m loss 2.5", 3, 10, 2.5),
+        ("step 3/2 loss 2.5", None, None, None),
+        ("step 3 of the recipe has no losses", None, None, None),
+        ("footstep 3 loss 2", None, None, None),
+        ("timestep 3: lossless compression 4", None, None, None),
+        ("step 0.5 loss 2", None, None, None),
+    ],
+)
+def test_generic_lines(tmp_path: Path, line: str, step: int | None, total: int | None, loss: object) -> None:
+    for awk in AWKS:
+        _, entries = read(line.encode() + b"\n", awk, trainer.render(None, NO_PROJECT), tmp_path)
+        found = [(entry["step"], entry.get("total_steps"), entry["loss"]) for entry in entries]
+        assert str(found) == str([(step, total, loss)] if step is not None else []), awk
