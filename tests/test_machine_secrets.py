@@ -144,6 +144,41 @@ def test_short_values_paths_and_ordinary_variables_are_no_secrets() -> None:
     assert found == {"long-enough": "B_TOKEN"}
 
 
+LOGIN, KEY = "hf_of-the-login-123", "0123456789abcdef0123"
+NETRC = f"machine github.com\n  login me\n  password of-github\nmachine api.wandb.ai\n  login user\n  password {KEY}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "variables", "expected"),
+    [
+        ({".cache/huggingface/token": LOGIN, ".netrc": NETRC}, {}, (LOGIN, KEY)),
+        ({"hub/token": f"{LOGIN}\n", ".cache/huggingface/token": "hf_other"}, {"HF_HOME": "{home}/hub"}, (LOGIN, "")),
+        ({"mine": LOGIN, "rc": NETRC}, {"HF_TOKEN_PATH": "{home}/mine", "NETRC": "{home}/rc"}, (LOGIN, KEY)),
+        ({".netrc": f"machine w.org login user password {KEY}"}, {"WANDB_BASE_URL": "https://w.org:8080/x"}, ("", KEY)),
+        ({".netrc": "machine api.wandb.ai login user"}, {}, ("", "")),
+        ({}, {}, ("", "")),
+        # a variable that is set, even to nothing, keeps its value
+        ({".cache/huggingface/token": LOGIN, ".netrc": NETRC}, {"HF_TOKEN": "", "WANDB_API_KEY": "of-the-shell"},
+         ("", "of-the-shell")),
+    ],
+)  # fmt: skip
+def test_logins_in_the_home_folder_reach_the_job_and_no_record(
+    environ: dict[str, str], tmp_path: Path, files: dict[str, str], variables: dict[str, str], expected: tuple[str, str]
+) -> None:
+    """Those of `hf auth login` and `wandb login`: a container often does not see the home folder."""
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    home = {**environ, "HOME": str(tmp_path), "PATH": os.defpath}
+    home |= {name: value.format(home=tmp_path) for name, value in variables.items()}
+    payload = Path(secrets.__file__).parents[1] / "runs/payload/secrets.sh"
+    script = '. "$1"; read_secrets; echo "${HF_TOKEN:-},${WANDB_API_KEY:-}"; masked "${HF_TOKEN:-}${WANDB_API_KEY:-}"'
+    done = subprocess.run(("bash", "-euc", script, "-", payload), capture_output=True, text=True, env=home, check=True)
+    assert done.stdout == f"{','.join(expected)}\n{'(secret)' * sum(map(bool, expected))}"
+    assert done.stderr == ""
+    assert {value for value in expected if value} <= secrets.known(home).keys()
+
+
 def test_a_value_may_come_from_a_command_such_as_a_keyrings(
     environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,24 @@ def test_secrets_reach_the_step_and_stand_nowhere(safe: Runner, slurm: SlurmLab,
     assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.uses("squashfuse")
+@pytest.mark.parametrize("words", [(), ("--engine", "sandbox")])
+def test_logins_in_the_home_folder_reach_the_container(
+    cluster: Runner, project: Path, busybox_sqsh: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """After `hf auth login` and `wandb login` on the login node; the container does not see the home folder."""
+    netrc = f"machine api.wandb.ai\n  login user\n  password {KEY}\n"
+    write(tmp_path / "home", {".cache/huggingface/token": TOKEN, ".netrc": netrc})
+    asks = f"#!/bin/sh\nls {tmp_path}/home/.netrc 2>&1\n{ASKS}"
+    write(project, {"edf/box.toml": environment(busybox_sqsh), "jobs/asks.sh": asks.split("touch")[0]})
+    folder, log = cluster.finished("--engine", "pyxis", *words, "--env", "box", "--script", "asks")
+    assert "No such file" in log
+    assert [hashlib.sha256(value.encode()).hexdigest() in log for value in (TOKEN, KEY)] == [True, True]
+    assert not [
+        path for path in artefacts(folder) if TOKEN.encode() in path.read_bytes() or KEY.encode() in path.read_bytes()
+    ]
+
+
 @pytest.mark.parametrize("words", [("--", "echo", f"--token={TOKEN}"), ("--", "sh", "-c", f": {KEY}")])
 def test_a_launch_that_would_write_a_secret_down_is_refused(safe: Runner, words: tuple[str, ...]) -> None:
     done = safe("launch", "--env", "box", *words, code=1)

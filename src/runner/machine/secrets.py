@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -89,7 +90,8 @@ def known(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         own = {}
     own = {name: _printed(value[1:]) if value.startswith("!") else value for name, value in own.items()}
     named = {name: value for name, value in environ.items() if is_secret_name(name) and looks_secret(name, value)}
-    return {value: name for name, value in {**named, **own}.items()
+    found = [*_logins(environ).items(), *own.items(), *named.items()]  # the same name may have several values
+    return {value: name for name, value in found
             if len(value) >= LEAST_LENGTH and not value.startswith(("/", "~", "./"))}  # fmt: skip
 
 
@@ -102,6 +104,22 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
                 "everyone who can read that file, or a copy of it, could read the secret",
                 f"remove the value, export {name} or set it in {path(environ)}, and let your program read it",
             )
+
+
+def _logins(environ: Mapping[str, str]) -> dict[str, str]:
+    """The logins in the user's home folder. payload/secrets.sh gives them to the job, by the same rules."""
+    home = Path(environ.get("HOME") or "~").expanduser()
+    cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
+    host = re.split("[:/]", (environ.get("WANDB_BASE_URL") or "api.wandb.ai").rpartition("://")[2])[0]
+    found = {}
+    with suppress(OSError):
+        token = Path(environ.get("HF_TOKEN_PATH") or Path(environ.get("HF_HOME") or cache) / "token")
+        found["HF_TOKEN"] = token.read_text(errors="replace").strip()
+    with suppress(OSError):
+        words = Path(environ.get("NETRC") or home / ".netrc").read_text(errors="replace").split()
+        of_host = words[words.index(host) :] if host in words else []
+        found["WANDB_API_KEY"] = of_host[of_host.index("password") + 1] if "password" in of_host[:-1] else ""
+    return found
 
 
 def _pairs(lines: list[str]) -> dict[str, str]:

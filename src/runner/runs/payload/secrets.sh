@@ -8,6 +8,27 @@ read_secrets() {
     local name
     mapfile -t secret_names < <(compgen -e | while read -r name; do ! looks_secret "$name" || printf '%s\n' "$name"; done)
     read_secrets_file
+    read_logins
+}
+
+# read_logins: export the logins of the Hugging Face hub and of Weights & Biases that are in the user's home folder, because a
+# container often does not see this folder. A variable that is set keeps its value, even if the value is empty.
+read_logins() {
+    local cache=${XDG_CACHE_HOME:-${HOME:-/}/.cache} host=${WANDB_BASE_URL:-https://api.wandb.ai} name value
+    host=${host#*://} host=${host%%[:/]*}
+    for name in HF_TOKEN WANDB_API_KEY; do
+        [ -z "${!name+set}" ] || continue
+        case $name in
+        HF_TOKEN) value=$(cat "${HF_TOKEN_PATH:-${HF_HOME:-$cache/huggingface}/token}") ;;
+        *) value=$(awk -v host="$host" '{ for (i = 1; i <= NF; i++) {
+                if (last == "machine") here = $i == host
+                if (last == "password" && here) { print $i; exit }
+                last = $i } }' "${NETRC:-${HOME:-/}/.netrc}") ;;
+        esac 2>/dev/null || continue
+        [ -n "$value" ] || continue
+        export "$name=$value"
+        secret_names+=("$name") read_names+=("$name")
+    done
 }
 
 # looks_secret NAME: succeed if the variable looks like a secret, by the same rules as runner/machine/secrets.py. A value that
