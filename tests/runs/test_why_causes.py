@@ -31,6 +31,7 @@ def test_each_cause_has_a_code_of_its_own() -> None:
 def test_a_cause_says_what_why_and_what_to_do(cause: Cause) -> None:
     assert cause.says and cause.explanation.endswith(".") and cause.fix and cause.find
     assert not cause.says.endswith(".") and len(cause.says) < 120
+    assert len(cause.explanation.split()) <= 20  # one short sentence
 
 
 def test_a_cause_yields_only_to_causes_that_exist() -> None:
