@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runner.environments.environment import Environment
@@ -30,6 +30,10 @@ _SHELLS_OWN = {"_", "IFS", "PWD", "OLDPWD", "OPTIND", "OPTARG", "OPTERR", "PPID"
 NOTIFY_EVENTS = ("start", "first_step", "requeue", "failure", "end")
 MAIL_EVENTS = ("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT",
                "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS")  # fmt: skip
+
+
+OnHost = Callable[[str], Path | None]
+"""the file on this machine for a path in the container; None if this machine cannot see it"""
 
 
 def check(job: Job, site: Site) -> None:
@@ -230,6 +234,25 @@ def check_mounts(environment: Environment, environ: Mapping[str, str], *, here: 
             f"create that path, or correct the mount in {environment.path or 'the environment'}",
         )
     return tuple(notes)
+
+
+def path_on_host(path: str, environment: Environment, environ: Mapping[str, str], code: Path | None) -> Path | None:
+    """The file on this machine for a path in the container; None if this machine cannot see it.
+
+    Relative paths are those of the code snapshot, which is made from the folder `code`.
+    """
+    if not path.startswith("/"):
+        return None if code is None or "{" in path else code / path
+    mounts = [mount for mount in environment.mounts if f"{path}/".startswith(f"{mount.target.rstrip('/')}/")]
+    if not mounts and environment.image:
+        return None  # a file of the image
+    try:
+        mount = max(mounts, key=lambda each: len(each.target), default=None)
+        here = Path(expand(mount.source, environ, "a mount") + path[len(mount.target) :]) if mount else Path(path)
+    except RunnerError:
+        return None  # a variable that is defined only in the job
+    known = next(parent for parent in here.parents if parent.exists())
+    return None if known == Path("/") else here
 
 
 def check_run_folder(folder: Path, site: Site, engine: str) -> None:

@@ -71,7 +71,7 @@ class State(NamedTuple):
 def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tuple[Repository, ...]:
     """The hub repositories that a script's arguments name. Names that exist in one of the `folders` are local."""
     roots = tuple(folders)
-    values = {**_config_values(arguments, roots), **_values(arguments)}
+    values = {**_config_values(arguments, roots), **argument_values(arguments)}
     found: dict[Repository, None] = {}
     for argument, (kind, part) in _NAMES.items():
         name = values.get(argument, "")
@@ -88,7 +88,7 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
 
 def pushes(arguments: Sequence[str], folders: Iterable[Path] = ()) -> bool:
     """Whether the job uploads to the hub, so that it cannot run offline."""
-    values = {**_config_values(arguments, tuple(folders)), **_values(arguments)}
+    values = {**_config_values(arguments, tuple(folders)), **argument_values(arguments)}
     return values.get("push_to_hub", "false").lower() in ("", "true", "1", "yes")
 
 
@@ -119,7 +119,7 @@ def in_hub_cache(home: Path, each: Repository) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _values(arguments: Sequence[str]) -> dict[str, str]:
+def argument_values(arguments: Sequence[str]) -> dict[str, str]:
     """The values of `--name value` and `--name=value`, by name with underscores; a switch has the value ''."""
     found: dict[str, str] = {}
     words = list(arguments)
@@ -134,7 +134,7 @@ def _values(arguments: Sequence[str]) -> dict[str, str]:
 
 def _config_values(arguments: Sequence[str], folders: Sequence[Path]) -> dict[str, str]:
     """The plain `name: value` lines of the YAML file that `--config` names, if it can be read here."""
-    name = _values(arguments).get("config", "")
+    name = argument_values(arguments).get("config", "")
     for folder in folders if name else ():
         try:
             text = (folder / name).read_text(encoding="utf-8")

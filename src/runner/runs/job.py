@@ -74,6 +74,8 @@ class Job:
     """path of the user's own batch script, which sbatch gets unchanged; there is no script and no command then"""
     command: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
+    check_arguments: str = ""
+    """the program whose arguments runner completes and checks before submission: megatron-gpt"""
     launcher: str = "none"
     resources: Resources = Resources()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -179,6 +181,7 @@ KEYS: Mapping[str, Key] = {
     "environment": Key(str),
     "launcher": Key(str, "--launcher", site=True, help="torchrun, srun, accelerate or none"),
     "arguments": Key(tuple, adds=True),
+    "check_arguments": Key(str),
     "nodes": Key(int, "--nodes", table="resources", metavar="N"),
     "gpus_per_node": Key(int, "--gpus-per-node", shell=True, table="resources", site=True, metavar="N"),
     "tasks_per_node": Key(int, "--tasks-per-node", table="resources", metavar="N", help="processes per node"),

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.attachment import Attachment
-from runner.environments.engines import attach, choose
+from runner.environments.engines import attach, choose, with_site
 from runner.environments.environment import Environment, default_environment, emit_edf, load_environment
-from runner.errors import RunnerError
+from runner.errors import RunnerError, unknown
 from runner.machine import process
 from runner.machine.report import Report
 from runner.project import Project, is_shared_place
 from runner.runs import hub, payload, resolve, snapshot, trainer
 from runner.runs.after import Dependencies, find
-from runner.runs.checks import check_mounts, lacks_account
+from runner.runs.checks import check_mounts, lacks_account, path_on_host
 from runner.runs.git import work_tree
 from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
@@ -117,6 +117,7 @@ def prepare(
     job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, site.runs(environ, project))
+    job = _checked_arguments(job, site, environ, program.main, report, strict=not request.dry_run)
     job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git runs while the script is rendered
     environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
@@ -213,6 +214,28 @@ def _job(request: Request, job_file: Layer, program: Program, environment: Envir
         return job
     note = f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
     return replace(job, resources=replace(job.resources, account=ACCOUNT), notes=(*job.notes, note))
+
+
+def _checked_arguments(
+    job: Job, site: Site, environ: Mapping[str, str], code: Path | None, report: Report, *, strict: bool
+) -> Job:
+    """The job, with complete arguments if it asks for that. With `strict`, raises RunnerError for missing files."""
+    if not job.check_arguments:
+        return job
+    from runner.runs import megatron  # few jobs need it
+
+    if job.check_arguments != megatron.NAME:
+        raise unknown("value of check_arguments", job.check_arguments, (megatron.NAME,))
+    job, reason = megatron.complete(job, site, environ)
+    report.say(reason)
+    environment = with_site(job.environment, site)
+    try:
+        megatron.check_files(job, lambda path: path_on_host(path, environment, environ, code))
+    except RunnerError as error:
+        if strict:
+            raise
+        return replace(job, notes=(*job.notes, f"{error.what}: {error.why}"))
+    return job
 
 
 def find_program(request: Request, project: Project) -> tuple[Layer, Program]:

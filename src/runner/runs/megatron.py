@@ -1,0 +1,243 @@
+"""The arguments of Megatron-LM's pretrain_gpt.py: complete them, and refuse those that would fail on the nodes.
+
+Source: NVIDIA/Megatron-LM at core_v0.19.0, megatron/training/arguments.py and megatron/core/datasets.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.errors import RunnerError, unknown
+from runner.memory.megatron import SIZES, VOCABULARY, Layout, Work, estimate, gpt, layouts, problem
+from runner.memory.shape import GIB, USABLE_GIB, Shape, fits_on, memory_bytes
+from runner.runs.checks import OnHost
+from runner.runs.hub import argument_values
+from runner.runs.job import Job
+from runner.site import Site
+
+NAME = "megatron-gpt"
+SHAPE = ("num_layers", "hidden_size", "num_attention_heads")
+"""arguments; in capitals, they are the names of the variables"""
+DEFAULT_SIZE = "7.5B"
+BATCH = 512
+PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+SAMPLES = ("--train-samples", "146484375", "--lr-decay-samples", "126953125", "--lr-warmup-samples", "183105")
+BENCHMARK = ("--eval-iters", "0", "--split", "100,0,0", "--log-interval", "1", "--log-throughput")
+RECOMPUTE = ("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1")
+NO_TOKENIZER = ("--tokenizer-type", "NullTokenizer", "--vocab-size", str(VOCABULARY))
+
+Options = Mapping[str, str]
+
+
+def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str]:
+    """The job with all arguments that the program needs, and a sentence about its parallel sizes.
+
+    Raises RunnerError for arguments that contradict each other or that Megatron would refuse.
+    """
+    if not job.resources.gpus_per_node:
+        raise RunnerError("Megatron needs GPUs", "the job requests none", "--gpus-per-node N, or another --site")
+    benchmark = "--benchmark" in job.arguments
+    words = _without(job.arguments, ("size", "save", "load", "save_interval") if benchmark else ("size",))
+    words += BENCHMARK if benchmark else ()
+    options = argument_values(words)
+    words += _length(options, benchmark=benchmark)
+    _check_split(options)
+    if not {"bf16", "fp16"} & {*options}:
+        words.append("--fp16" if {"V100", "T4"} & {*re.split(r"[\s-]", site.gpu or "")} else "--bf16")
+    tokens = _number(options, "seq_length", 2048)
+    numbers = {**_size(argument_values(job.arguments), environ), "seq_length": tokens}
+    layers, hidden, heads, _ = numbers.values()
+    shape = gpt(layers, hidden, heads, tokens, _number(options, "vocab_size", VOCABULARY))
+    layout, batch, why = _sizes(shape, job, site, options)
+    numbers |= {"max_position_embeddings": tokens, "micro_batch_size": 1, "global_batch_size": batch}
+    numbers |= dict(zip(PARALLEL, layout[:3], strict=True))
+    words += [word for name, number in numbers.items() if name not in options for word in (_flag(name), str(number))]
+    if layout.tensor > 1 and "sequence_parallel" not in options:
+        words.append("--sequence-parallel")
+    words += RECOMPUTE if layout.recompute and "recompute_granularity" not in options else ()
+    words += NO_TOKENIZER if "mock_data" in options and not {"tokenizer_type", "vocab_file"} & {*options} else ()
+    return replace(job, arguments=(*(("--benchmark",) if benchmark else ()), *words)), why
+
+
+def check_files(job: Job, on_host: OnHost) -> None:
+    """Raise RunnerError for missing vocabulary or data files, and for a set without documents."""
+    options = argument_values(job.arguments)
+    kind = options.get("tokenizer_type", "GPT2BPETokenizer")
+    needed = {"GPT2BPETokenizer": ("vocab_file", "merge_file"), "NullTokenizer": ("vocab_size",)}
+    for name in needed.get(kind, ("tokenizer_model",)):
+        path = options.get(name, "")
+        if not path:
+            raise RunnerError(f"{kind} needs {_flag(name)}", "it is not given", f"{_flag(name)} …, or --tokenizer-type")
+        if name != "vocab_size" and (kind != "HuggingFaceTokenizer" or path[0] in "/."):
+            _need(path, _flag(name), on_host)
+    prefixes = _data_paths(job.arguments)
+    if not prefixes and not {"mock_data", "data_args_path", "train_data_path", "per_split_data_args_path"} & {*options}:
+        raise RunnerError(
+            "there is no training data",
+            "neither --data-path nor --mock-data is given",
+            "--data-path PREFIX; runner launch megatron-data makes PREFIX.bin and PREFIX.idx",
+        )
+    for prefix in prefixes:
+        _need(f"{prefix}.bin", "--data-path", on_host)
+        index = _need(f"{prefix}.idx", "--data-path", on_host)
+        if index is not None:
+            _check_sets(prefix, index, options)
+
+
+def _need(path: str, flag: str, on_host: OnHost) -> Path | None:
+    """The file on this machine; None if this machine cannot see it."""
+    here = on_host(path)
+    if here is not None and not here.is_file():
+        raise RunnerError(
+            f"{flag}: the file {path} does not exist",
+            f"the program would fail minutes after its start; on this machine, the file would be {here}",
+            "correct the path, or create the file first (docs/megatron.md)",
+        )
+    return here
+
+
+def _size(options: Options, environ: Mapping[str, str]) -> dict[str, int]:
+    """Layers, hidden size and attention heads: from the arguments, or else from --size or the variables."""
+    name = options.get("size")
+    if name is not None and name not in SIZES:
+        raise unknown("size", name, SIZES, "--size NAME, or --num-layers, --hidden-size and --num-attention-heads")
+    size = dict(zip(SHAPE, SIZES[name or DEFAULT_SIZE], strict=True))
+    variables = {key: environ[key.upper()] for key in SHAPE if environ.get(key.upper())}
+    for key, text in variables.items():
+        if name and text != str(size[key]):
+            raise RunnerError(
+                f"--size {name} contradicts the variable {key.upper()}={text}",
+                f"{name} means {_flag(key)} {size[key]}",
+                f"unset {key.upper()}, or leave out --size",
+            )
+    return {key: _number({**variables, **options}, key, size[key]) for key in SHAPE}
+
+
+def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout, int, str]:
+    """The parallel sizes, the global batch size, and a sentence that says why."""
+    given = [_number(options, name, 0) for name in PARALLEL]
+    recompute = options.get("recompute_granularity") == "full"
+    asked = Layout(given[0] or 1, given[1] or 1, given[2] or 1, recompute)
+    micro, batch = _number(options, "micro_batch_size", 1), _number(options, "global_batch_size", 0)
+    work = Work(job.gpus, shape.positions, micro, max(1, (batch or BATCH) * asked.gpus // (job.gpus * micro)))
+    if fault := problem(shape, asked, work):
+        raise RunnerError("Megatron cannot split this model", fault, "change that size, or the number of --nodes")
+    fixed = all(given[:2])
+    possible = [
+        each
+        for each in ([asked] if fixed else layouts(shape, job.resources.gpus_per_node, work))
+        if all(size in (0, own) for size, own in zip(given, each[:3], strict=True))
+        and (each.recompute == recompute or not {"recompute_granularity", "recompute_activations"} & {*options})
+        and (not batch or batch % (micro * (job.gpus // each.gpus)) == 0)
+    ]
+    if not possible:
+        raise RunnerError(
+            f"no parallel sizes work with --global-batch-size {batch}",
+            f"it must be a multiple of the micro batch ({micro}) times the copies of the model on {job.gpus} GPUs",
+            f"--global-batch-size {-(-(batch or BATCH) // (micro * job.gpus)) * micro * job.gpus}",
+        )
+    gpu = site.gpu if site.gpu and memory_bytes(site.gpu) else "A100"
+    limit = memory_bytes(gpu) or USABLE_GIB[gpu] * GIB
+    totals = {each: estimate(shape, each, work).total for each in possible}
+    fitting = [each for each in possible if fits_on(totals[each], limit)]
+    if not fitting and not fixed:
+        least = min(possible, key=lambda each: totals[each])
+        raise RunnerError(
+            f"the model needs more memory than {job.gpus} GPUs have",
+            f"the best split needs {totals[least] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU ({least.text})",
+            "more --nodes, or a smaller --size; the estimate alone: runner memory --megatron SIZE",
+        )
+    chosen = fitting[0] if fitting else asked
+    copies = micro * (job.gpus // chosen.gpus)
+    reason = "as requested" if fixed else "the smallest sizes with which the model fits"
+    if gpu != site.gpu:
+        reason += f" on an A100 with 40 GB, because site {site.name} does not set `gpu`"
+    why = f"{chosen.text}: {reason} (estimate: {totals[chosen] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU)"
+    return chosen, batch or -(-BATCH // copies) * copies, why
+
+
+def _length(options: Options, *, benchmark: bool) -> tuple[str, ...]:
+    """The arguments for the length, if none are given. Raises RunnerError for samples together with iterations."""
+    units = ("samples", "iters")
+    samples, iterations = ([name for name in options if re.fullmatch(f"(train|lr_.*)_{unit}", name)] for unit in units)
+    if samples and iterations:
+        raise RunnerError(
+            f"{_flag(samples[0])} and {_flag(iterations[0])} exclude each other",
+            "Megatron counts a training either in samples or in iterations",
+            "use --train-samples, --lr-decay-samples and --lr-warmup-samples, or the same three with -iters",
+        )
+    if samples or iterations:
+        return ()
+    return ("--train-iters", "50") if benchmark else SAMPLES
+
+
+def _check_split(options: Options) -> None:
+    """Raise RunnerError if there is an evaluation, but no validation set."""
+    evaluations = _number(options, "eval_iters", 100)
+    if evaluations and "split" in options and not _shares(options)[1]:
+        raise RunnerError(
+            f"--split {options['split']} leaves no validation set for --eval-iters {evaluations}",
+            "Megatron would fail at its first evaluation",
+            "--eval-iters 0 (--benchmark sets both), or a split such as --split 98,2,0",
+        )
+
+
+def _check_sets(prefix: str, index: Path, options: Options) -> None:
+    """Raise RunnerError for a set without documents: Megatron 0.19 would search it for samples forever."""
+    with index.open("rb") as file:
+        header = file.read(26)  # magic, version, type of the tokens, number of sequences
+    if header[:9] != b"MMIDIDX\0\0" or len(header) < 26:
+        raise RunnerError(f"{prefix}.idx is not an index of Megatron", "it does not begin like one", "make it again")
+    (count,) = struct.unpack_from("<Q", header, 18)
+    shares, end = _shares(options), 0
+    for place, name in enumerate(("training", "validation", "test")):
+        begin, end = end, round(sum(shares[: place + 1]) / sum(shares) * count)
+        if shares[place] and begin == end:
+            raise RunnerError(
+                f"the {name} set of {prefix} is empty",
+                f"the file has {count} documents, too few for the split {','.join(f'{each:g}' for each in shares)}",
+                "use more data, or a larger share for that set, or 0",
+            )
+
+
+def _shares(options: Options) -> list[float]:
+    """The shares of the three sets. The default is Megatron's."""
+    found = [float(text) for text in re.findall(r"\d+\.?\d*|\.\d+", options.get("split", "969,30,1"))]
+    return ([*found, 0.0, 0.0] if sum(found) else [1.0, 0.0, 0.0])[:3]
+
+
+def _data_paths(words: Sequence[str]) -> list[str]:
+    """The prefixes after --data-path, without the weights between them."""
+    found: list[str] = []
+    inside = False
+    for word in words:
+        inside = word == "--data-path" or (inside and not word.startswith("--"))
+        if inside and word != "--data-path" and not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", word):
+            found.append(word)
+    return found
+
+
+def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The words without --benchmark, and without these arguments and their values."""
+    flags = {_flag(name) for name in names}
+    kept = [
+        word
+        for place, word in enumerate(words)
+        if not {word, words[max(place - 1, 0)]} & flags and word != "--benchmark"
+    ]
+    return [word for word in kept if word.partition("=")[0] not in flags]
+
+
+def _number(options: Options, name: str, default: int) -> int:
+    text = options.get(name, str(default))
+    if not text.isdigit():
+        raise RunnerError(f"{_flag(name)} {text!r} is not a number", "it must be 0 or more", f"{_flag(name)} {default}")
+    return int(text)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
