@@ -63,9 +63,9 @@ class Runner:
         """Launch and return the run folder."""
         return self.runs / self("launch", *words, **options).stdout.strip()
 
-    def finished(self, *words: str, code: int = 0) -> tuple[Path, str]:
+    def finished(self, *words: str, code: int = 0, **options: Any) -> tuple[Path, str]:
         """Launch, wait for the end; returns the run folder and job.log."""
-        folder = self.runs / self("launch", "--wait", *words, code=code).stdout.strip()
+        folder = self.runs / self("launch", "--wait", *words, code=code, **options).stdout.strip()
         return folder, (folder / "job.log").read_text()
 
     def status(self, run: str) -> dict[str, Any]:

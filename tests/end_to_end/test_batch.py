@@ -1,5 +1,6 @@
 """On a real Slurm: a user's own batch script runs as under plain sbatch, and is a run with attempts."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.end_to_end.conftest import Runner, write
 from tests.lab.slurm import SlurmLab
+from tests.waiting import until
 
 SEEN = """\
 #!/bin/bash
@@ -105,3 +107,100 @@ def test_scripts_end_by_a_signal_as_under_plain_sbatch(cluster: Runner, slurm: S
         "143\n",
         "4\n",
     ]
+
+
+TRAPS = """\
+#!/bin/bash
+#SBATCH -t 5 -o /dev/null
+log=seen-$SLURM_JOB_ID
+for signal in USR1 USR2 TERM; do trap "echo script $signal >>$log; let n++" $signal; done
+bash -c "trap 'echo child USR2 >>$log' USR2; echo up >>$log; while :; do sleep 0.1; done" &
+until [ "$n" = 4 ]; do sleep 0.1; done
+exit 3
+"""
+
+
+def test_signals_reach_the_script_exactly_once(cluster: Runner, slurm: SlurmLab, place: Path) -> None:
+    """scancel --batch signals the script alone, --full its processes too, and plain scancel the whole job."""
+    write(place, {"traps.sh": TRAPS})
+    argv = ("sbatch", "--parsable", "traps.sh")
+    run = cluster.launch("./traps.sh", cwd=place)
+    jobs = [slurm.run(argv, cwd=place).stdout.strip(), cluster.status(run.name)["job_id"]]
+    logs = [place / f"seen-{job}" for job in jobs]
+    until(lambda: all(log.is_file() for log in logs))
+    lines = 1
+    for words, count in ((("--batch", "-s", "USR1"), 1), (("--full", "-s", "USR2"), 2), (("--batch", "-s", "TERM"), 1)):
+        lines += count
+        for job, log in zip(jobs, logs, strict=True):
+            slurm.run(("scancel", *words, job))
+            until(lambda log=log, lines=lines: len(log.read_text().splitlines()) == lines)  # type: ignore[misc]
+    slurm.run(("scancel", *jobs))
+    until(lambda: cluster.status(run.name)["state"] == "CANCELLED")
+    until(lambda: all(slurm.job(job)["JobState"] == "CANCELLED" for job in jobs))
+    texts = [sorted(log.read_text().splitlines()) for log in logs]
+    wanted = ["child USR2", "script TERM", "script TERM", "script USR1", "script USR2", "up"]
+    assert texts == [wanted, wanted]
+    assert (run / "attempts/1/cause").read_text() == "cancelled\n"
+
+
+def test_another_interpreter_gets_the_same_words_and_variables(cluster: Runner, slurm: SlurmLab, place: Path) -> None:
+    text = "#!/usr/bin/env python3\n#SBATCH -t 5 --export=NONE -o py-%j\nimport os, sys\nprint(sys.argv[1:])\n"
+    text += "names = [name for name in os.environ if not name.startswith('RUNNER_')]\n"
+    text += (
+        "print(os.getcwd(), sorted(names), os.environ['SLURM_EXPORT_ENV'], os.environ['SLURM_JOB_NAME'])\nsys.exit(5)\n"
+    )
+    write(place, {"py.sbatch": text})
+    first = plain(slurm, cluster.environ, place, "py.sbatch", "a b")
+    _, log = cluster.finished("py.sbatch", "--", "a b", code=5, cwd=place)
+    assert log == (place / f"py-{first}").read_text() and "['a b']" in log and "NONE py.sbatch\n" in log
+
+
+def test_each_task_of_an_array_is_a_run(cluster: Runner, place: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH -t 5 -a 1-5:2 -o %x-%a\n"
+    write(place, {"array.sh": head + 'echo "task $SLURM_ARRAY_TASK_ID"\nexit $((SLURM_ARRAY_TASK_ID % 3))\n'})
+    name = cluster("launch", "--wait", "./array.sh", code=2, cwd=place).stdout.strip()
+    rows = json.loads(cluster("status", "--json", name).stdout)
+    assert name == "array-array-0001"
+    assert [row["job_id"].partition("_")[2] for row in rows] == ["1", "3", "5"]
+    assert [(row["state"], row["exit_code"]) for row in rows] == [("FAILED", 1), ("COMPLETED", 0), ("FAILED", 2)]
+    assert cluster("logs", "array-0002").stdout.startswith("task 3\n")
+    again = cluster("rerun", "array-0003").stdout.strip()
+    status = cluster.wait(again, lambda status: status["state"] == "FAILED")
+    assert status["job_id"].endswith("_5") and (cluster.runs / again / "job.log").read_text() == "task 5\n"
+
+
+def test_a_heterogeneous_job_is_one_run(cluster: Runner, place: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH -t 5 -N 1 -o het\n#SBATCH hetjob\n#SBATCH -N 1\n"
+    write(place, {"het.sh": text + 'srun --het-group=0,1 sh -c "echo part $SLURM_HET_SIZE"\nexit 6\n'})
+    folder, log = cluster.finished("./het.sh", code=6, cwd=place)
+    assert log.count("part 2\n") == 2
+    assert cluster.status(folder.name)["state"] == "FAILED"
+
+
+def test_the_script_may_requeue_itself_and_a_policy_may_restart_it(cluster: Runner, place: Path) -> None:
+    text = '#!/bin/bash\n#SBATCH -t 5 -o out\necho "start ${SLURM_RESTART_COUNT:-0}"\neval "$1"\n'
+    write(place, {"again.sh": text})
+    own = '[ "${SLURM_RESTART_COUNT:-0}" != 0 ] || { scontrol requeue $SLURM_JOB_ID; sleep 100; }'
+    mine = cluster.launch("./again.sh", "--", own, cwd=place)
+    cluster.wait(mine.name, lambda status: status["state"] == "COMPLETED")
+    assert (mine / "attempts/2/exit_code").read_text() == "0\n" and (place / "out").read_text() == "start 1\n"
+    words = ("--restart", "time_limit=1", "./again.sh", "--", "exit 75")
+    folder = cluster.launch(*words, cwd=place)
+    status = cluster.wait(folder.name, lambda status: status["state"] == "FAILED" and status["attempt"] == 2)
+    assert status["reason"] == "second time_limit; [restart] allows 1"
+    assert cluster("logs", folder.name).stdout.count("start 1\n") == 1
+
+
+def test_a_rerun_submits_the_bytes_of_the_launch(cluster: Runner, place: Path) -> None:
+    """Also when the file has changed since; --from-snapshot runs the script of the run's own copy of the code."""
+    write(place, {"save.sh": "#!/bin/bash\n#SBATCH -t 5\necho old $LR $0\npwd\n", "lib": "x"})
+    sweep = cluster("launch", "--sweep", "LR=1,2", "./save.sh", cwd=place).stdout.strip()
+    rows = json.loads(cluster("status", "--json", sweep).stdout)
+    write(place, {"save.sh": "#!/bin/bash\n#SBATCH -t 5\necho new\npwd\n"})
+    done = cluster("rerun", rows[1]["run"])
+    assert f"{place}/save.sh has changed since" in done.stderr
+    again = done.stdout.strip()
+    cluster.wait(again, lambda status: status["state"] == "COMPLETED")
+    assert (cluster.runs / again / "job.log").read_text().startswith("old 2 ")
+    folder, log = cluster.finished("--from-snapshot", "./save.sh", cwd=place)
+    assert log == f"new\n{folder}/code/work\n"

@@ -54,6 +54,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="start when RUN has ended, whatever its exit code",
     )
+    launch.add_argument(
+        "--from-snapshot", action="store_true", help="run a batch script from the run's copy of the code"
+    )
     launch.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
     launch.add_argument("--wait", action="store_true", help="show the output, and return the job's exit code")
     launch.add_argument("--parsable", action="store_true", help="print the job id instead of the run's name")
@@ -75,6 +78,7 @@ def launch_request(args: argparse.Namespace) -> Request:
         engine=args.engine,
         given=settings(args),
         dry_run=args.dry_run,
+        from_snapshot=args.from_snapshot,
         after=tuple(args.after),
         after_any=tuple(args.after_any),
     )
@@ -96,10 +100,11 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
         console.warn(note)
-    if not _confirmed(plan, console, yes=args.yes, runs=len(sweep.combinations) if sweep else 1):
+    tasks = _array_tasks(plan, args)
+    if not _confirmed(plan, console, yes=args.yes, runs=len(sweep.combinations) if sweep else len(tasks) or 1):
         return 1
-    if sweep is not None:
-        return _launch_sweep(plan, sweep, runs, args, console)
+    if sweep is not None or tasks:
+        return _launch_sweep(plan, sweep, tasks, runs, args, console)
     from runner.runs.submit import submit
 
     run = submit(plan, runs, sys.argv[1:], console, args.tag)
@@ -211,7 +216,7 @@ def _explain_batch(plan: RunPlan, project: Project) -> Iterator[str]:
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text}"
     yield "options of sbatch, and where each comes from:"
-    rows = ((f"--{each.name}", each.value, _short(each.origin, project)) for each in plan.batch.options)
+    rows = ((f"--{name}", text, _short(str(origin), project)) for name, (text, origin) in plan.batch.options.items())
     yield from _columns(tuple(rows))
     yield from _code(plan)
 
@@ -319,11 +324,24 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     return first
 
 
-def _launch_sweep(plan: RunPlan, sweep: Sweep, runs: Path, args: argparse.Namespace, console: Console) -> int:
-    """Start the runs; print the sweep's name."""
+def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
+    """The tasks of a batch script that is an array; empty for all other jobs."""
+    tasks = plan.batch.array_tasks if plan.batch else ()
+    if tasks and args.chain:
+        raise RunnerError(
+            "--chain does not work with an array", "a chain belongs to a single run", "--restart time_limit=N",
+            exit_code=2,
+        )  # fmt: skip
+    return tasks
+
+
+def _launch_sweep(
+    plan: RunPlan, sweep: Sweep | None, tasks: tuple[int, ...], runs: Path, args: argparse.Namespace, console: Console
+) -> int:
+    """Start the runs; print the name of the sweep or array. With --wait, return the highest exit code."""
     from runner.runs.sweep import submit_sweep
 
-    name, made = submit_sweep(plan, sweep, runs, sys.argv[1:], console, args.tag)
+    name, made = submit_sweep(plan, sweep, runs, sys.argv[1:], console, args.tag, tasks)
     console.say(
         f"{name}: {len(made)} runs, {made[0].name} to {made[-1].name}, jobs {made[0].job_id} to {made[-1].job_id}"
     )
@@ -333,4 +351,22 @@ def _launch_sweep(plan: RunPlan, sweep: Sweep, runs: Path, args: argparse.Namesp
             {"run": run.name, "job_id": run.job_id, "parameters": run.parameters} for run in made]})  # fmt: skip
     else:
         console.answer(made[0].job_id.partition("_")[0] if args.parsable else name)
-    return 0
+    sys.stdout.flush()
+    return _wait_for_all(made, console) if args.wait else 0
+
+
+def _wait_for_all(runs: tuple[Run, ...], console: Console) -> int:
+    """Wait for the runs of an array, and return the highest exit code."""
+    from runner.runs.follow import result_code
+    from runner.runs.run import reloaded
+    from runner.runs.status import RunStatus, watch
+
+    last: list[RunStatus] = []
+
+    def keep(found: tuple[RunStatus, ...]) -> None:
+        last[:] = found
+
+    watch(lambda: tuple(map(reloaded, runs)), keep)
+    for status in last:
+        say_end(status, console)
+    return max(map(result_code, last))

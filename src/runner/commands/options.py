@@ -87,7 +87,7 @@ def add_job(verb: argparse.ArgumentParser) -> None:
 
 def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
     """Add the options that set values of a job, from the table KEYS; with `shell`, only those that `shell` accepts."""
-    from runner.runs.job import KEYS
+    from runner.runs.job import KEYS, Restart
 
     verb.add_argument("--engine", help="the container engine (default: the site's)")
     for name, key in KEYS.items():
@@ -96,7 +96,7 @@ def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
         how: dict[str, Any] = {"dest": name, "help": key.help}
         if key.kind is bool:
             how |= {"action": "store_const", "const": False}
-        elif key.kind is tuple:
+        elif key.kind in (tuple, Restart):
             how |= {"action": "append", "metavar": key.metavar}
         else:
             how |= {"type": key.kind, "metavar": key.metavar or key.flag[2:].upper().replace("-", "_")}

@@ -46,6 +46,8 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         for name in () if whole else locked.changed_files:
             console.say(f"missing or changed: {name}")
         return 0
+    if whole and (changed := rerun.changed_script(locked)):
+        console.say(f"submitting the copy of the launch, because {changed} has changed since")
     run = rerun.same_bytes(locked, runs, console, args.tag) if whole else _anew(locked, project, runs, args, console)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     console.answer(run.job_id if args.parsable else run.name)

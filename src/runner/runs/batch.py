@@ -5,13 +5,14 @@ sbatch gets the user's file itself, from the user's folder. payload/batch.sh rec
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from runner.bash import Word
 from runner.environments.environment import Environment
@@ -20,26 +21,25 @@ from runner.expansion import literal
 from runner.project import Project
 from runner.quoting import literal as quoted
 from runner.runs.adopt.options import SBATCH, split
-from runner.runs.job import KEYS, Job, Layer, Resources, Setting, time_limit_minutes, time_limit_text, value
+from runner.runs.job import (
+    KEYS,
+    Job,
+    Layer,
+    Resources,
+    Restart,
+    Setting,
+    time_limit_minutes,
+    time_limit_text,
+    value,
+)
+from runner.runs.resolve import setting_of
 from runner.runs.schedulers.slurm_commands import SUBMIT, gpu_request
+from runner.runs.schedulers.template import restart_words
 from runner.site import Origin, Site
 
-SETTINGS = "settings.sh"
-KEPT = "script"
-"""the folder, in the run folder, of the copy of the script"""
-_INHERITS = "BASH_ENV"
-
+_BASH = re.compile(r"#! *(?:/\S*/bash|/usr/bin/env(?: +-S)? +bash) *(.*?) *")
 # the options of bash with which it still reads BASH_ENV, and prints nothing for it
 _OPTIONS = re.compile(r"-[abefhklmruxBCEHPT]+|--login|--noprofile|--norc|")
-_BASH = re.compile(r"#! *(?:/\S*/bash|/usr/bin/env(?: +-S)? +bash) *(.*?) *")
-
-
-class Option(NamedTuple):
-    """One option of sbatch, and where it comes from."""
-
-    name: str
-    value: str
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,21 @@ class Batch:
     """where sbatch runs"""
     text: str
     """the script's bytes, decoded with surrogateescape"""
-    options: tuple[Option, ...]
-    """the effective options, each with its origin"""
+    options: Layer
+    """the effective options of sbatch: long name -> value and origin"""
     flags: tuple[str, ...] = ()
     """the flags of sbatch: from the command line and the job file, and what the site adds"""
+    in_snapshot: str | None = None
+    """with --from-snapshot: the folder in RUN/code where sbatch runs; `word` is relative to it then"""
 
     @property
     def name(self) -> str:
         return Path(self.word).name
+
+    @property
+    def kept(self) -> str:
+        """The copy of the script, relative to the run folder."""
+        return f"script/{self.name}"
 
     @property
     def reads_bash_env(self) -> bool:
@@ -69,32 +76,38 @@ class Batch:
 
     def option(self, name: str) -> str:
         """The value of an option; empty if it is not set."""
-        return next((each.value for each in self.options if each.name == name), "")
+        return str(value(self.options, name) or "")
+
+    @property
+    def array_tasks(self) -> tuple[int, ...]:
+        """The task numbers of an array (`1-10:3,15%2`); empty for a single job."""
+        found: list[int] = []
+        for part in self.option("array").partition("%")[0].split(","):
+            if each := re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip()):
+                found += range(int(each[1]), int(each[2] or each[1]) + 1, int(each[3] or 1))
+        return tuple(dict.fromkeys(found))
 
 
-def read(word: str, project: Project) -> str:
+def _read(word: str, path: Path) -> str:
     """The text of the script. Raises RunnerError for a file that sbatch would reject, or that has no #SBATCH line."""
-    path = project.start / Path(word).expanduser()
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RunnerError(f"cannot read {word}", error.strerror or str(error), "check the path") from error
-    why, fix = "", ""
-    if not data.strip():
-        why, fix = "the file is empty", "check the path"
-    elif b"\0" in data:
-        why, fix = "it contains NUL bytes, so it is a program or another binary file", f"runner launch -- {word}"
-    elif not data.startswith(b"#!"):
-        why, fix = "its first line is not `#!` with the path of an interpreter", "add the first line: #!/bin/bash"
-    elif b"\r\n" in data:
-        why, fix = r"its lines end in \r\n, as on Windows", f"sed -i 's/\\r$//' {shlex.quote(word)}"
-    if why:
-        raise RunnerError(f"sbatch would reject {word}", why, fix)
+    refusals = (
+        (not data.strip(), "the file is empty", "check the path"),
+        (b"\0" in data, "it contains NUL bytes, so it is not a script", f"to run a program: runner launch -- {word}"),
+        (not data.startswith(b"#!"), "its first line is not `#!` with an interpreter", "add the line: #!/bin/bash"),
+        (b"\r\n" in data, r"its lines end in \r\n, as on Windows", f"sed -i 's/\\r$//' {shlex.quote(word)}"),
+    )
+    for is_so, why, fix in refusals:
+        if is_so:
+            raise RunnerError(f"sbatch would reject {word}", why, fix)
     text = data.decode(errors="surrogateescape")
-    if not any(line.startswith("#SBATCH") for line in _head(text)):
+    if not re.search("^#SBATCH", text, re.MULTILINE):
         raise RunnerError(
             f"{word} is not a batch script",
-            "it has no #SBATCH line before its first command",
+            "it has no #SBATCH line",
             f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}",
         )
     return text
@@ -108,40 +121,35 @@ def _head(text: str) -> Iterator[str]:
         yield line
 
 
-def _words(line: str) -> list[Word]:
-    with suppress(ValueError):  # a quote that is not closed: sbatch itself reports it
-        return [Word(literal(word), word) for word in shlex.split(line, comments=True)]
-    return []
+def _options(words: Sequence[str], origin: Origin) -> dict[str, Setting]:
+    """The options in words of sbatch; of the same option, sbatch takes the last."""
+    found = split([Word(literal(word), word) for word in words], SBATCH)[0]
+    return {each.name.replace("_", "-"): Setting(each.value or "", origin) for each in found}
 
 
-def _options(words: Sequence[str], origin: str) -> Iterator[Option]:
-    for each in split([Word(literal(word), word) for word in words], SBATCH)[0]:
-        yield Option(each.name.replace("_", "-"), each.value or "", origin)
-
-
-def of_script(text: str, name: str) -> tuple[Option, ...]:
+def _of_script(text: str, name: str) -> dict[str, Setting]:
     """The options of the `#SBATCH` lines; for a heterogeneous job, those of its first component."""
-    found: list[Option] = []
+    found: dict[str, Setting] = {}
     for number, line in enumerate(_head(text), 1):
         if line.startswith("#SBATCH"):
-            words = _words(line.removeprefix("#SBATCH"))
-            if words and words[0].raw in ("hetjob", "packjob"):
-                break
-            found += _options([word.raw for word in words], f"{name}:{number}")
-    return tuple(found)
+            with suppress(ValueError):  # a quote that is not closed: sbatch itself reports it
+                words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+                if words[:1] in (["hetjob"], ["packjob"]):
+                    break
+                found |= _options(words, Origin(f"{name}:{number}"))
+    return found
 
 
-_OF_VARIABLE = {"ARRAY_INX": "array", "TIMELIMIT": "time", "MEM_PER_NODE": "mem", "CPUS_PER_TASK": "cpus-per-task"}
+_OF_VARIABLE = {"ARRAY_INX": "array", "TIMELIMIT": "time", "MEM_PER_NODE": "mem"}
 
 
-def of_environ(environ: Mapping[str, str]) -> tuple[Option, ...]:
+def _of_environ(environ: Mapping[str, str]) -> dict[str, Setting]:
     """The options in the SBATCH_* variables."""
-    found = []
-    for name, text in environ.items():
-        if name.startswith("SBATCH_"):
-            known = name.removeprefix("SBATCH_")
-            found.append(Option(_OF_VARIABLE.get(known, known.lower().replace("_", "-")), text, name))
-    return tuple(found)
+    names = {name: name.removeprefix("SBATCH_") for name in environ if name.startswith("SBATCH_")}
+    return {
+        _OF_VARIABLE.get(known, known.lower().replace("_", "-")): Setting(environ[name], Origin(name))
+        for name, known in names.items()
+    }
 
 
 # settings of runner -> the option of sbatch
@@ -149,103 +157,101 @@ _FLAGS = {"nodes": "nodes", "tasks_per_node": "ntasks-per-node", "cpus_per_task"
           "partition": "partition", "account": "account", "mail_user": "mail-user"}  # fmt: skip
 
 
-def _flags(layer: Layer, site: Site) -> Iterator[str]:
+def _flags(layer: Layer, site: Site) -> tuple[str, ...]:
     """The flags of sbatch for the settings of the command line or of a job file."""
-    for name, option in _FLAGS.items():
-        if name in layer:
-            yield f"--{option}={value(layer, name)}"
-    if "gpus_per_node" in layer:
-        yield from gpu_request(value(layer, "gpus_per_node"), site)
-    if "time_minutes" in layer:
-        yield f"--time={time_limit_text(value(layer, 'time_minutes'))}"
-    if "mail_events" in layer:
-        yield f"--mail-type={','.join(value(layer, 'mail_events')).upper()}"
-    yield from value(layer, "sbatch") or ()
+    minutes, events = value(layer, "time_minutes"), value(layer, "mail_events")
+    return (
+        *(f"--{option}={value(layer, name)}" for name, option in _FLAGS.items() if name in layer),
+        *gpu_request(value(layer, "gpus_per_node") or 0, site),
+        *((f"--time={time_limit_text(minutes)}",) if minutes else ()),
+        *((f"--mail-type={','.join(events).upper()}",) if events else ()),
+        *(value(layer, "sbatch") or ()),
+    )
 
 
-# what sbatch would do instead of submitting the job and printing its id, and what to use instead
-_REFUSED = {
-    "wrap": ("sbatch does not accept a script together with --wrap", "leave out the option"),
-    "wait": ("sbatch would return only after the end of the job", "leave out the option, and use runner launch --wait"),
-    "test-only": ("sbatch would submit nothing", "leave out the option, and use runner launch --dry-run"),
-    "clusters": ("`runner status` and `runner cancel` only use the default cluster",
-                 "leave out the option, and launch on a login node of that cluster"),
-    "help": ("sbatch would submit nothing", "leave out the option"),
-    "usage": ("sbatch would submit nothing", "leave out the option"),
-    "version": ("sbatch would submit nothing", "leave out the option"),
-}  # fmt: skip
-
-
-_NO_CONTAINER = "the script itself chooses its containers and starts its programs"
-
-
-def refuse(given: Layer, job_file: Layer, env: str | None, engine: str | None) -> None:
-    """Raise RunnerError for a setting that cannot apply to a batch script."""
-    found = [(f"--{name}", "command line") for name, word in (("env", env), ("engine", engine)) if word is not None]
-    for layer in (given, job_file):
-        found += [(name, str(layer[name].origin)) for name in ("environment", "launcher", "srun") if name in layer]
-    for name, origin in found:
-        raise RunnerError(f"{origin}: {name} cannot apply to a batch script", _NO_CONTAINER, f"leave out {name}")
+# options of sbatch and settings of runner that cannot apply: why, and what to use instead
+_REFUSED_OPTIONS = {
+    "wrap": ("sbatch does not accept a script together with --wrap", "leave it out"),
+    "wait": ("sbatch would return only after the end of the job", "leave it out: runner launch --wait"),
+    "test-only": ("sbatch would submit nothing", "leave it out: runner launch --dry-run"),
+    "clusters": ("runner only uses the default cluster", "leave it out, and launch on a login node of that cluster"),
+}
+_REFUSED_SETTINGS = {
+    **dict.fromkeys(("environment", "engine"), ("the script itself chooses its containers", "leave it out")),
+    **dict.fromkeys(("launcher", "srun"), ("the script itself starts its programs", "leave it out")),
+}
+_UNUSED_SETTINGS = ("setup", "task_prolog", "task_epilog", "preflight", "save_seconds")
 
 
 def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[str, str], site: Site) -> Batch:
-    """The script with its options. Raises RunnerError for an option that a run cannot have."""
-    text = read(word, project)
+    """The script with its options. Raises RunnerError for an option or a setting that a run cannot have."""
+    text = _read(word, project.start / Path(word).expanduser())
     given, job_file = layers
-    known = [
-        *reversed((*_options([*_flags(given, site)], "command line"),)),  # of the same option, sbatch takes the last
-        *reversed((*_options([*_flags(job_file, site)], "job file"),)),
-        *of_environ(environ),
-        *reversed(of_script(text, word)),
-    ]
-    flags = (*_flags(job_file, site), *_flags(given, site))
-    for name in ("account", "partition"):
-        own = getattr(site, name)
-        if own and not any(each.name == name for each in known):
-            known.append(Option(name, own, str(site.origins.get(name, f"site {site.name}"))))
-            flags = (f"--{name}={own}", *flags)
+    own, file = _flags(given, site), _flags(job_file, site)
     if "name" in given:
-        known.insert(0, Option("job-name", value(given, "name"), "command line"))
-        flags = (*flags, f"--job-name={value(given, 'name')}")
-    effective: dict[str, Option] = {}
-    for each in known:
-        effective.setdefault(each.name, each)
-    for each in effective.values():
-        if each.name in _REFUSED:
-            why, fix = _REFUSED[each.name]
-            raise RunnerError(f"{each.origin}: cannot launch a script with --{each.name}", why, fix)
-    export = effective.get("export")
-    if export and export.value.upper() == "NIL":
+        own = (f"--job-name={value(given, 'name')}", *own)
+    options = _of_script(text, word) | _of_environ(environ)
+    options |= _options(file, job_file["batch"].origin) | _options(own, Origin("command line"))
+    added: list[str] = []
+    for name in ("account", "partition"):
+        if getattr(site, name) and name not in options:
+            added.append(f"--{name}={getattr(site, name)}")
+            options |= _options(added[-1:], site.origins.get(name, Origin(f"site {site.name}")))
+    if restart_of(layers) and site.restart_by == "requeue" and "no-requeue" not in options:
+        # without append, a requeue empties the output file
+        flags = ["--requeue", *(() if "open-mode" in options else ("--open-mode=append",))]
+        added += flags
+        options |= _options(flags, Origin("[restart]"))
+    for refused, some in ((_REFUSED_OPTIONS, (options,)), (_REFUSED_SETTINGS, layers)):
+        for name, layer in ((name, layer) for name in refused for layer in some if name in layer):
+            what = f"{layer[name].origin}: {name} cannot apply to a batch script"
+            raise RunnerError(what, *refused[name])
+    if str(value(options, "export")).upper() == "NIL":
+        what = f"{options['export'].origin}: --export=NIL cannot apply to a batch script"
+        raise RunnerError(what, "the job would get no variable that names its run folder", "use --export=NONE")
+    return Batch(word, project.start, text, options, (*added, *file, *own))
+
+
+def in_snapshot(batch: Batch, main: Path | None) -> Batch:
+    """The script as it is in the snapshot of `main`, submitted from the same folder there."""
+    path = (batch.folder / Path(batch.word).expanduser()).resolve()
+    if main is None or not path.is_relative_to(main):
         raise RunnerError(
-            f"{export.origin}: cannot launch a script with --export=NIL",
-            "the job would get no variable that tells it its run folder",
-            "use --export=NONE",
+            f"cannot run {batch.word} from a snapshot",
+            f"it is not in {main}" if main else "it is not in a project or a git repository",
+            "leave out --from-snapshot, or launch in the script's project",
         )
-    if export and not re.match(r"ALL(,|$)", export.value, re.IGNORECASE):
-        listed = [] if export.value.upper() == "NONE" else [export.value]
-        flags = (*flags, f"--export={','.join((*listed, _INHERITS))}")
-    return Batch(word, project.start, text, tuple(effective.values()), flags)
+    folder = batch.folder if batch.folder.is_relative_to(main) else main
+    word = os.path.relpath(path, folder)
+    return replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(main)))
+
+
+def restart_of(layers: Sequence[Layer]) -> Restart | None:
+    """The restart policy that the user requested; a chain has one by itself."""
+    found, chain = (
+        next((value(layer, name) for layer in layers if name in layer), None) for name in ("restart", "chain")
+    )
+    return found or (Restart(time_limit=chain - 1) if chain else None)
 
 
 def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> Job:
     """The job. Its resources are what the options say, as far as they are numbers."""
-    given, job_file = layers
-    layer: dict[str, Setting] = {**job_file, **given}
-    name = value(given, "name") or batch.option("job-name") or Path(batch.word).stem
-    kept = ("notify", "hang_seconds", "restart", "chain", "mail_user", "mail_events", "env")
-    origins = {key: layer[key].origin if key in layer else Origin("default") for key in KEYS}
-    job = Job(
+    layer = {**layers[1], **layers[0]}
+    name = value(layer, "name") or batch.option("job-name") or Path(batch.word).stem
+    found = {key: setting_of(key, layers) for key in KEYS}
+    used: dict[str, Any] = {key: found[key].value for key in ("arguments", "env", "notify", "chain", "trainer")}
+    return Job(
         name=re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:60] or "job",
         environment=environment,
         batch=batch.word,
-        arguments=tuple(value(layer, "arguments") or ()),
         resources=_resources(batch),
         sbatch=batch.flags,
-        hang_seconds=0,
         save_seconds=0,
-        origins=origins,
+        hang_seconds=value(layer, "hang_seconds") or 0,
+        restart=restart_of(layers),
+        origins={key: setting.origin for key, setting in found.items()},
+        **used,
     )
-    return replace(job, **{key: layer[key].value for key in kept if key in layer})
 
 
 def _resources(batch: Batch) -> Resources:
@@ -254,61 +260,113 @@ def _resources(batch: Batch) -> Resources:
         return int(found[1]) if found else 0
 
     nodes = max(1, number("nodes"))
-    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
     gres = re.search(r"\bgpu(?::[^:,]+)?:(\d+)", batch.option("gres"))
+    tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
     gpus = number("gpus-per-node") or (int(gres[1]) if gres else 0) or -(-number("gpus") // nodes)
     minutes = None
     with suppress(RunnerError):
         minutes = time_limit_minutes(batch.option("time"), "time")
     return Resources(
-        nodes=nodes,
-        gpus_per_node=gpus or number("gpus-per-task") * tasks,
-        tasks_per_node=1,  # each script starts its processes in its own way
-        time_minutes=minutes,
-        partition=batch.option("partition") or None,
-        account=batch.option("account") or None,
+        nodes, gpus or number("gpus-per-task") * tasks, time_minutes=minutes, account=batch.option("account") or None
     )
 
 
-def files(batch: Batch, job: Job, environ: Mapping[str, str], restarts: str) -> dict[str, str]:
+def with_values(batch: Batch, job: Job, values: Mapping[str, str]) -> Job:
+    """The job of one run of a sweep: `{NAME}` in its arguments is replaced, and other values become variables."""
+    arguments, env = list(job.arguments), dict(job.env)
+    for name, text in values.items():
+        if any(f"{{{name}}}" in word for word in arguments):
+            arguments = [word.replace(f"{{{name}}}", text) for word in arguments]
+        else:
+            env[name] = text
+        if batch.array_tasks or (name in env and not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)):
+            raise RunnerError(
+                f"cannot sweep over {name} with {batch.word}",
+                "the script is an array"
+                if batch.array_tasks
+                else "the value becomes a variable, and this is no name for one",
+                "leave out --sweep"
+                if batch.array_tasks
+                else f"choose another name, or put {{{name}}} into the arguments",
+            )
+    return replace(job, arguments=tuple(arguments), env=env)
+
+
+def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
     """The files of the run folder that submit the script, and that payload/batch.sh reads."""
-    found = {f"{KEPT}/{batch.name}": batch.text, SUBMIT: _submit(batch, job)}
+    found = {batch.kept: batch.text, SUBMIT: submission(batch, job)}
     values = {
         "gpus": str(job.gpus),
         "hang_seconds": str(job.hang_seconds),
         "export_env": batch.option("export"),
         "bash_env": environ.get("BASH_ENV", ""),
-        "restart_words": restarts,
+        "is_array": "yes" if batch.array_tasks else "",
+        "restart_words": restart_words(
+            job, replace(site, restart_by="submit") if "no-requeue" in batch.options else site
+        ),
     }
     if not batch.reads_bash_env:
-        head = [line for line in _head(batch.text) if not line.startswith("#!")]
+        first, *head = _head(batch.text)
         found[f"wrapper/{batch.name}"] = "\n".join(("#!/bin/bash", *head, ""))
-        interpreter, _, option = batch.text.partition("\n")[0].removeprefix("#!").strip().partition(" ")
-        values |= {"interpreter": interpreter, "interpreter_option": option.strip(), "script_name": batch.name}
-    found[SETTINGS] = "".join(f"{name}={quoted(text)}\n" for name, text in values.items() if text)
+        interpreter, _, option = first.removeprefix("#!").strip().partition(" ")
+        values |= {"interpreter": interpreter, "interpreter_option": option.strip(), "kept": batch.kept}
+    found["settings.sh"] = "".join(f"{name}={quoted(text)}\n" for name, text in values.items() if text)
     return found
 
 
-def _submit(batch: Batch, job: Job) -> str:
-    """The script that submits the user's script; it has no absolute run path."""
-    name = quoted(batch.name)
-    exports = "".join(f"export {key}={quoted(text)}\n" for key, text in job.env.items())
-    path = f'"$run"/{KEPT}/{name}'
-    if batch.reads_bash_env:
-        choice = f'script={quoted(batch.word)}\ncmp -s "$script" {path} || script={path} # it has changed since\n'
-    else:
-        choice = f'script="$run"/wrapper/{name} # the interpreter of the script does not read BASH_ENV\n'
-    words = " ".join(map(quoted, job.arguments))
-    flags = " ".join(map(quoted, ("--parsable", *batch.flags)))
-    return (
-        "#!/bin/bash\n# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]\n"
-        'run=$(cd -P "${BASH_SOURCE[0]%/*}" && pwd) || exit\n'
-        f"[ . -ef {quoted(str(batch.folder))} ] || cd {quoted(str(batch.folder))} || exit\n"
-        f'{choice}{exports}export {_INHERITS}="$run"/payload/batch.sh\n'
-        f'exec sbatch {flags} "$@" "$script"{" " + words if words else ""}\n'
-    )
+def _words(batch: Batch, job: Job) -> tuple[str, ...]:
+    """The flags of sbatch. Without ALL in --export, the variables that we add must be named."""
+    export = batch.option("export")
+    if not export or re.match(r"ALL(,|$)", export, re.IGNORECASE):
+        return batch.flags
+    listed = [] if export.upper() == "NONE" else [export]
+    return (*batch.flags, f"--export={','.join((*listed, *job.env, 'BASH_ENV'))}")
 
 
 def command(batch: Batch, job: Job) -> str:
     """The sbatch command, for the user."""
-    return shlex.join(("sbatch", *batch.flags, batch.word, *job.arguments))
+    return shlex.join(("sbatch", *_words(batch, job), batch.word, *job.arguments))
+
+
+def submission(batch: Batch, job: Job) -> str:
+    """The script that submits the user's script; it has no absolute run path."""
+    kept, folder, script = f'"$run"/{quoted(batch.kept)}', quoted(str(batch.folder)), quoted(batch.word)
+    lines = [
+        "#!/bin/bash",
+        "# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]",
+        'run=$(cd -P "${BASH_SOURCE[0]%/*}" && pwd) || exit',
+        f"[ . -ef {folder} ] || cd {folder} || exit",
+        f"script={script}",
+        f'[ ! -e {kept} ] || cmp -s "$script" {kept} || script={kept} # it has changed since the launch',
+        *(f"export {name}={quoted(text)}" for name, text in job.env.items()),
+        'export BASH_ENV="$run"/payload/batch.sh',
+        " ".join(
+            (
+                "exec sbatch",
+                *map(quoted, ("--parsable", *_words(batch, job))),
+                '"$@" "$script"',
+                *map(quoted, job.arguments),
+            )
+        ),
+    ]
+    if batch.in_snapshot is not None:
+        lines[3:6] = [f'cd "$run"/code/{quoted(batch.in_snapshot)} || exit', f"script={script}"]
+    if not batch.reads_bash_env:
+        lines.insert(
+            -2, f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter of the script does not read BASH_ENV'
+        )
+    return "\n".join((*lines, ""))
+
+
+def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
+    """What the user should know about this script."""
+    found = [
+        f"{name} does not apply to a batch script" for name in _UNUSED_SETTINGS for layer in layers if name in layer
+    ]
+    head = len(list(_head(batch.text)))
+    late = [n for n, line in enumerate(batch.text.split("\n"), 1) if n > head and line.startswith("#SBATCH")]
+    if late:
+        found.append(f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})")
+    if not batch.reads_bash_env:
+        found.append("its interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch")
+    return tuple(found)

@@ -142,7 +142,7 @@ def _is_old(attempt: Attempt) -> bool:
     return time.time() - (attempt.time("exit_code") or 0.0) > _REMEMBERED_SECONDS
 
 
-_PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)
+_PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|batch|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)
 
 
 def _program(lock: str) -> tuple[str, tuple[str, ...]]:

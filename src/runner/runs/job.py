@@ -7,7 +7,7 @@ origins. `resolve` combines them into a job, and `checks` rejects a job that can
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -188,13 +188,7 @@ KEYS: Mapping[str, Key] = {
     "cpu_tasks_per_node": Key(int, table="resources"),
     "cpus_per_task": Key(int, "--cpus-per-task", shell=True, table="resources", metavar="N"),
     "memory": Key(
-        str,
-        "--memory",
-        shell=True,
-        table="resources",
-        site=True,
-        metavar="SIZE",
-        help="memory per node, for example 450G",
+        str, "--memory", shell=True, table="resources", site=True, metavar="SIZE", help="memory per node: 450G"
     ),
     "time_minutes": Key(
         str,
@@ -225,13 +219,10 @@ KEYS: Mapping[str, Key] = {
     "preflight": Key(bool, "--no-preflight", help="do not check the nodes first"),
     "save_seconds": Key(int),
     "hang_seconds": Key(int),
-    "restart": Key(Restart),
-    "trainer": Key(
-        str,
-        "--trainer",
-        metavar="NAME",
-        help="how to read the step and the loss from the log; none: do not",
+    "restart": Key(
+        Restart, "--restart", metavar="CAUSE=N", help="restart N times after CAUSE; may be repeated; replaces [restart]"
     ),
+    "trainer": Key(str, "--trainer", metavar="NAME", help="how to read step and loss from the log; none: do not"),
     "env": Key(dict, adds=True),
     "program_in_image": Key(bool),
     "host_setup": Key(str),
@@ -267,6 +258,8 @@ def command_line(values: Mapping[str, Any]) -> Layer:
         key = KEYS[name]
         if value is None or (key.kind in (tuple, dict) and not value):
             continue
+        if key.kind is Restart:
+            value = _restart_of(value)
         if key.is_time_limit:
             value = time_limit_minutes(value, key.flag)
         found[name] = Setting(tuple(value) if key.kind is tuple else value, Origin("command line"))
@@ -312,6 +305,16 @@ def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
         return _restart(document)
     value: Any = typed(document, place, key.kind)
     return time_limit_minutes(value, str(document.place(*place))) if key.is_time_limit else value
+
+
+def _restart_of(words: Sequence[str]) -> Restart:
+    """Parse the values of --restart. Raises RunnerError for other text."""
+    causes = "|".join(item.name for item in fields(Restart))
+    for word in words:
+        if not re.fullmatch(rf"({causes})=\d{{1,9}}", word, re.ASCII):
+            what, why = f"cannot read --restart {word!r}", f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}"
+            raise RunnerError(what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2)
+    return Restart(**{name: int(count) for name, _, count in (word.partition("=") for word in words)})
 
 
 def _restart(document: Document) -> Restart:

@@ -20,7 +20,7 @@ from runner.machine.report import Report
 from runner.project import Project, is_shared_place
 from runner.runs import hub, payload, resolve, snapshot, trainer
 from runner.runs.after import Dependencies, find
-from runner.runs.checks import check_mounts, lacks_account, path_on_host
+from runner.runs.checks import check_mounts, lacks_account, missing_account, path_on_host
 from runner.runs.git import work_tree
 from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
@@ -57,6 +57,8 @@ class Request:
     after_any: tuple[str, ...] = ()
     """runs that must have ended"""
     dry_run: bool = False
+    from_snapshot: bool = False
+    """run the user's own batch script from RUN/code"""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _files(
     return {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
         **attachment.files,
-        **payload.files(),
+        **payload.files(batch=job.batch is not None),
         **waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
         trainer.FILE: trainer.render(job.trainer, project),
@@ -173,16 +175,22 @@ def _prepare_batch(
             f"choose another --site; or run it here, without its #SBATCH lines: bash {value(job_file, 'batch')}",
         )
     given = {**request.given, **command_line({"arguments": request.words})}
-    batch.refuse(given, job_file, request.env, request.engine)
+    chosen = {name: word for name, word in (("environment", request.env), ("engine", request.engine)) if word}
+    given |= {name: Setting(word, Origin("command line")) for name, word in chosen.items()}
     script = batch.load(value(job_file, "batch"), (given, job_file), project, environ, site)
     environment = Environment("batch script", None, "")
     job = batch.job_of(script, (given, job_file), environment)
+    notes = batch.notes(script, (given, job_file))
+    if lacks_account(job, site):
+        error = missing_account(site)
+        if not request.dry_run:
+            raise error
+        notes = (*notes, f"{error.what}: {error.fix}")
     waits = _waits(request, site, environ, project)
     job = waits.with_folder(job)
-    path = (project.start / Path(script.word).expanduser()).absolute()
-    tree = work_tree(path.parent)
-    main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
-    taken = snapshot.plan(main)
+    main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
+    if request.from_snapshot:
+        script = batch.in_snapshot(script, main)
     return RunPlan(
         site,
         environment,
@@ -193,11 +201,23 @@ def _prepare_batch(
         Program(None, (), main),
         taken,
         script.text,
-        {**_files(job, environment, Attachment(), waits, project), **batch.files(script, job, environ, "")},
-        (*taken.notes, *_left_out(taken)),
+        {**_files(job, environment, Attachment(), waits, project), **batch.files(script, job, environ, site)},
+        (*notes, *trouble, *taken.notes, *_left_out(taken)),
         waits,
         script,
     )
+
+
+def _snapshot_of_batch(script: Batch, project: Project, *, strict: bool) -> tuple[Path | None, Snapshot, list[str]]:
+    """(the project or git work tree of the script, its snapshot, notes). Without `strict`, errors become notes."""
+    tree = work_tree((script.folder / Path(script.word).expanduser()).absolute().parent)
+    main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
+    try:
+        return main, snapshot.plan(main), []
+    except RunnerError as error:
+        if strict:
+            raise
+        return None, Snapshot((), None), [f"no code snapshot: {error.what}"]
 
 
 ACCOUNT = "ACCOUNT"

@@ -55,7 +55,7 @@ def tables(plan: RunPlan, run: Run) -> dict[str, dict[str, Value]]:
         "job": {
             "name": job.name,
             "script": job.script,
-            "batch": job.batch,
+            "batch": str(plan.batch.folder / plan.batch.word) if plan.batch else None,
             "command": hide_words(job.command),
             "arguments": hide_words(job.arguments),
             "seed": _seed((*job.command, *job.arguments)),

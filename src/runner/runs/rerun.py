@@ -89,6 +89,13 @@ def is_whole(locked: Locked) -> bool:
     return not locked.changed_files and locked.code is not None
 
 
+def changed_script(locked: Locked) -> str:
+    """The path of the user's own batch script if it differs from the copy in the run folder; else empty."""
+    path = str(locked.tables["job"].get("batch", ""))
+    kept = locked.folder / "script" / Path(path).name
+    return path if path and kept.is_file() and _sha256(Path(path)) != _sha256(kept) else ""
+
+
 def losses(locked: Locked) -> tuple[str, ...]:
     """The parts that cannot be restored, one line each."""
     found = []
@@ -173,6 +180,7 @@ def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
         nodes=resources["nodes"],
         processes_per_node=resources["tasks_per_node"],
         tags=tuple(tags),
+        parameters=tables.get("sweep", {}) if tables["job"].get("batch") else {},
         restarts=bool(tables.get("job.restart")),
         gpu_hours=tables.get("job.restart", {}).get("gpu_hours", 0),
     )

@@ -27,13 +27,13 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     Raises RunnerError for a job that cannot run on the site.
     """
     layers = _of_one_program(layers)
-    script, command = _find("script", layers).value, _find("command", layers).value
+    script, command = setting_of("script", layers).value, setting_of("command", layers).value
     if script is None and not command:
         raise _no_program(layers)
     computed: dict[str, Setting] = {}  # the weakest layer: defaults that are computed from other settings
     layers = (*layers, _site_layer(site, script), computed)
     _compute(computed, layers, site, script or command[command[0] == "-m" and len(command) > 1])
-    found = {name: _find(name, layers) for name in KEYS}
+    found = {name: setting_of(name, layers) for name in KEYS}
     if found["launcher"].value not in LAUNCHERS:
         error = unknown("launcher", found["launcher"].value, LAUNCHERS)
         place = found["launcher"].origin.place
@@ -51,7 +51,7 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     return job
 
 
-def _find(name: str, layers: Sequence[Layer]) -> Setting:
+def setting_of(name: str, layers: Sequence[Layer]) -> Setting:
     """The setting from the strongest layer that has it; if it adds up, all values, the strongest layer's last."""
     having = [layer[name] for layer in layers if name in layer]
     if not having:
@@ -81,7 +81,7 @@ def _of_one_program(layers: Sequence[Layer]) -> tuple[Layer, ...]:
         own = replaced | ({"launcher"} if replaced and not (has_script and "script" in layer) else set())
         kept.append({name: setting for name, setting in layer.items() if name not in own})
         if not replaced and ("script" in layer or "command" in layer):
-            replaced, has_script = {"script", "command", "name"}, "script" in layer
+            replaced, has_script = {"script", "command", "batch", "name"}, "script" in layer
     return tuple(kept)
 
 
@@ -119,16 +119,18 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
 
     default("name", _name_of(program))
     default("launcher", "none")
-    gpus = _find("gpus_per_node", layers).value
-    without_gpus = _find("cpu_tasks_per_node", layers)  # the default for jobs that can run with and without GPUs
-    default("tasks_per_node", 1 if _find("launcher", layers).value == "none" else max(1, gpus))
+    gpus = setting_of("gpus_per_node", layers).value
+    without_gpus = setting_of("cpu_tasks_per_node", layers)  # the default for jobs that can run with and without GPUs
+    default("tasks_per_node", 1 if setting_of("launcher", layers).value == "none" else max(1, gpus))
     if gpus == 0 and without_gpus.value is not None:
         computed["tasks_per_node"] = without_gpus
-    default("cpus_per_task", max(1, _cpus(site, gpus) // max(1, _find("tasks_per_node", layers).value)))
+    default("cpus_per_task", max(1, _cpus(site, gpus) // max(1, setting_of("tasks_per_node", layers).value)))
     if memory := _memory(site, gpus):
         computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
     default("preflight", gpus > 0 and not site.is_local)
-    if chain := _find("chain", layers).value:  # each job of a chain continues after the time limit of the one before
+    if chain := setting_of(
+        "chain", layers
+    ).value:  # each job of a chain continues after the time limit of the one before
         default("restart", Restart(time_limit=chain - 1))
 
 

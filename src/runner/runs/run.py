@@ -177,7 +177,7 @@ def with_newest_job(run: Run) -> Run:
     attempts = run.attempts
     job = attempts[-1].job_id if attempts and run.job_ids else ""
     # runner calls a task of an array 123_4, but its attempts record the task's own job id
-    if not job or job in run.job_ids or (run.sweep and job == attempts[0].job_id):
+    if not job or job in run.job_ids or ((run.sweep or "_" in run.job_id) and job == attempts[0].job_id):
         return run
     return replace(run, job_ids=(*run.job_ids, job))
 
@@ -248,7 +248,7 @@ def _of_array(word: str, runs: tuple[Run, ...]) -> tuple[Run, ...]:
 
 def members(sweep: Path) -> tuple[Path, ...]:
     """The links to runs in the folder of a sweep, in order, without links to deleted runs."""
-    if not (sweep / "array.sbatch").is_file():
+    if not any((sweep / name).is_file() for name in ("array.sbatch", "submit.sh")):
         return ()
     links = [path for path in sweep.iterdir() if path.name.isdigit() and (path / RECORD).is_file()]
     return tuple(sorted(links, key=lambda path: int(path.name)))

@@ -15,6 +15,7 @@ from runner.images.squashfs_file import with_sha256
 from runner.machine import files, folders, secrets, sessions
 from runner.machine.report import Report
 from runner.runs import after, checks, lock, snapshot
+from runner.runs.batch import Batch
 from runner.runs.image import LaunchImage
 from runner.runs.launch import RunPlan
 from runner.runs.run import Run, save
@@ -78,9 +79,30 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
     for note in check_room(runs):
         report.warn(note)
     secrets.check()
+    if plan.batch is not None:
+        plan = _without_secrets(plan, plan.batch, report)
     taken = snapshot.summed(plan.snapshot)
     _tell_left_out(plan.snapshot, taken, report)
     return replace(plan, image=_with_sha256(plan.image, report), snapshot=taken)
+
+
+def _without_secrets(plan: RunPlan, batch: Batch, report: Report) -> RunPlan:
+    """The plan without copies of files that contain a known secret: the script runs where it is."""
+    if batch.in_snapshot:
+        return plan
+    try:
+        snapshot.summed(plan.snapshot)
+    except RunnerError as error:
+        report.warn(f"no code snapshot: {error.what}")
+        plan = replace(plan, snapshot=Snapshot((), None))
+    try:
+        refuse_in({batch.kept: batch.text})
+    except RunnerError as error:
+        if not batch.reads_bash_env:
+            raise
+        report.warn(f"no copy of the script: {error.what}")
+        plan = replace(plan, files={name: text for name, text in plan.files.items() if name != batch.kept})
+    return plan
 
 
 def _tell_left_out(before: Snapshot, taken: Snapshot, report: Report) -> None:
@@ -148,7 +170,7 @@ def write(plan: RunPlan, run: Run, report: Report) -> None:
     """Write all files that the job needs into the run folder, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
-    taken = snapshot.store_files(plan.snapshot, run.folder, shared=plan.engine != "host")
+    taken = snapshot.store_files(plan.snapshot, run.folder, shared=plan.engine != "host" or plan.batch is not None)
     _tell_left_out(plan.snapshot, taken, report)
     plan = replace(plan, snapshot=taken)
     snapshot.check_diff(run.folder)

@@ -21,9 +21,12 @@ from runner.runs.job import Job
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import Run, save
 from runner.runs.schedulers.scheduler import scheduler_of
+from runner.runs.schedulers.slurm_commands import SUBMIT
 from runner.runs.secrets import write_record
 
 ARRAY = "array.sbatch"
+ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+"""the parameter of a run that is a task of the user's own array"""
 MOST = 1000
 """the largest number of runs in a sweep; Slurm's own limit, MaxArraySize, is 1001 by default"""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -83,6 +86,11 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
 
 def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
     """The plan for one combination."""
+    if plan.batch is not None:
+        from runner.runs import batch  # slow, and most sweeps have none
+
+        job = batch.with_values(plan.batch, plan.job, values)
+        return replace(plan, job=job, files={**plan.files, SUBMIT: batch.submission(plan.batch, job)})
     job = _job(plan.job, values)
     script = scheduler_of(plan.site.scheduler).script(job, plan.attachment, plan.site)
     return replace(plan, job=job, script=script, files={**plan.files, SCRIPT: script})
@@ -104,6 +112,8 @@ def _job(job: Job, values: Mapping[str, str]) -> Job:
 
 def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
     """The batch script of the array: task N starts the run behind the link N. It has the directives of the runs."""
+    if plan.batch is not None:
+        return "# A sweep over a batch script. Each run is a job of its own, which N/submit.sh submits.\n"
     given = [line for line in plan.script.splitlines() if line.startswith("#SBATCH ")]
     own = [line for line in given if not line.startswith("#SBATCH --output=")]
     limit = f"%{at_once}" if at_once else ""
@@ -124,23 +134,38 @@ def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
 
 
 def submit_sweep(
-    plan: RunPlan, sweep: Sweep, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()
+    plan: RunPlan,
+    sweep: Sweep | None,
+    runs: Path,
+    command_line: Sequence[str],
+    report: Report,
+    tags: Sequence[str] = (),
+    tasks: Sequence[int] = (),
 ) -> tuple[str, tuple[Run, ...]]:
-    """Create and start the runs; returns the name of the sweep and its runs. On any failure, everything is removed."""
+    """Create and start the runs; returns the name of the sweep and its runs. On any failure, everything is removed.
+
+    Without a sweep, the plan's batch script is an array itself: each of its `tasks` is a run.
+    """
     plan = submit.checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
-    folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-sweep")
+    folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-{'sweep' if sweep else 'array'}")
+    plans = {str(task): (plan, {ARRAY_TASK: str(task)}) for task in tasks}
+    for number, values in enumerate(sweep.combinations if sweep else ()):
+        plans[str(number)] = (with_values(plan, values), values)
+    at_once = sweep.at_once if sweep else None
     made: list[Run] = []
     submitted = False
     try:
-        for number, values in enumerate(sweep.combinations):
-            one = with_values(plan, values)
+        for link, (one, values) in plans.items():
             run = submit.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
             made.append(run)
-            files.link(folder / str(number), f"../{run.name}")
-        write_record(folder / ARRAY, array_script(plan, len(made), sweep.at_once))
+            files.link(folder / link, f"../{run.name}")
+        if sweep:
+            write_record(folder / ARRAY, array_script(plan, len(made), at_once))
+        else:
+            folders.fill(folder, plan.files)
         with sessions.uninterrupted():
-            started = scheduler_of(plan.site.scheduler).start_sweep(folder, made, waits, sweep.at_once, report)
+            started = scheduler_of(plan.site.scheduler).start_sweep(folder, made, waits, at_once, report)
             submitted = True
             for run in started:
                 save(run)

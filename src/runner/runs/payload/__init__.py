@@ -12,8 +12,14 @@ from pathlib import Path
 FOLDER = "payload"
 
 
-def files() -> Mapping[str, str]:
-    """Path relative to the run folder -> text, for every file of the payload."""
+_OF_TASKS = ("after.sh", "inside.sh", "preflight.py", "preflight_worker.py", "processes.sh", "task.sh")
+
+
+def files(*, batch: bool = False) -> Mapping[str, str]:
+    """Path relative to the run folder -> text, for all files that job.sbatch, or a user's own `batch` script, needs."""
     here = Path(__file__).resolve().parent
-    found = [path for path in sorted(here.iterdir()) if path.suffix in (".sh", ".awk", ".py")]
-    return {f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in found if path.name != "__init__.py"}
+    unused = ("__init__.py", *(_OF_TASKS if batch else ("batch.sh",)))
+    found = (
+        path for path in sorted(here.iterdir()) if path.suffix in (".sh", ".awk", ".py") and path.name not in unused
+    )
+    return {f"{FOLDER}/{path.name}": path.read_text(encoding="utf-8") for path in found}

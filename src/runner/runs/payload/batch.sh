@@ -10,14 +10,14 @@
 } 2>/dev/null
 RUNNER_RUN=${BASH_ENV%/payload/batch.sh}
 exec 3>&1 4>&2 # the user's output files
-folder=$PWD array='' task=''
+folder=$PWD array_job='' array_task=''
 
 # Sets gpus, hang_seconds, export_env, bash_env, is_array, restart_words.
 # shellcheck source=/dev/null
 . "$RUNNER_RUN/settings.sh"
 if [ -n "${is_array:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
-    array=${SLURM_ARRAY_JOB_ID:-} task=$SLURM_ARRAY_TASK_ID
-    [ ! -e "$RUNNER_RUN/$task/run.json" ] || RUNNER_RUN=$(cd -P "$RUNNER_RUN/$task" && pwd) # each task is a run
+    array_job=${SLURM_ARRAY_JOB_ID:-} array_task=$SLURM_ARRAY_TASK_ID
+    [ ! -e "$RUNNER_RUN/$array_task/run.json" ] || RUNNER_RUN=$(cd -P "$RUNNER_RUN/$array_task" && pwd) # each task is a run
 fi
 
 # The words of the job's own command line, and its variables as Slurm set them.
@@ -33,11 +33,11 @@ done </proc/$$/environ
 [ -z "${bash_env:-}" ] || variables+=("BASH_ENV=$bash_env")
 unset BASH_ENV
 
-# An interpreter that does not read BASH_ENV: Slurm's copy is only a wrapper, and RUN/script/NAME is the script.
+# An interpreter that does not read BASH_ENV: Slurm's copy is only a wrapper, and RUN/script/NAME (kept) is the script.
 if [ -n "${interpreter:-}" ]; then
     set -- "${words[@]}"
     while [ "${1##*/}" != slurm_script ]; do shift; done
-    words=("$interpreter" ${interpreter_option:+"$interpreter_option"} "$RUNNER_RUN/script/$script_name" "${@:2}")
+    words=("$interpreter" ${interpreter_option:+"$interpreter_option"} "$RUNNER_RUN/$kept" "${@:2}")
 fi
 
 # If the run folder cannot be written, the script runs all the same, but nothing is recorded.
@@ -54,11 +54,15 @@ trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already
 # shellcheck source=/dev/null
 . payload/attempt.sh
 say() { printf 'runner: %s\n' "$*" >&2; }
-[ -z "$task" ] || RUNNER_JOB=${array}_$task
+all_tasks_finished() { :; } # the exit code of the script tells
+[ -z "$array_task" ] || RUNNER_JOB=${array_job}_$array_task
 # shellcheck disable=SC2086 # words
 [ -z "${restart_words:-}" ] || restarts $restart_words
 again=
-[ ! -d attempts/1 ] || ! grep -q -x "$RUNNER_JOB" job_ids 2>/dev/null || again=again # runner itself submitted this job
+if grep -q -x -e "${array_job:-$RUNNER_JOB}" -e "$RUNNER_JOB" job_ids 2>/dev/null && [ -d attempts/1 ] &&
+    ! grep -q -x "job $SLURM_JOB_ID" attempts/*/started 2>/dev/null; then
+    again=again # runner itself submitted this job, as a restart or as part of a chain
+fi
 next_attempt "${gpus:-0}" "$again"
 mv "$starts" "$RUNNER_ATTEMPT/runner.log"
 
@@ -69,9 +73,13 @@ for path in . "$RUNNER_ATTEMPT"; do
     ln -sfn "$output" "$path/job.log"
     [ "$errors" = "$output" ] || ln -sfn "$errors" "$path/job.err"
 done
+output_bytes=$(stat -L -c %s "$output" 2>/dev/null || echo 0)
 log_bytes=$(stat -L -c %s "$errors" 2>/dev/null || echo 0) # Slurm writes its messages to the errors
-{ stat -L -c %s "$output" && { [ "$errors" = "$output" ] || stat -L -c %s "$errors"; }; } >"$RUNNER_ATTEMPT/log_bytes" 2>/dev/null
+printf '%s\n' "$output_bytes" >"$RUNNER_ATTEMPT/log_bytes"
+[ "$errors" = "$output" ] || printf '%s\n' "$log_bytes" >>"$RUNNER_ATTEMPT/log_bytes"
 log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
+
+exec {pause}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
 
 # Two processes that do nothing, and that every signal ends. They tell whom Slurm has signalled:
 #   the first is in the group of this process: it dies with `scancel --full`
@@ -87,21 +95,45 @@ start_canaries() {
     disown "${canaries[@]}" # bash prints nothing about their end
 }
 
+# has_signal PID: succeed if a signal has ended the process, or is about to. A busy node may take a while to end it.
+has_signal() {
+    local key value answer=no
+    [ -r "/proc/$1/status" ] || return 0
+    while read -r key value; do # to the end of the file (payload/signals.sh)
+        case $key:$value in State::Z* | SigPnd::*[!0]* | ShdPnd::*[!0]*) answer=yes ;; esac
+    done 2>/dev/null <"/proc/$1/status"
+    [ "$answer" = yes ]
+}
+
+# on_signal SIGNAL: the trap. One signal after the other is passed on. No substitution in what a trap calls: bash 5.2 may fail
+# to parse it there.
+arrived=() passing=
+on_signal() {
+    arrived+=("$1")
+    [ -z "$passing" ] || return
+    passing=yes
+    while [ "${#arrived[@]}" -gt 0 ]; do
+        set -- "${arrived[0]}"
+        arrived=("${arrived[@]:1}")
+        pass_on "$1"
+    done
+    passing=
+}
+
 # pass_on SIGNAL: give a signal to the script, unless Slurm has already done so.
 pass_on() {
-    local waited group=
-    for ((waited = 0; waited < 5; waited++)); do # the other processes may get it a moment later
-        kill -0 "${canaries[1]}" 2>/dev/null || break
-        read -r -t 0.1 _ <> <(:)
+    local waited group='' pauses=3
+    [ "$1" != TERM ] || pauses=10 # Slurm sends only TERM to all processes, one by one
+    for ((waited = 0; waited < pauses; waited++)); do
+        ! has_signal "${canaries[1]}" || break
+        read -r -t 0.1 -u "$pause" _
     done
-    kill -0 "${canaries[0]}" 2>/dev/null || group=-
-    if kill -0 "${canaries[1]}" 2>/dev/null; then
+    if has_signal "${canaries[1]}"; then
+        [ "$1" != TERM ] || ending=yes
+    else
+        ! has_signal "${canaries[0]}" || group=-
         say "passing the signal $1 on to the script${group:+ and its processes}"
         kill -s "$1" -- "$group$child"
-    elif [ "$1" = TERM ]; then # Slurm ends the job, and kills it soon: decide now whether another attempt follows
-        # shellcheck disable=SC2034 # restart.sh
-        ending=yes
-        finish_attempt 0
     fi
     kill -KILL "${canaries[@]}" 2>/dev/null
     start_canaries
@@ -113,7 +145,7 @@ end_step() {
     say "$2: ending the script"
     kill -TERM -- "-$1"
     for ((waited = 0; waited < 10; waited++)); do
-        read -r -t 1 _ <> <(:)
+        read -r -t 1 -u "$pause" _
         kill -0 "$1" 2>/dev/null || return
     done
     kill -KILL -- "-$1"
@@ -136,19 +168,30 @@ child=$!
 set +m
 for signal in HUP INT QUIT ABRT ALRM USR1 USR2 XCPU TERM; do
     # shellcheck disable=SC2064 # now
-    trap "pass_on $signal" "$signal"
+    trap "on_signal $signal" "$signal"
 done
+log_times 3>&- 4>&- & # reports the first step
+watchers=($!)
 watch_over "$child" "${hang_seconds:-0}" 3>&- 4>&- &
-watcher=$!
-disown "$watcher"
-while kill -0 "$child" 2>/dev/null; do wait "$child"; done # a signal interrupts `wait`
+watchers+=($!)
+exec {wake}<> <(:)
+logs=("$RUNNER_RUN/job.log=$output_bytes")
+[ "$errors" = "$output" ] || logs+=("$RUNNER_RUN/job.err=$log_bytes")
+follow_log "$child" "$wake" "${logs[@]}" 3>&- 4>&- &
+reader=$!
+disown "${watchers[@]}"
+while kill -0 "$child" 2>/dev/null; do # a signal interrupts `wait`
+    [ -z "$ending" ] || finish_attempt 0 # Slurm ends the job, and kills it soon: decide now whether another attempt follows
+    wait "$child"
+done
 wait "$child"
 code=$?
 trap - CHLD
-kill -KILL "$watcher" "${canaries[@]}" 2>/dev/null
+kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
+echo >&"$wake" # the reader reads the end of the output
+wait "$reader"
 how=$(sed -n "s/^[^ ]* *$child \([A-Za-z]*\).*/\1/p" "$RUNNER_ATTEMPT/jobs" 2>/dev/null | tail -n 1)
 rm -f "$RUNNER_ATTEMPT/jobs"
-[ "$code" != 0 ] || : >"$RUNNER_ATTEMPT/finished/0"
 finish_attempt "$code"
 case $how in '' | Exit | Done | Running) exit "$code" ;; esac
 # A signal ended the script. End in the same way, so that Slurm records the same.

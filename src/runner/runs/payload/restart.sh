@@ -402,5 +402,9 @@ resubmit() (
     for name in ${!SLURM_*} ${!RUNNER_*}; do
         case $name in SLURM_CONF | RUNNER_CACHE | RUNNER_SECRETS) ;; *) unset "$name" ;; esac
     done
-    sbatch --parsable ${1:+--exclude="$1"} job.sbatch again
+    if [ -e submit.sh ]; then # the user's own batch script; payload/batch.sh knows that we submitted it from job_ids
+        bash submit.sh ${1:+--exclude="$1"} ${array_task:+--array="$array_task"}
+    else
+        sbatch --parsable ${1:+--exclude="$1"} job.sbatch again
+    fi
 )

@@ -105,6 +105,8 @@ def version() -> dict[str, str]:
 
 def start(run: Run, waits: Dependencies, report: Report) -> Run:
     """Submit the job, and return the run with it."""
+    if task := run.parameters.get("SLURM_ARRAY_TASK_ID"):  # a task of the user's own array, launched again
+        return run.with_jobs(f"{_sbatch(run.folder, waits, report, 'job.sbatch', f'--array={task}')}_{task}")
     return run.with_jobs(_sbatch(run.folder, waits, report, "job.sbatch"))
 
 
@@ -112,9 +114,27 @@ def start_sweep(
     folder: Path, runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report
 ) -> tuple[Run, ...]:
     """Submit the runs as tasks of one array job. Its script limits how many run `at_once`."""
+    if _place(folder) is not None and _place(runs[0].folder) is None:
+        return _one_by_one(runs, waits, at_once, report)
     job_id = _sbatch(folder, waits, report, "array.sbatch")
     report.detail(f"array job {job_id}")
-    return tuple(run.with_jobs(f"{job_id}_{n}") for n, run in enumerate(runs))
+    return tuple(
+        run.with_jobs(f"{job_id}_{run.parameters.get('SLURM_ARRAY_TASK_ID', n)}") for n, run in enumerate(runs)
+    )
+
+
+def _one_by_one(runs: Sequence[Run], waits: Dependencies, at_once: int | None, report: Report) -> tuple[Run, ...]:
+    """Submit each run of a sweep over a user's own batch script. If one is rejected, the others are cancelled."""
+    started: list[Run] = []
+    try:
+        for run in runs:
+            before = started[-at_once:][:1] if at_once and len(started) >= at_once else ()
+            started.append(start(run, waits._replace(ended=(*waits.ended, *before)), report))
+    except BaseException:
+        if started:
+            process.run(slurm_commands.cancel([run.job_id for run in started]), check=False, timeout_seconds=120)
+        raise
+    return tuple(started)
 
 
 def start_chain(run: Run, links: int) -> Run:
@@ -128,11 +148,11 @@ def start_chain(run: Run, links: int) -> Run:
     return run
 
 
-def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str) -> str:
+def _sbatch(folder: Path, waits: Dependencies, report: Report, script: str, *more: str) -> str:
     """Submit a script in a folder, and return the job id."""
     _tell_start(folder, script, report)
     excluded = () if _place(folder) is None else exclude_flags(folder.parent, os.environ, report)
-    flags = (*excluded, *slurm_commands.dependency_flags(waits))
+    flags = (*excluded, *slurm_commands.dependency_flags(waits), *more)
     return _submitted(folder, slurm_commands.submit(folder, flags, script=script))
 
 

@@ -79,7 +79,8 @@ def submit_after(run_folder: Path, job_id: str) -> tuple[str, ...]:
 
     The argument `again` tells the batch script that this job was not started by a user (payload/restart.sh).
     """
-    return (*submit(run_folder, (f"--dependency=afterany:{job_id}",)), "again")
+    argv = submit(run_folder, (f"--dependency=afterany:{job_id}",))
+    return argv if argv[0] == "bash" else (*argv, "again")  # payload/batch.sh knows it from job_ids
 
 
 def parse_submit(stdout: str) -> str:
@@ -118,11 +119,12 @@ def parse_status(stdout: str) -> Mapping[str, JobStatus]:
     found: dict[str, JobStatus] = {}
     for line in stdout.splitlines():
         values = [value.strip() for value in line.split("|")]
-        if len(values) < len(_FIELDS) or not re.fullmatch(r"\d+(_\d+)?", values[0]):
+        if len(values) < len(_FIELDS) or not re.fullmatch(r"\d+(_\d+|\+\d+)?", values[0]):
             continue
         job_id, state, reason, nodes, elapsed, left, code = values[: len(_FIELDS)]
         ended = state not in ACTIVE
-        found[job_id] = JobStatus(
+        # the batch script of a heterogeneous job runs in its first component, JOB+0
+        found[job_id.removesuffix("+0")] = JobStatus(
             state, _words(reason), _exit_code(code) if ended else None, _words(nodes), elapsed, "" if ended else left
         )
     return found

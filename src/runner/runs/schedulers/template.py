@@ -43,7 +43,7 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
     return template.render(
         job=job,
         slurm=bool(directives),
-        restarts=_restarts(job, site),
+        restarts=restart_words(job, site),
         gpus=job.gpus,
         directives=tuple(directives),
         host_setup=(*(f"module load {quoting.literal(name)}" for name in site.modules), *site.host_setup),
@@ -104,7 +104,7 @@ RUN = "{run}"
 """the placeholder, in the user's command, for the run folder"""
 
 
-def _restarts(job: Job, site: Site) -> str:
+def restart_words(job: Job, site: Site) -> str:
     """The arguments of `restarts` (payload/restart.sh); empty without [restart]."""
     if job.restart is None:
         return ""

@@ -1,0 +1,200 @@
+"""A user's own batch script is launched unchanged; what sbatch, or a run, cannot take is refused before submission."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.machine.report import Quiet
+from runner.project import Project
+from runner.runs.batch import Batch
+from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.sweep import with_values
+from tests.runs.scripts import given
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2 -t 10 # a comment\n#SBATCH --gres=gpu:h100:4\n"
+
+
+def plan(folder: Path, text: str | bytes, request: Request | None = None, **variables: str) -> RunPlan:
+    data = text if isinstance(text, bytes) else text.encode()
+    (folder / "train.sbatch").write_bytes(data)
+    request = request or Request(job="train.sbatch", site="generic-slurm", dry_run=True)
+    return prepare(request, Project(None, folder / "shipped", folder), {"HOME": "/nowhere", **variables}, Quiet())
+
+
+def batch(folder: Path, text: str = HEAD, request: Request | None = None, **variables: str) -> Batch:
+    found = plan(folder, text, request, **variables).batch
+    assert found is not None
+    return found
+
+
+def launch(**changes: object) -> Request:
+    return Request(**{"job": "train.sbatch", "site": "generic-slurm", "dry_run": True, **changes})  # type: ignore[arg-type]
+
+
+def options(found: Batch) -> dict[str, tuple[str, str]]:
+    return {name: (setting.value, str(setting.origin)) for name, setting in found.options.items()}
+
+
+def test_each_option_comes_from_the_strongest_source(tmp_path: Path) -> None:
+    """Command line, then SBATCH_*, then the script; only the command line's are passed on as flags."""
+    request = launch(given=given(nodes=3, sbatch=("--qos=low",)))
+    found = batch(tmp_path, HEAD + "#SBATCH -p old -p new\n", request, SBATCH_TIMELIMIT="7", SBATCH_QOS="high")
+    assert options(found) == {
+        "nodes": ("3", "command line"),
+        "time": ("7", "SBATCH_TIMELIMIT"),
+        "gres": ("gpu:h100:4", "train.sbatch:3"),
+        "partition": ("new", "train.sbatch:4"),
+        "qos": ("low", "command line"),
+    }
+    assert found.flags == ("--nodes=3", "--qos=low")
+
+
+def test_a_job_file_names_the_script_and_its_settings(tmp_path: Path) -> None:
+    text = 'batch = "train.sbatch"\narguments = ["a b"]\n[resources]\ntime = "5"\n[env]\nLR = "1e-3"\n'
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/mine.toml").write_text(text)
+    (tmp_path / "train.sbatch").write_text(HEAD)
+    request = launch(job="jobs/mine.toml", words=("more",))
+    found = prepare(request, Project(tmp_path, tmp_path, tmp_path), {}, Quiet())
+    assert (found.job.name, found.job.arguments) == ("mine", ("a b", "more"))
+    assert "export LR=1e-3\n" in found.files["submit.sh"]
+    assert 'exec sbatch --parsable --time=00:05:00 "$@" "$script" \'a b\' more\n' in found.files["submit.sh"]
+
+
+def test_the_site_adds_only_a_missing_account_and_partition(tmp_path: Path) -> None:
+    """None of the site's other flags and defaults; a dry run without an account says how to set one."""
+    site = launch(site="alps-clariden", given=given(account="a01"))
+    found = plan(tmp_path, HEAD, site)
+    assert found.job.sbatch == ("--partition=normal", "--account=a01") and not found.notes
+    missing = plan(tmp_path, HEAD + "#SBATCH -p debug\n", launch(site="alps-clariden"))
+    assert missing.job.sbatch == () and "runner init --site alps-clariden --account NAME" in missing.notes[0]
+
+
+def test_resources_are_read_for_the_cost_and_the_record(tmp_path: Path) -> None:
+    job = plan(tmp_path, HEAD).job
+    assert (job.resources.nodes, job.resources.gpus_per_node, job.resources.time_minutes) == (2, 4, 10)
+    assert plan(tmp_path, "#!/bin/bash\n#SBATCH -N 2 -G 6\n").job.gpus == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "reads"),
+    [
+        ("#!/bin/bash", True),
+        ("#! /usr/bin/env bash", True),
+        ("#!/bin/bash -l", True),
+        ("#!/usr/bin/env -S bash -eux", True),
+        ("#!/bin/sh", False),
+        ("#!/bin/bash -p", False),
+        ("#!/bin/bash --posix", False),
+        ("#!/bin/bash -v", False),
+        ("#!/usr/bin/env python3", False),
+        ("#!/usr/bin/zsh", False),
+    ],
+)
+def test_only_an_interpreter_that_does_not_read_bash_env_gets_a_wrapper(
+    tmp_path: Path, first: str, reads: bool
+) -> None:
+    found = plan(tmp_path, f"{first}\n#SBATCH -t 5\n# more\necho\n#SBATCH -N 9\n")
+    assert found.batch is not None and found.batch.reads_bash_env == reads
+    if not reads:
+        assert found.files["wrapper/train.sbatch"] == "#!/bin/bash\n#SBATCH -t 5\n# more\n"
+    assert found.notes[0] == "train.sbatch:5: sbatch ignores #SBATCH lines after the first command (line 4)"
+
+
+@pytest.mark.parametrize(
+    ("export", "flag"),
+    [
+        ("", ""),
+        ("ALL", ""),
+        ("ALL,A=1", ""),
+        ("NONE", "--export=LR,BASH_ENV"),
+        ("HOME,A=1", "--export=HOME,A=1,LR,BASH_ENV"),
+    ],
+)
+def test_the_job_gets_our_variables_whatever_is_exported(tmp_path: Path, export: str, flag: str) -> None:
+    """The script still sees its own value in SLURM_EXPORT_ENV (settings.sh)."""
+    found = with_values(plan(tmp_path, f"{HEAD}#SBATCH --export={export}\n" if export else HEAD), {"LR": "1"})
+    words = found.files["submit.sh"].splitlines()[-1].split()
+    assert [word for word in words if word.startswith("--export")] == ([flag] if flag else [])
+    assert ("export_env" in found.files["settings.sh"]) == bool(export)
+
+
+def test_the_tasks_of_an_array(tmp_path: Path) -> None:
+    assert batch(tmp_path, HEAD + "#SBATCH -a 1-7:3,20,2-3%2\n").array_tasks == (1, 4, 7, 20, 2, 3)
+    assert batch(tmp_path, SBATCH_ARRAY_INX="0-1").array_tasks == (0, 1)
+
+
+def test_any_bytes_are_kept(tmp_path: Path) -> None:
+    data = HEAD.encode() + b"echo '\xe9\xff'\n"
+    found = plan(tmp_path, data)
+    assert found.script.encode(errors="surrogateescape") == data
+    assert subprocess.run(("bash", "-n"), input=found.files["submit.sh"].encode(), check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "why"),
+    [
+        (b"", "sbatch would reject train.sbatch", "the file is empty"),
+        (b"#!/bin/bash\n#SBATCH -N 1\n\0", "sbatch would reject train.sbatch", "NUL"),
+        (b"#SBATCH -N 1\n", "sbatch would reject train.sbatch", "`#!`"),
+        (b"#!/bin/bash\r\n#SBATCH -N 1\r\n", "sbatch would reject train.sbatch", r"\r\n"),
+        (b"#!/bin/bash\necho '#SBATCH -N 1'\n", "train.sbatch is not a batch script", "no #SBATCH line"),
+        (b"#!/bin/bash\n#SBATCH --wrap=x\n", "train.sbatch:2: wrap cannot apply", "--wrap"),
+        (b"#!/bin/bash\n\n#SBATCH -W\n", "train.sbatch:3: wait cannot apply", "after the end"),
+        (b"#!/bin/bash\n#SBATCH -M other\n", "train.sbatch:2: clusters cannot apply", "default cluster"),
+        (b"#!/bin/bash\n#SBATCH --export=nil\n", "train.sbatch:2: --export=NIL cannot apply", "run folder"),
+    ],
+)
+def test_what_cannot_be_a_run_is_refused_with_its_line(tmp_path: Path, text: bytes, what: str, why: str) -> None:
+    with pytest.raises(RunnerError) as raised:
+        plan(tmp_path, text)
+    assert raised.value.what.startswith(what) and why in raised.value.why
+
+
+@pytest.mark.parametrize(
+    ("request_", "what"),
+    [
+        (launch(env="cpu"), "command line: environment cannot apply"),
+        (launch(engine="host"), "command line: engine cannot apply"),
+        (launch(given=given(launcher="torchrun")), "command line: launcher cannot apply"),
+        (launch(given=given(srun=("--mpi=none",))), "command line: srun cannot apply"),
+        (launch(given=given(sbatch=("--test-only",))), "command line: test-only cannot apply"),
+        (launch(site="local"), "cannot launch train.sbatch on the site 'local'"),
+        (launch(from_snapshot=True), "cannot run train.sbatch from a snapshot"),
+        (launch(job="./missing.sbatch"), "there is no job file './missing.sbatch'"),
+        (launch(job="./"), "cannot read ./"),
+    ],
+)
+def test_what_does_not_fit_a_batch_script_is_refused(tmp_path: Path, request_: Request, what: str) -> None:
+    with pytest.raises(RunnerError) as raised:
+        plan(tmp_path, HEAD, request_)
+    assert raised.value.what.startswith(what)
+
+
+def test_a_sweep_sets_variables_and_fills_in_arguments(tmp_path: Path) -> None:
+    found = plan(tmp_path, HEAD, launch(words=("--seed={seed}",)))
+    one = with_values(found, {"seed": "3", "LR": "1e-3"})
+    assert one.job.arguments == ("--seed=3",) and one.job.env == {"LR": "1e-3"}
+    with pytest.raises(RunnerError, match="cannot sweep over learning-rate"):
+        with_values(found, {"learning-rate": "1"})
+    with pytest.raises(RunnerError, match="cannot sweep over LR"):
+        with_values(plan(tmp_path, HEAD + "#SBATCH -a 1-2\n"), {"LR": "1"})
+
+
+def test_a_requested_restart_allows_requeues_and_keeps_the_output(tmp_path: Path) -> None:
+    """Without --restart, and without [restart], nothing is added; a script that forbids requeues is submitted again."""
+    assert batch(tmp_path).flags == ()
+    restart = launch(given=given(restart=("time_limit=3",)))
+    found = plan(tmp_path, HEAD, restart)
+    assert found.job.sbatch == ("--requeue", "--open-mode=append")
+    assert "restart_words='by=requeue time_limit=3 without_checkpoint=3'\n" in found.files["settings.sh"]
+    found = plan(tmp_path, HEAD + "#SBATCH --no-requeue\n", restart)
+    assert found.job.sbatch == () and "by=submit" in found.files["settings.sh"]
+
+
+@pytest.mark.parametrize("word", ["time_limit", "time_limit=", "time_limit=-1", "gpu=1", "time_limit=1.5"])
+def test_a_restart_flag_names_a_cause_and_a_number(word: str) -> None:
+    with pytest.raises(RunnerError, match="cannot read --restart"):
+        given(restart=(word,))
