@@ -48,7 +48,8 @@ def environment_of(path: Path) -> dict[str, str]:
 
 def test_a_script_runs_as_under_plain_sbatch(cluster: Runner, slurm: SlurmLab, place: Path) -> None:
     """Output, environment, folders, Slurm's record and exit code are the same; the run has them all."""
-    environ = {**cluster.environ, "PWD": str(place), "BASH_ENV": str(place / "nothing"), "MINE": "a b"}
+    write(place, {"bash_env": "export STARTED=$((STARTED + 1))\n"})  # only the job's own shells may read it
+    environ = {**cluster.environ, "PWD": str(place), "BASH_ENV": str(place / "bash_env"), "MINE": "a b"}
     runner = Runner(cluster.project, environ, cluster.site)
     first = plain(slurm, environ, place, "seen.sbatch", "a b", "*")
     name = runner("launch", "--wait", "seen.sbatch", "--", "a b", "*", code=3, cwd=place).stdout.strip()
@@ -61,7 +62,7 @@ def test_a_script_runs_as_under_plain_sbatch(cluster: Runner, slurm: SlurmLab, p
     assert variables[1]["RUNNER_RUN"] == str(folder)
     mine, theirs = ({name: text for name, text in each.items() if name not in OWN} for each in variables)
     assert mine == theirs
-    jobs = [slurm.job(job) for job in (first, second)]
+    jobs = [slurm.wait_for(job, "FAILED") for job in (first, second)]
     same = ("Command", "WorkDir", "NumNodes", "TRES", "TimeLimit", "ExitCode", "Partition", "Requeue", "JobState")
     assert [jobs[0].get(key) for key in same] == [jobs[1].get(key) for key in same]
     assert (folder / "job.log").resolve() == place / f"out-seen-{second}.txt"

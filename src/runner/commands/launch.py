@@ -34,7 +34,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "launch",
         parents=[common],
         help="start a script or command in an environment",
-        usage="runner launch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
+        usage="runner launch [JOB | PATH] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
     )
     add_job(launch)
     add_settings(launch)

@@ -38,14 +38,15 @@ def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sb
             "choose a folder without these characters: export RUNNER_RUNS=FOLDER",
         )
     if (run_folder / SUBMIT).is_file():
-        return ("bash", str(run_folder / SUBMIT), *flags)
+        # the job gets the user's BASH_ENV from settings.sh; here, it would change the variables that sbatch passes on
+        return ("env", "--unset=BASH_ENV", "bash", str(run_folder / SUBMIT), *flags)
     return (*_outside_of_jobs(os.environ), "sbatch", "--parsable", *flags, script)
 
 
 def test_only(run_folder: Path, script: str = "job.sbatch") -> tuple[str, ...]:
     """The sbatch command, to run in the run folder, that only prints when the job would start."""
     if (run_folder / SUBMIT).is_file():
-        return ("bash", str(run_folder / SUBMIT), "--test-only")
+        return submit(run_folder, ("--test-only",))
     return (*_outside_of_jobs(os.environ), "sbatch", "--test-only", script)
 
 
@@ -80,7 +81,7 @@ def submit_after(run_folder: Path, job_id: str) -> tuple[str, ...]:
     The argument `again` tells the batch script that this job was not started by a user (payload/restart.sh).
     """
     argv = submit(run_folder, (f"--dependency=afterany:{job_id}",))
-    return argv if argv[0] == "bash" else (*argv, "again")  # payload/batch.sh knows it from job_ids
+    return argv if "bash" in argv else (*argv, "again")  # payload/batch.sh knows it from job_ids
 
 
 def parse_submit(stdout: str) -> str:
