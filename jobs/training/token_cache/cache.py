@@ -143,20 +143,20 @@ def _build(folder: Path, corpus: Corpus, tokenizer: Any, state: TokenizerState, 
     share = size_bytes // (4 * processes) + 1
     pieces = documents.plan(corpus.files, corpus.column, corpus.line_ends, max(1 << 20, min(PIECE_BYTES, share)))
     about = {**options, "files": [str(path.absolute()) for path in corpus.files]}
-    _refuse_own_rules(tokenizer, state)
+    refuse_own_rules(tokenizer, state)
     print(f"tokenized {building.build(folder, pieces, state, how.back_end, processes, about)}", flush=True)
 
 
-def _refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
+def refuse_own_rules(tokenizer: Any, state: TokenizerState) -> None:
     """Raise JobError if the tokenizer's Python class gives other ids than the `tokenizers` object inside."""
     inner = encoding.HuggingFace(state).encode(encoding.HARD)
-    outer = encoding.flat(tokenizer(list(encoding.HARD), return_attention_mask=False)["input_ids"])
-    if not all(np.array_equal(ours, theirs) for ours, theirs in zip(inner, outer, strict=True)):
+    outer = tokenizer(list(encoding.HARD), return_attention_mask=False)["input_ids"]
+    if not all(map(np.array_equal, inner, outer)):
         why = f"{type(tokenizer).__name__} has rules in Python, and returns other ids than its tokenizer.json"
         raise JobError(
             "this tokenizer cannot tokenize the text in advance",
             why,
-            "use --streaming, which works with this tokenizer",
+            "for clm, use --streaming, which works with this tokenizer",
         )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,7 +17,8 @@ from typing import IO, Any, cast
 from training.errors import JobError, near_miss
 
 KINDS = {".jsonl": "jsonl", ".json": "jsonl", ".txt": "text", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
-BATCH_BYTES = 1 << 20
+COMPRESSED = (".gz", ".xz", ".zst")
+BATCH_BYTES = 4 << 20
 GROUPS = 16  # row groups of Parquet, or record batches of Arrow, in one piece
 
 
@@ -28,27 +32,35 @@ class Piece:
     stop: int | None  # None: to the end
     column: str
     line_ends: bool  # the documents of a text file keep their line ends
+    keys: tuple[str, ...] = ()  # of JSON lines: several columns, each with a text or a list of texts
+    lines: bytes | None = None  # of a compressed file: the lines themselves
+
+    @property
+    def size_bytes(self) -> int:
+        if self.lines is not None:
+            return len(self.lines)
+        return (Path(self.path).stat().st_size if self.stop is None else self.stop) - self.start
 
 
 def kind_of(path: Path) -> str:
     """Return how a file is read, by its ending. Raises JobError for an unknown ending or an empty file."""
-    suffix = Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
+    suffix = Path(path.stem if path.suffix in COMPRESSED else path).suffix.lower()
     if suffix not in KINDS:
         raise JobError(
             f"cannot read {str(path)!r}",
-            f"the name of the file must end in one of {', '.join(KINDS)}",
+            f"the name of the file must end in one of {', '.join(KINDS)}; {', '.join(COMPRESSED)} may follow",
             "convert the file to one of these formats",
         )
     try:
         with _opened(path) as file:
             head = file.read(4096)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise JobError(f"cannot read {str(path)!r}", why, "give the path of the file inside the container") from error
     if not head:
         raise JobError(f"the file {str(path)!r} is empty", "it has 0 bytes", "check how the file was written")
     kind = "array" if suffix == ".json" and head.lstrip().startswith(b"[") else KINDS[suffix]
-    return f"{kind}.gz" if path.suffix == ".gz" else kind
+    return kind + path.suffix if path.suffix in COMPRESSED else kind
 
 
 def plan(paths: Sequence[Path], column: str, line_ends: bool, piece_bytes: int) -> list[Piece]:
@@ -69,9 +81,29 @@ def plan(paths: Sequence[Path], column: str, line_ends: bool, piece_bytes: int) 
     return pieces
 
 
+def expanded(pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces; for compressed lines, blocks of lines in their place, since only one process can decompress."""
+    for piece in pieces:
+        kind, dot, _ = piece.kind.partition(".")
+        if dot and kind in ("jsonl", "text"):
+            try:
+                for block in _blocks_of_lines(piece):
+                    yield dataclasses.replace(piece, kind=kind, lines=block)
+            except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+                fix = "copy the file again, and test it with gzip -t, xz -t or zstd -t"
+                raise JobError(f"cannot decompress {piece.path}", str(error), fix) from error
+        else:
+            yield piece
+
+
+def columns(piece: Piece) -> Iterator[Sequence[list[Any]]]:
+    """Yield the documents of each key in lists of some megabytes."""
+    return json_columns(piece) if piece.keys else ([texts] for texts in read(piece))
+
+
 def read(piece: Piece) -> Iterator[list[str]]:
-    """Yield the documents of a piece in lists of about a megabyte. Raises JobError for what is not text."""
-    kind = piece.kind.removesuffix(".gz")
+    """Yield the documents of a piece in lists of some megabytes. Raises JobError for what is not text."""
+    kind = piece.kind.partition(".")[0]
     batches = {"jsonl": _json_lines, "text": _text_lines, "array": _json_array, "csv": _csv}.get(kind, _columns)
     for texts in batches(piece):
         for text in texts:
@@ -82,22 +114,30 @@ def read(piece: Piece) -> Iterator[list[str]]:
 
 
 def _line_starts(path: Path, piece_bytes: int) -> list[int]:
-    starts, size_bytes = [0], path.stat().st_size
+    size_bytes = path.stat().st_size
+    return line_starts(path, [0, *range(piece_bytes, size_bytes, piece_bytes), size_bytes])[:-1] or [0]
+
+
+def line_starts(path: Path, places: Iterable[int]) -> list[int]:
+    """Return the first starts of lines at or after the places (or the file's end), in order and each once."""
+    starts: list[int] = []
     with path.open("rb") as file:
-        for guess in range(piece_bytes, size_bytes, piece_bytes):
-            if guess <= starts[-1]:
+        for place in places:
+            if starts and place <= starts[-1]:
                 continue
-            file.seek(guess)
-            file.readline()
-            if starts[-1] < file.tell() < size_bytes:
-                starts.append(file.tell())
+            file.seek(max(place - 1, 0))
+            if place:
+                file.readline()
+            starts.append(file.tell())
     return starts
 
 
 def _blocks_of_lines(piece: Piece) -> Iterator[bytes]:
     """Yield whole lines, about BATCH_BYTES of them at a time."""
-    with _opened(Path(piece.path)) as file:
-        place = file.seek(piece.start)
+    with _opened(Path(piece.path)) if piece.lines is None else io.BytesIO(piece.lines) as file:
+        if piece.start:
+            file.seek(piece.start)
+        place = piece.start
         while piece.stop is None or place < piece.stop:
             wanted = BATCH_BYTES if piece.stop is None else min(BATCH_BYTES, piece.stop - place)
             block = file.read(wanted)
@@ -110,7 +150,12 @@ def _blocks_of_lines(piece: Piece) -> Iterator[bytes]:
 
 
 def _opened(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
+    if path.suffix == ".zst":
+        import pyarrow  # part of every image, which the packages for Zstandard are not
+
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    opened: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    return cast("IO[bytes]", opened(path, "rb"))
 
 
 def _text_of(piece: Piece) -> IO[str]:
@@ -119,21 +164,49 @@ def _text_of(piece: Piece) -> IO[str]:
 
 
 def _json_lines(piece: Piece) -> Iterator[list[Any]]:
+    for (texts,) in json_columns(piece):
+        yield texts
+
+
+def json_columns(piece: Piece) -> Iterator[list[list[Any]]]:
+    """Yield a list of texts for each key of a piece of JSON lines; with `keys`, a list of texts is a value too."""
+    keys = piece.keys or (piece.column,)
     for block in _blocks_of_lines(piece):
         lines = [line for line in block.split(b"\n") if line.strip()]
         try:
             # one call for all lines: half the time of a call for each
             rows = json.loads(b"[" + b",".join(lines) + b"]")
-            texts = [row[piece.column] for row in rows]
+            texts = [[row[key] for row in rows] for key in keys]
         except (ValueError, KeyError, TypeError) as error:
             raise _bad_line(piece, lines) from error
-        if len(texts) != len(lines) or not all(map(str.__instancecheck__, texts)):
+        if len(rows) != len(lines) or not all(_is_text(column, bool(piece.keys)) for column in texts):
             raise _bad_line(piece, lines)
         yield texts
 
 
+def not_unicode(piece: Piece) -> JobError | None:
+    """Return the error of the first line with half of a surrogate pair, which no tokenizer takes; None without one."""
+    for block in _blocks_of_lines(piece) if piece.kind == "jsonl" else ():
+        for line in block.split(b"\n"):
+            if b"\\u" in line:
+                try:
+                    json.dumps(json.loads(line), ensure_ascii=False).encode()
+                except UnicodeEncodeError as error:
+                    what = f"{piece.path}: line {_number(piece, line)} is not Unicode"
+                    return JobError(what, str(error), "fix that line, or remove it")
+    return None
+
+
+def _is_text(values: Sequence[Any], lists: bool) -> bool:
+    if all(map(str.__instancecheck__, values)):
+        return True
+    return lists and all(
+        isinstance(value, str) or (isinstance(value, list) and _is_text(value, False)) for value in values
+    )
+
+
 def _bad_line(piece: Piece, lines: list[bytes]) -> JobError:
-    """Return the error of the first line that is not an object with text in the column, with the line's number."""
+    """Return the error of the first line that is not an object with text in the columns, with the line's number."""
     fix = "fix that line, or remove it"
     for line in lines:
         try:
@@ -146,9 +219,11 @@ def _bad_line(piece: Piece, lines: list[bytes]) -> JobError:
         if not isinstance(row, dict):
             what = f"{piece.path}: line {_number(piece, line)} is not a JSON object: {line[:60].decode()!r}"
             return JobError(what, "each line must be a JSON object", fix)
-        if not isinstance(row.get(piece.column), str):
-            return _no_text(piece, row.get(piece.column), list(row), f"line {_number(piece, line)} of ")
-    return JobError(f"cannot read {piece.path}", "a line of the file is not a JSON object", "write one object per line")
+        for key in piece.keys or (piece.column,):
+            if key not in row or not _is_text([row[key]], bool(piece.keys)):
+                piece = dataclasses.replace(piece, column=key)
+                return _no_text(piece, row.get(key), list(row), f"line {_number(piece, line)} of ")
+    return JobError(f"cannot read {piece.path}", "its lines are not JSON objects", "write one object per line")
 
 
 def _number(piece: Piece, wanted: bytes) -> int:

@@ -9,14 +9,14 @@ import importlib.util
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from training.token_cache.layout import Array
 
-# Of each list of texts (about a megabyte), this much of the first and of the longest is encoded both ways.
-SAMPLE_CHARACTERS = 8192
+# Of each list of texts (some megabytes), this much of the first and of the longest is encoded both ways.
+SAMPLE_CHARACTERS = 2048
 # What pre-tokenizers and normalizers are known to disagree on.
 HARD = (
     "", " ", "  \n\n \t x", "don't I'LL we'Ve o'clock", "a1b22c333 4444 55555 3.14e-10",
@@ -40,13 +40,15 @@ class TokenizerState:
     special_tokens_as_text: bool  # `<eos>` in a text is text, not the token
     end: int | None  # this id is put behind each document that has any
     type_code: int
+    sentencepiece: bytes = b""  # a model of SentencePiece, in place of `text`
 
 
 class Encoder(Protocol):
     name: str
+    tokenizer: Any
 
-    def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Return the ids of all texts in one array, and each text's number of ids (int32)."""
+    def encode(self, texts: Sequence[str], special: bool = True) -> list[Array]:
+        """Return the ids of each text."""
 
 
 class HuggingFace:
@@ -62,13 +64,27 @@ class HuggingFace:
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = state.special_tokens_as_text
 
-    def encode(self, texts: Sequence[str], special: bool = True) -> tuple[Array, Array]:
-        rows = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
-        return flat(rows)
+    def encode(self, texts: Sequence[str], special: bool = True) -> list[Array]:
+        made = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)
+        return [np.array(encoding.ids, "<u4") for encoding in made]
+
+
+class SentencePiece:
+    """`sentencepiece`, for models that have no tokenizer.json."""
+
+    name = "sentencepiece"
+
+    def __init__(self, state: TokenizerState) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.tokenizer = SentencePieceProcessor(model_proto=state.sentencepiece)
+
+    def encode(self, texts: Sequence[str], special: bool = True) -> list[Array]:
+        return [np.array(ids, "<u4") for ids in self.tokenizer.encode(list(texts), num_threads=1)]
 
 
 class Gigatoken:
-    """gigatoken, an optional package; what a post-processor adds around a text is learned from Hugging Face's.
+    """gigatoken, an optional package; what a post-processor adds around a text is learned from the reference.
 
     Raises Differs for a tokenizer that it does not know.
     """
@@ -80,48 +96,50 @@ class Gigatoken:
 
         if state.special_tokens_as_text:
             raise Differs("special tokens must be encoded as text")
-        self.reference = HuggingFace(state)
+        self.reference = make(state, "tokenizers")
+        load = gigatoken.Tokenizer.from_sentencepiece if state.sentencepiece else gigatoken.Tokenizer.from_json
         try:
-            self.tokenizer = gigatoken.Tokenizer.from_json(state.text)
+            self.tokenizer = load(state.sentencepiece or state.text)
         except Exception as error:  # of many types: what it cannot take is left to the other one
             raise Differs(f"gigatoken does not support this tokenizer: {error}") from error
         self.before, self.behind = self._surroundings()
-        words = [str(token.content) for token in self.reference.tokenizer.get_added_tokens_decoder().values()][:64]
+        words = []
+        if not state.sentencepiece:
+            added = self.reference.tokenizer.get_added_tokens_decoder().values()
+            words = [str(token.content) for token in added][:64]
         self.check((*HARD, *words, *(f"a {word}b {word}" for word in words)))
 
-    def encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        ids, lengths = self._encode(texts)
+    def encode(self, texts: Sequence[str], special: bool = True) -> list[Array]:
+        rows = self._encode(texts)
         longest = max(range(len(texts)), key=lambda number: len(texts[number]))
         self.check([texts[number][:SAMPLE_CHARACTERS] for number in {0, longest}])
-        return ids, lengths
+        return rows
 
     def check(self, texts: Sequence[str]) -> None:
         """Raise Differs unless both back ends give the same ids."""
-        for ours, theirs in zip(self._encode(texts), self.reference.encode(texts), strict=True):
-            if not np.array_equal(ours, theirs):
-                raise Differs("gigatoken returns other ids than tokenizers for a sample")
+        if not all(map(np.array_equal, self._encode(texts), self.reference.encode(texts))):
+            raise Differs(f"gigatoken returns other ids than {self.reference.name} for a sample")
 
-    def _encode(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        rows = self.tokenizer.encode_batch(list(texts), parallel=False).layout
-        ids, offsets = np.asarray(rows.content.data), np.asarray(rows.offsets)
-        lengths = np.diff(offsets).astype("<i4")
-        ids = ids[offsets[0] : offsets[-1]]
+    def _encode(self, texts: Sequence[str]) -> list[Array]:
+        # one call for each text, because encode_batch needs the package awkward, which takes half a second to import
+        rows = map(self.tokenizer.backend.encode, texts)
         if len(self.before) or len(self.behind):
-            ids = _surround(ids, lengths, self.before, self.behind)
-            lengths = lengths + np.int32(len(self.before) + len(self.behind))
-        return ids, lengths
+            return [np.concatenate((self.before, row, self.behind)) for row in rows]
+        return list(rows)
 
-    def _surroundings(self) -> tuple[list[int], list[int]]:
-        bare, whole = (list(self.reference.encode(["a"], special)[0]) for special in (False, True))
+    def _surroundings(self) -> tuple[Array, Array]:
+        (bare,), (whole,) = (self.reference.encode(["a"], special) for special in (False, True))
         for start in range(len(whole) - len(bare) + 1):
-            if whole[start : start + len(bare)] == bare:
+            if np.array_equal(whole[start : start + len(bare)], bare):
                 return whole[:start], whole[start + len(bare) :]
         raise Differs("the tokenizer's post-processor changes ids")
 
 
 def make(state: TokenizerState, back_end: str) -> Encoder:
     """Return the encoder of a back end. Raises Differs if gigatoken cannot be used."""
-    return Gigatoken(state) if back_end == "gigatoken" else HuggingFace(state)
+    if back_end == "gigatoken":
+        return Gigatoken(state)
+    return SentencePiece(state) if state.sentencepiece else HuggingFace(state)
 
 
 def back_ends(wanted: str) -> tuple[str, ...]:
@@ -131,23 +149,29 @@ def back_ends(wanted: str) -> tuple[str, ...]:
     return ("gigatoken", "tokenizers") if importlib.util.find_spec("gigatoken") else ("tokenizers",)
 
 
-def flat(rows: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Return the ids of all rows in one array (uint32), and the rows' lengths (int32)."""
+def encode_documents(
+    encoder: Encoder, values: Sequence[str | list[str]], end: int | None, dtype: str
+) -> tuple[Array, Array, Array]:
+    """Return ids of a type, the lengths of the sequences that have any, and each document's number of these (int32).
+
+    A list of texts is a document of several sequences. The end token follows the last sequence of each document that
+    has any, as Megatron does it.
+    """
+    texts: Sequence[Any] = values
+    document: Array = np.arange(len(values))
+    if not all(map(str.__instancecheck__, values)):
+        lists = [[value] if isinstance(value, str) else value for value in values]
+        texts = list(itertools.chain.from_iterable(lists))
+        document = np.repeat(document, np.fromiter(map(len, lists), "<i8", len(lists)))
+    rows = encoder.encode(texts) if texts else []
     lengths = np.fromiter(map(len, rows), "<i4", len(rows))
-    return np.fromiter(itertools.chain.from_iterable(rows), "<u4", int(lengths.sum())), lengths
-
-
-def close_documents(ids: Array, lengths: Array, end: int | None) -> tuple[Array, Array]:
-    """Return the ids with the end token behind each document that has any, as Megatron does it."""
-    if end is None:
-        return ids, lengths
     filled = lengths > 0
-    ends = np.cumsum(lengths, dtype=np.int64)[filled]
-    return np.insert(ids, ends, end), lengths + filled.astype("<i4")
-
-
-def _surround(ids: Array, lengths: Array, before: list[int], behind: list[int]) -> Array:
-    """Return the ids with tokens before and behind each row."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    places = np.stack([ends - lengths] * len(before) + [ends] * len(behind), axis=1)
-    return np.insert(ids, places.ravel(), [*before, *behind] * len(lengths))
+    rows, lengths, document = list(itertools.compress(rows, filled.tolist())), lengths[filled], document[filled]
+    counts = np.bincount(document, minlength=len(values)).astype("<i4")
+    if end is not None and rows:
+        last = np.append(document[1:] != document[:-1], True)
+        lengths = lengths + last.astype("<i4")
+        tails = (np.array([], "<u4"), np.array([end], "<u4"))
+        rows = [part for row, closes in zip(rows, last.tolist(), strict=True) for part in (row, tails[closes])]
+    ids = np.concatenate(rows, dtype=dtype, casting="unsafe") if rows else np.array([], dtype)
+    return ids, lengths, counts

@@ -2,8 +2,8 @@
 
 NAME.idx, little-endian: `MMIDIDX\\0\\0`, version 1 (uint64), the code of the ids' type (uint8), number of sequences and
 length of the document table (uint64 each), then the sequences' lengths (int32), their places in NAME.bin in bytes
-(int64), and the document table (int64): the first sequence of each document, and the end. Here a document is one
-sequence, or none if it has no tokens. Source: Megatron-LM, core_r0.16, megatron/core/datasets/indexed_dataset.py.
+(int64), and the document table (int64): the first sequence of each document, and the end. A document without tokens has
+no sequence. Source: Megatron-LM, core_r0.16, megatron/core/datasets/indexed_dataset.py.
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ def dtype_code(vocabulary: int) -> int:
     return 8 if vocabulary < TWO_BYTES_BELOW else 4
 
 
-def write_index(path: Path, code: int, lengths: Array) -> None:
-    """Write NAME.idx for documents of these lengths (int32), in order; those of length 0 have no sequence."""
+def write_index(path: Path, code: int, lengths: Array, counts: Array | None = None) -> None:
+    """Write NAME.idx for sequences of these lengths (int32), in order; those of length 0 are left out.
+
+    `counts` is each document's number of sequences that have tokens; without it, each length is one document.
+    """
     sequences = np.ascontiguousarray(lengths[lengths > 0], dtype="<i4")
+    counts = lengths > 0 if counts is None else counts
     places = np.zeros(len(sequences), "<i8")
     np.cumsum(sequences[:-1], dtype="<i8", out=places[1:])
     places *= np.dtype(CODES[code]).itemsize
-    documents = np.zeros(len(lengths) + 1, "<i8")
-    np.cumsum(lengths > 0, dtype="<i8", out=documents[1:])
+    documents = np.zeros(len(counts) + 1, "<i8")
+    np.cumsum(counts, dtype="<i8", out=documents[1:])
     with path.open("wb") as file:
         file.write(MARK + HEAD.pack(VERSION, code, len(sequences), len(documents)))
         for part in (sequences, places, documents):
@@ -61,20 +65,30 @@ class TokenFile:
 
 def read(prefix: Path) -> TokenFile:
     """Return the mapped files `prefix`.bin and `prefix`.idx. Raises BrokenCache where they do not fit each other."""
-    index, start = _map(prefix.with_suffix(".idx"), "u1"), len(MARK) + HEAD.size
-    if len(index) < start or index[: len(MARK)].tobytes() != MARK:
-        raise BrokenCache(f"{prefix}.idx does not begin with {MARK!r}")
-    version, code, sequences, documents = HEAD.unpack(index[len(MARK) : start].tobytes())
-    if version != VERSION or code not in CODES or len(index) != start + 12 * sequences + 8 * documents:
-        raise BrokenCache(f"{prefix}.idx is incomplete, or has another version")
-    lengths = _part(index, start, sequences, "<i4")
-    table = _part(index, start + 12 * sequences, documents, "<i8")
-    ends = np.zeros(sequences + 1, "<i8")
+    code, lengths, table = _index(prefix.with_suffix(".idx"))
+    ends = np.zeros(len(lengths) + 1, "<i8")
     np.cumsum(lengths, dtype="<i8", out=ends[1:])
     ids = _map(prefix.with_suffix(".bin"), CODES[code])
     if len(ids) != ends[-1]:
         raise BrokenCache(f"{prefix}.bin has {len(ids)} ids, but {ends[-1]} were written")
     return TokenFile(prefix, ids, ends[table])
+
+
+def read_counts(path: Path) -> tuple[Array, Array]:
+    """Return the lengths of the sequences, and each document's number of sequences. Raises BrokenCache."""
+    _, lengths, table = _index(path)
+    return lengths, np.diff(table).astype("<i4")
+
+
+def _index(path: Path) -> tuple[int, Array, Array]:
+    """Return the code of the type, the lengths, and the document table."""
+    index, start = _map(path, "u1"), len(MARK) + HEAD.size
+    if len(index) < start or index[: len(MARK)].tobytes() != MARK:
+        raise BrokenCache(f"{path} does not begin with {MARK!r}")
+    version, code, sequences, documents = HEAD.unpack(index[len(MARK) : start].tobytes())
+    if version != VERSION or code not in CODES or len(index) != start + 12 * sequences + 8 * documents:
+        raise BrokenCache(f"{path} is incomplete, or has another version")
+    return code, _part(index, start, sequences, "<i4"), _part(index, start + 12 * sequences, documents, "<i8")
 
 
 def _map(path: Path, dtype: str) -> Array:
