@@ -110,7 +110,7 @@ def test_an_unfinished_checkpoint_is_none(tmp_path: Path) -> None:
 
 def test_other_programs_checkpoints_count_by_the_number_in_their_names(tmp_path: Path) -> None:
     text = """mkdir -p ../checkpoints; n=$(ls ../checkpoints | wc -l)
-    [ "$n" -lt 3 ] || exit 4; touch "../checkpoints/iter_000000$n$n.pt"; exit 3"""
+    [ "$n" -lt 3 ] || exit 4; printf %30s x >"../checkpoints/iter_000000$n$n.pt"; exit 3"""
     run, _, _ = restarted(tmp_path, text, script_failure=50, without_checkpoint=2)
     # names 00 (step 0, not beyond nothing), 11, 22, then two attempts without a new one
     assert len(causes(run)) == 5

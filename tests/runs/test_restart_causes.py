@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.project import Project
+from runner.runs import trainer
 from runner.runs.job import Restart
 from tests.runs.scripts import SLURM, command_job, run_locally, script, shell_job, write_run
 from tests.runs.test_restart import causes
@@ -151,11 +153,18 @@ def restarts_of(folder: Path, text: str, **policy: int) -> tuple[int, list[str]]
 NEXT = 'n=${RUNNER_ATTEMPT##*/}; [ "$n" -lt 6 ] || exit 0; '
 
 
-@pytest.mark.parametrize("file", ["trainer_state.json", "model.safetensors", "pytorch_model.bin"])
-def test_a_checkpoint_of_transformers_is_progress(tmp_path: Path, file: str) -> None:
-    """Its Trainer writes no mark of ours."""
-    text = NEXT + f"f=../checkpoints/checkpoint-$((8 * n)); mkdir -p $f; : >$f/{file}; exit 3"
+@pytest.mark.parametrize("file", ["trainer_state.json", "random_states_0.pkl"])
+def test_a_checkpoint_of_transformers_or_accelerate_is_progress(tmp_path: Path, file: str) -> None:
+    """They do not write complete.json, but other files when they have written the weights."""
+    (tmp_path / trainer.FILE).write_text(trainer.render("huggingface", Project(None, tmp_path, tmp_path)))
+    text = NEXT + f"f=../checkpoints/checkpoint-$((8 * n)); mkdir -p $f; echo '{{}}' >$f/{file}; exit 3"
     assert restarts_of(tmp_path, text, script_failure=9, without_checkpoint=1) == (0, ["script_failure"] * 5 + ["done"])
+
+
+def test_weights_without_the_rest_are_not_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / trainer.FILE).write_text(trainer.render("huggingface", Project(None, tmp_path, tmp_path)))
+    text = NEXT + "f=../checkpoints/checkpoint-$((8 * n)); mkdir -p $f; echo x >$f/pytorch_model.bin; exit 3"
+    assert restarts_of(tmp_path, text, script_failure=9, without_checkpoint=2) == (3, ["script_failure"] * 2)
 
 
 def test_a_trainer_that_marks_its_checkpoints_is_held_to_the_mark(tmp_path: Path) -> None:

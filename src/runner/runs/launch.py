@@ -158,7 +158,7 @@ def _files(
         **payload.files(batch=job.batch is not None),
         **waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
-        trainer.FILE: trainer.render(job.trainer, project),
+        trainer.FILE: trainer.render(job.trainer, project, (*job.command, *job.arguments)),
     }
 
 

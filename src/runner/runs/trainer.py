@@ -7,7 +7,8 @@ rendered into the file `trainers` of the run folder, which payload/trainer.awk a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
 _SHIPPED = Path(__file__).with_name("trainers")
 _KEYS = ("summary", "like", "detect", "first_epoch", "without_loss", "lines", "checkpoints")
+_WRITTEN = ("attempt", "time", "total_steps")
 _CHECKPOINTS = ("name", "needs", "tracker", "arguments", "resume")
 
 
-def render(chosen: str | None, project: Project) -> str:
+def render(chosen: str | None, project: Project, words: Sequence[str] = ()) -> str:
     """The text of the file `trainers`: all trainers, the user's first, or only the chosen one.
 
+    `words` are the job's words, which may name the folder of the checkpoints.
     Raises RunnerError for an unknown trainer, and for an error in one of the user's files.
     """
     if chosen == NONE:
@@ -40,19 +43,29 @@ def render(chosen: str | None, project: Project) -> str:
         raise unknown("trainer", chosen, [*found, NONE], fix)
     names = [chosen] if chosen else sorted(found, key=lambda name: (name == GENERIC, found[name].parent == _SHIPPED))
     lines = [f"chosen {chosen}"] if chosen else []
+    values = _values(words)
     for name in names:
         document = read_toml(found[name])
-        lines += (f"trainer {name}", *_lines(document))
+        lines += (f"trainer {name}", *_lines(document, values))
         if like := typed(document, ("like",), str):
             if like not in found:
                 error = unknown("trainer", like, found)
                 raise RunnerError(f"{document.place('like')}: {error.what}", error.why, error.fix)
-            lines += _lines(read_toml(found[like]))
+            lines += _lines(read_toml(found[like]), values)
     return "\n".join(lines) + "\n"
 
 
-def _lines(document: Document) -> Iterator[str]:
-    """The lines of one trainer: a key and its value each."""
+def _values(words: Sequence[str]) -> dict[str, str]:
+    """option -> value, of `--option=value` and `--option value`."""
+    pairs = [
+        *pairwise(words),
+        *((name, found) for name, mark, found in (word.partition("=") for word in words) if mark),
+    ]
+    return {name: found for name, found in pairs if name.startswith("-") and not found.startswith("-")}
+
+
+def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
+    """The lines of one trainer: a key and its value each. `values` are the options of the job."""
     shipped = document.path.parent == _SHIPPED  # the tests have checked its patterns
 
     def pattern(value: Any, *keys: str) -> str:
@@ -73,17 +86,26 @@ def _lines(document: Document) -> Iterator[str]:
                 "the patterns apply only to lines that contain `match`",
                 "match = 'step [0-9]+'",
             )
-        for key in ("match", *(table.keys() - {"match"})):
-            if not re.fullmatch("[a-z][a-z0-9_]*", key):
-                why = "the key becomes a name in metrics.jsonl: small letters, digits and _"
-                raise RunnerError(f"{document.place(*place, key)}: {key!r} is not a name", why, "rename it")
-            yield f"{'line' if key == 'match' else key} {pattern(table[key], *place, key)}"
+        yield f"line {pattern(table['match'], *place, 'match')}"
+        for key in (key for key in table if key != "match"):
+            if not re.fullmatch("[a-z][a-z0-9_]*", key) or key in _WRITTEN:
+                why = "the key becomes a name in metrics.jsonl: small letters, digits and _, but not " + ", ".join(
+                    _WRITTEN
+                )
+                raise RunnerError(f"{document.place(*place, key)}: {key!r} cannot be a key", why, "use another name")
+            yield f"find {key} {pattern(table[key], *place, key)}"
     refuse_unknown_keys(document, ("checkpoints",), _CHECKPOINTS, "trainer")
-    for key, value in (typed(document, ("checkpoints",), dict) or {}).items():
+    checkpoints = typed(document, ("checkpoints",), dict, {})
+    for key in (key for key in _CHECKPOINTS if key in checkpoints):
+        value = checkpoints[key]
         words = value if isinstance(value, list) else [value]
         if not all(isinstance(word, str) and word and "\n" not in word for word in words):
             raise wrong_type(document, ("checkpoints", key), "text, or an array of texts")
-        yield from (f"checkpoint_{key} {word}" for word in words)
+        if key == "arguments":  # a relative folder begins at the working folder of the tasks
+            folders = (values[word] for word in words if word in values)
+            yield from (f"checkpoint_folder {path if path[:1] in '/{' else f'{{run}}/code/{path}'}" for path in folders)
+        elif key != "resume":
+            yield from (f"checkpoint_{key} {word}" for word in words)
 
 
 _FOREIGN = re.compile(r"\\[A-Za-z0-9<>]|\{[0-9,]+\}|\(\?")

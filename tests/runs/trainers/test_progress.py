@@ -2,20 +2,23 @@
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 from runner.project import Project
 from runner.runs import metrics, trainer
-from tests.runs.scripts import run_locally, shell_job, write_run
+from runner.runs.job import Restart
+from tests.runs.scripts import command_job, run_locally, write_run
 
-QUICK = {"RUNNER_WATCH_SECONDS": "1"}
+QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
 NO_PROJECT = Project(None, Path("/none"), Path("/none"))
 
 
 def trainer_run(folder: Path, text: str, chosen: str | None = None, **fields: Any) -> Path:
     """A run folder of a shell job, with the patterns of the chosen trainer, or of all."""
-    run = write_run(folder, shell_job(text, **fields))
+    launcher, tasks = fields.pop("launcher", "none"), fields.pop("tasks", 1)
+    run = write_run(folder, command_job("sh", "-c", text, launcher=launcher, tasks=tasks, **fields))
     (run / trainer.FILE).write_text(trainer.render(chosen, NO_PROJECT))
     return run
 
@@ -41,3 +44,98 @@ def test_a_plain_loop_that_prints(tmp_path: Path) -> None:
     found = metrics.read_progress(run / "metrics.jsonl")
     assert found is not None and (found.steps_text, found.loss) == ("3/30", 2.3)
     assert (run / "attempts/1/trainer").read_text() == "generic\n"
+
+
+def steps(run: Path) -> list[tuple[int, int]]:
+    """(attempt, step) of each entry"""
+    return [(entry["attempt"], entry["step"]) for entry in entries(run)]
+
+
+def causes(run: Path) -> list[str]:
+    return [
+        (run / f"attempts/{number + 1}/cause").read_text().strip()
+        for number in range(len(list(run.glob("attempts/*"))))
+    ]
+
+
+def test_the_entries_are_like_those_of_our_own_jobs(tmp_path: Path) -> None:
+    """No reader of the metrics needs to know where they come from."""
+    run = trainer_run(
+        tmp_path, "echo ' iteration 10/ 20 | consumed samples: 9 | lm loss: 1.0E+00 | learning rate: 1.0E-05 |'"
+    )
+    start(run)
+    (entry,) = entries(run)
+    assert entry.items() >= {"step": 10, "total_steps": 20, "loss": 1.0, "learning_rate": 1e-5, "attempt": 1}.items()
+    assert isinstance(entry["time"], float) and abs(entry["time"] - time.time()) < 600
+
+
+def test_each_attempt_adds_its_steps(tmp_path: Path) -> None:
+    text = """n=${RUNNER_ATTEMPT##*/}; echo "step $((3 * n)) loss 2"; echo "step $((3 * n + 1)) loss 2"
+    [ $n = 3 ] || exit 75"""
+    run = trainer_run(tmp_path, text, restart=Restart(time_limit=5))
+    assert start(run) == 0
+    assert steps(run) == [(1, 3), (1, 4), (2, 6), (2, 7), (3, 9), (3, 10)]
+
+
+def test_a_program_that_writes_its_own_metrics_is_left_alone(tmp_path: Path) -> None:
+    """Also in later attempts, before it has written anything."""
+    line = '{\\"step\\": $step, \\"loss\\": 7, \\"attempt\\": ${RUNNER_ATTEMPT##*/}}'
+    text = f"""for step in 1 2 3; do echo "step $step loss 2"; echo "{line}" >>"$RUNNER_RUN/metrics.jsonl"
+    sleep 0.5; done
+    [ "${{RUNNER_ATTEMPT##*/}}" = 2 ] || exit 75"""
+    run = trainer_run(tmp_path, text, restart=Restart(time_limit=5))
+    assert start(run) == 0
+    assert steps(run) == [(n, step) for n in (1, 2) for step in (1, 2, 3)]
+    assert {entry["loss"] for entry in entries(run)} == {7}
+
+
+def test_the_log_is_not_read_if_the_job_says_so(tmp_path: Path) -> None:
+    run = trainer_run(tmp_path, "echo step 1 loss 2", trainer.NONE)
+    assert start(run) == 0 and steps(run) == []
+
+
+def test_the_last_rank_may_be_the_one_that_prints(tmp_path: Path) -> None:
+    """As with Megatron-LM. With srun, its output is in attempts/N/rank-1.log."""
+    text = '[ "$RANK" = 1 ] || exit 0; for step in 1 2; do echo "step $step/9 loss 2"; done'
+    run = trainer_run(tmp_path, text, launcher="srun", tasks=2)
+    assert start(run) == 0 and steps(run) == [(1, 1), (1, 2)]
+
+
+def test_steps_that_every_rank_prints_are_counted_once(tmp_path: Path) -> None:
+    run = trainer_run(tmp_path, 'for step in 1 2 3; do echo "step $step/9 loss 2"; done', launcher="srun", tasks=3)
+    assert start(run) == 0 and steps(run) == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_a_hang_is_found(tmp_path: Path) -> None:
+    run = trainer_run(tmp_path, "echo step 1 loss 2; echo step 2 loss 2; exec sleep 600", hang_seconds=5)
+    start(run)
+    assert causes(run) == ["hang"] and steps(run) == [(1, 1), (1, 2)]
+
+
+def test_whatever_a_program_prints_after_its_first_step_is_a_sign_of_life(tmp_path: Path) -> None:
+    """It may evaluate for long. A program that prints no step never hangs."""
+    text = """echo step 1 loss 2; until [ -e ../metrics.jsonl ]; do sleep 0.1; done
+    rm -f "$RUNNER_ATTEMPT/heartbeat"; echo evaluating; until [ -e "$RUNNER_ATTEMPT/heartbeat" ]; do sleep 0.1; done"""
+    run = trainer_run(tmp_path / "a", text)
+    assert start(run) == 0
+    run = trainer_run(tmp_path / "b", "echo downloading; sleep 2; echo done")
+    assert start(run) == 0 and not (run / "attempts/1/heartbeat").exists()
+
+
+def test_only_checkpoints_are_progress_once_there_is_one(tmp_path: Path) -> None:
+    """Each attempt gets further than the one before, but none saves again: its steps are lost."""
+    text = """n=${RUNNER_ATTEMPT##*/}; echo "step $((50 + n)) loss 2"; c=../checkpoints/checkpoint-50
+    [ -e $c ] || { mkdir -p $c; echo '{}' >$c/trainer_state.json; }; exit 3"""
+    run = trainer_run(tmp_path, text, restart=Restart(script_failure=9, without_checkpoint=2))
+    assert start(run) == 3
+    assert causes(run) == ["script_failure"] * 3  # the first one saved
+    assert "without a new checkpoint (crash loop)" in (run / "stopped").read_text()
+
+
+def test_a_log_in_pieces(tmp_path: Path) -> None:
+    """A line counts when it is complete, or when the program has ended."""
+    text = r"""printf 'step 1 loss 2\rstep 2 lo'; sleep 1.5; printf 'ss 3\000step 3 loss 4\nstep 4 lo'; sleep 1.5
+    printf 'ss 5'"""
+    run = trainer_run(tmp_path, text)
+    assert start(run) == 0
+    assert [(entry["step"], entry["loss"]) for entry in entries(run)] == [(1, 2), (2, 3), (3, 4), (4, 5)]

@@ -11,6 +11,8 @@
 # shellcheck source=/dev/null
 . payload/notify.sh
 # shellcheck source=/dev/null
+. payload/checkpoints.sh
+# shellcheck source=/dev/null
 . payload/restart.sh
 # shellcheck source=/dev/null
 . payload/alone.sh

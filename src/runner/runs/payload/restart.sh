@@ -33,41 +33,23 @@ newest_attempt() {
     printf '%s' "$newest"
 }
 
-# Succeed if the training program marks complete checkpoints with complete.json, as the programs in jobs/ do.
-marks_checkpoints() { compgen -G 'checkpoints/*/complete.json' >/dev/null; }
-
-# Print the highest step from which the job can resume, or 0: the number at the end of a name in checkpoints/, or the step in
-# attempts/N/continue, which a program that saves elsewhere writes. A folder checkpoint-N counts only if it is complete: it
-# contains complete.json if the program writes that file, and otherwise weights or transformers' trainer_state.json.
+# Print the highest step from which the job can resume, or 0: that of the newest complete checkpoint (checkpoints.sh), or the
+# step in attempts/N/continue, which a program that saves elsewhere writes.
 newest_checkpoint() {
-    local path number newest=0 marked=
-    ! marks_checkpoints || marked=yes
-    for path in checkpoints/* attempts/*/continue; do
-        number=${path##*/}
-        case $number in
-        continue) number=$(sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p' "$path" 2>/dev/null) ;;
-        checkpoint-*)
-            if [ -n "$marked" ]; then
-                [ -e "$path/complete.json" ] || continue
-            else
-                [ -e "$path/trainer_state.json" ] || [ -n "$(weights_in "$path")" ] || continue
-            fi
-            ;;
-        esac
-        number=${number%.*} && number=${number##*[!0-9]}
+    local path number newest
+    newest=$(newest_complete)
+    for path in attempts/*/continue; do
+        number=$(sed -n 's/.*"step": *\([0-9][0-9]*\).*/\1/p' "$path" 2>/dev/null)
         [ -z "$number" ] || ((10#$number <= newest)) || newest=$((10#$number))
     done
     printf '%s' "$newest"
 }
 
-# weights_in FOLDER: print the weight files in a checkpoint folder; print nothing if there are none.
-weights_in() { compgen -G "$1/*.safetensors" || compgen -G "$1/*.bin" || compgen -G "$1/*.pt" || compgen -G "$1/*/*.distcp"; }
-
-# Print the highest step in the last 10 MB of metrics.jsonl, or 0. Also print 0 if the program marks complete checkpoints: then
-# only checkpoints count as progress.
+# Print the highest step in the last 10 MB of metrics.jsonl, or 0. Also print 0 if there is a complete checkpoint of a known kind:
+# then only checkpoints count as progress.
 newest_step() {
     local step newest=0
-    marks_checkpoints || while read -r step; do
+    marks_checkpoints || [ "$(newest_complete known)" != 0 ] || while read -r step; do
         ((10#$step <= newest)) || newest=$((10#$step))
     done < <(tail -c 10000000 metrics.jsonl 2>/dev/null | grep -a -o -E '"step": *[0-9]{1,15}' | grep -o '[0-9]*$')
     printf '%s' "$newest"

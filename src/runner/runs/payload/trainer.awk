@@ -17,12 +17,11 @@ NR == FNR {
         line[++lines] = value
         if (!first_line[trainers]) first_line[trainers] = lines
         last_line[trainers] = lines
+    } else if (key == "find") {
+        names[lines, ++fields[lines]] = $2
+        patterns[lines, fields[lines]] = substr(value, length($2) + 2)
     } else if (key == "detect") detect[trainers] = value
     else if (key == "first_epoch") first_epoch[trainers] = value
-    else if (key !~ /^#|^checkpoint_/) {
-        names[lines, ++fields[lines]] = key
-        patterns[lines, fields[lines]] = value
-    }
     next
 }
 /^\001s / {
@@ -172,8 +171,9 @@ function take_step(t,    step, key) {
         # more about the same step; a progress bar first shows the loss of the step before
         for (key in newest_values) if (!(key in v)) v[key] = newest_values[key]
         count--
-    } else if (state["step"] != "" && step <= state["step"] && step * 2 >= state["step"])
+    } else if (state["step"] != "" && step <= state["step"] && (step * 2 >= state["step"] || state["step_file"] != file))
         return state["trainer"] == t # the same step from the log of another rank
+    state["step_file"] = file
     if (state["told"] != t) print "trainer " trainer[t]
     state["trainer"] = state["told"] = t
     state["step"] = step
