@@ -215,7 +215,7 @@ COMPLETED = [
     ("env show ngc-ds-e", ["ngc-ds-efa"]),
     ("launch --no-p", ["--no-preflight"]),
     ("launch --engine podm", ["podman"]),
-    ("--site local build ngc", ["ngc-deepspeed"]),
+    ("--site local build ngc", ["ngc-deepspeed", "ngc-megatron"]),
     ("launch --env cpu -- fi", []),
 ]
 

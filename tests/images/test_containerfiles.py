@@ -1,9 +1,9 @@
-"""Containerfile.ngc-deepspeed is built for real on a base of NGC's shape; a step that replaces torch fails the build.
+"""Both Containerfile.ngc-* are built for real on a base of NGC's shape; a step that replaces torch fails the build.
 
 The base is a small Debian with what NGC's images have: the entrypoint, PIP_CONSTRAINT with its file, NVIDIA's own torch
 and pytorch-triton. What cannot be had here are NVIDIA's torch and a GPU compiler, so the packages are tiny stand-ins
 from a local folder, and DeepSpeed's is a source archive whose setup.py demands what the real one needs: torch at build
-time, the architectures, the accelerator by name.
+time, the architectures, the accelerator by name. Megatron-LM is an archive as GitHub makes it of a commit.
 """
 
 import io
@@ -38,7 +38,7 @@ RUN mkdir -p /etc/pip /opt/nvidia \\
     && chmod +x /opt/nvidia/nvidia_entrypoint.sh \\
     && ln -sf python3 /usr/bin/python \\
     && cd {INSIDE} && PIP_CONSTRAINT= python3 $(echo pip-*.whl)/pip install --no-cache-dir --no-index --find-links . \\
-        pip setuptools numpy==1.24.4 pytorch-triton torch=={TORCH}
+        pip setuptools numpy==1.24.4 pytorch-triton transformer-engine torch=={TORCH}
 ENTRYPOINT ["/opt/nvidia/nvidia_entrypoint.sh"]
 """
 # what the smoke test imports from a package, beside the package itself
@@ -71,9 +71,31 @@ def write_source(folder: Path, name: str, version: str, files: Mapping[str, str]
             archive.addfile(entry, io.BytesIO(text.encode()))
 
 
-def pins() -> dict[str, str]:
-    """Version by name of every package in the 24.06 pin set; any version where it fixes none."""
-    lines = (ROOT / "containers/pins/ngc-24.06.txt").read_text().splitlines()
+MEGATRON_SETUP = """
+import torch  # as its extension needs the base's packages at build time
+from pathlib import Path
+from setuptools import setup
+
+Path("megatron/core/datasets/helpers_cpp.py").touch()  # the real one compiles helpers.cpp to this place
+setup(name="megatron-core", version="0.19.0", packages=["megatron.core"], install_requires=["torch>=99"])
+"""
+
+
+def write_commit(folder: Path, commit: str, content: str = "") -> None:
+    """Write FOLDER/COMMIT.tar.gz, as `git archive` makes it of the commit `content`."""
+    files = {"setup.py": MEGATRON_SETUP, "pretrain_gpt.py": "print('pretrain')\n", "megatron/core/__init__.py": ""}
+    files |= {"megatron/core/datasets/helpers.cpp": ""}
+    path, headers = folder / f"{commit}.tar.gz", {"comment": content or commit}
+    with tarfile.open(path, "w:gz", format=tarfile.PAX_FORMAT, pax_headers=headers) as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"Megatron-LM-{commit}/{name}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+def pins(name: str = "ngc-24.06") -> dict[str, str]:
+    """Version by name of every package in a pin set; any version where it fixes none."""
+    lines = (ROOT / f"containers/pins/{name}.txt").read_text().splitlines()
     words = [line.split("==") for line in lines if line and not line.startswith("#")]
     loose = {"numpy<2": ("numpy", "1.26.4"), "pydantic>=2": ("pydantic", "2.7.1")}
     return dict((name, rest[0]) if rest else loose.get(name, (name, "1.0")) for name, *rest in words)
@@ -83,7 +105,10 @@ def pins() -> dict[str, str]:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that pip in the builds takes everything from: stand-ins, and the real pip and setuptools."""
     folder = tmp_path_factory.mktemp("packages")
-    for name, version in pins().items():
+    megatron = load_recipe("ngc-megatron", Project(ROOT, ROOT, ROOT)).build_args["MEGATRON"]
+    write_commit(folder, megatron)
+    write_commit(folder, "0" * 40, megatron)
+    for name, version in {*pins().items(), *pins("ngc-megatron-25.09").items(), ("transformer-engine", "2.7.0")}:
         if name != "deepspeed":
             write_wheel(folder, name, version, REQUIRES.get(name, ()), MODULES.get(name))
     write_wheel(folder, "numpy", "1.24.4")
@@ -141,7 +166,7 @@ def build(
     (folder / "Containerfile").write_text("".join(lines))
     arguments = {**recipe.build_args, "BASE": BASE, **build_args}
     flags = tuple(f"--build-arg={name}={value}" for name, value in arguments.items())
-    tag = "--tag=localhost/lab/ngc-deepspeed:1"
+    tag = f"--tag=localhost/lab/{recipe.name}:1"
     return podman.run("build", *offered(packages), *flags, tag, str(folder), check=False)
 
 
@@ -230,7 +255,59 @@ def test_the_pins_of_another_base_fail_the_build(
 
 def test_every_install_step_is_followed_by_the_check() -> None:
     """So that the message names the step that did it."""
-    text = (ROOT / "Containerfile.ngc-deepspeed").read_text()
-    steps = [step for step in text.split("\nRUN ")[1:] if "pip install" in step.split("\n\n")[0]]
-    assert len(steps) == 3
-    assert all("keep_torch.py check" in step.split("\n\n")[0] for step in steps)
+    for name, count in (("ngc-deepspeed", 3), ("ngc-megatron", 2)):
+        text = (ROOT / f"Containerfile.{name}").read_text()
+        steps = [step for step in text.split("\nRUN ")[1:] if "pip install" in step.split("\n\n")[0]]
+        assert len(steps) == count
+        assert all("keep_torch.py check" in step.split("\n\n")[0] for step in steps)
+
+
+MEGATRON = {"TORCH": TORCH, "MEGATRON_URL": f"file://{INSIDE}"}
+
+
+@pytest.fixture(scope="module")
+def megatron() -> Recipe:
+    return load_recipe("ngc-megatron", Project(ROOT, ROOT, ROOT))
+
+
+def test_the_megatron_image_has_its_programs_at_the_commit(
+    podman: Podman, base: str, megatron: Recipe, packages: Path, tmp_path: Path
+) -> None:
+    """The index builder is compiled, Megatron imports from anywhere, torch and Transformer Engine are the base's."""
+    done = build(podman, megatron, context(megatron, tmp_path), packages, **MEGATRON)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"of commit {megatron.build_args['MEGATRON']} in /opt/megatron" in done.stdout
+    run = ("run", "--rm", "--network=none", "localhost/lab/ngc-megatron:1")
+    assert podman.run(*run, "sh", "-c", "python3 $MEGATRON_HOME/pretrain_gpt.py").stdout == "pretrain\n"
+    check = "import megatron.core.datasets.helpers_cpp as one, torch; print(one.__file__, torch.__version__)"
+    said = podman.run(*run, "python3", "-c", check).stdout.split()
+    assert said == ["/opt/megatron/megatron/core/datasets/helpers_cpp.py", TORCH]
+    lines = podman.run(*run, "cat", "/etc/pip/constraint.txt").stdout.splitlines()
+    assert {f"torch=={TORCH}", "transformer-engine==2.7.0"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("build_args", "words"),
+    [
+        ({"MEGATRON": "0" * 40}, f"{'0' * 40}.tar.gz contains "),
+        ({"MEGATRON": "1" * 40}, "No such file or directory"),
+        ({"TORCH": "2.9.0a0+50eac811a6"}, f"this base has torch {TORCH}, the pins are for 2.9.0a0+50eac811a6"),
+    ],
+)
+def test_another_commit_or_torch_fails_the_build(
+    podman: Podman, base: str, megatron: Recipe, packages: Path, tmp_path: Path, build_args: dict[str, str], words: str
+) -> None:
+    done = build(podman, megatron, context(megatron, tmp_path), packages, **{**MEGATRON, **build_args})
+    assert done.returncode != 0
+    assert words in done.stdout + done.stderr
+
+
+def test_a_base_without_transformer_engine_fails_the_build(
+    podman: Podman, base: str, megatron: Recipe, packages: Path, tmp_path: Path
+) -> None:
+    text = megatron.containerfile.read_text()
+    step = "# See Containerfile.ngc-deepspeed"
+    changed = text.replace(step, f"RUN python3 -m pip uninstall --yes transformer-engine\n{step}", 1)
+    done = build(podman, megatron, context(megatron, tmp_path), packages, changed, **MEGATRON)
+    assert done.returncode != 0
+    assert "Package(s) not found: transformer-engine" in done.stdout + done.stderr
