@@ -152,6 +152,8 @@ def install_training_stack(session: nox.Session) -> None:
     except CommandFailed:
         session.install(*torch, "--extra-index-url", "https://download.pytorch.org/whl/cpu")
     session.install("-q", "--no-deps", "-r", "containers/pins/cpu.txt")
+    lightning = ("pytorch-lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0")
+    session.install("-q", "--no-deps", *lightning)  # for tests/runs/trainers/test_real.py
 
 
 @nox.session

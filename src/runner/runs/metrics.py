@@ -208,6 +208,8 @@ _PACE_TAIL_BYTES = 4 << 20
 _WINDOW = 20  # the number of records to compare
 _SLOWER = 0.7  # relative to the earlier speed
 _STUCK_SECONDS = 300.0
+# a trainer whose log is read may report only one of these
+_RATES = (("tokens_per_second", "tokens/s"), ("samples_per_second", "samples/s"), ("step_seconds", "s"))
 
 
 @dataclass(frozen=True)
@@ -249,13 +251,19 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     """A warning if the newest records are slower than the fastest earlier window of the same length; else empty."""
     import statistics
 
-    rates = [(int(each["step"]), float(rate)) for each in steps
-             if isinstance(rate := each.get("tokens_per_second"), int | float) and rate > 0]  # fmt: skip
+    name, unit = next(
+        ((name, unit) for name, unit in _RATES if any(_number_in(each, name) for each in steps)), ("", "")
+    )
+    rates = [rate for each in steps if (rate := _number_in(each, name) or 0) > 0]
     if len(rates) < 3 * _WINDOW:
         return ""
-    now = statistics.median(rate for _, rate in rates[-_WINDOW:])
+    if unit == "s":
+        rates = [1 / seconds for seconds in rates]
+    now = statistics.median(rates[-_WINDOW:])
     blocks = [rates[at : at + _WINDOW] for at in range(0, len(rates) - _WINDOW, _WINDOW)]
-    best = max(statistics.median(rate for _, rate in block) for block in blocks)
+    best = max(statistics.median(block) for block in blocks)
     if now >= _SLOWER * best:
         return ""
-    return f"{now:,.0f} tokens/s now, {now / best:.0%} of the best speed ({best:,.0f})"
+    if unit == "s":
+        return f"{1 / now:,.3g} s per step now, {now / best:.0%} of the best speed ({1 / best:,.3g} s)"
+    return f"{now:,.0f} {unit} now, {now / best:.0%} of the best speed ({best:,.0f})"

@@ -96,6 +96,9 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
             yield f"find {key} {pattern(table[key], *place, key)}"
     refuse_unknown_keys(document, ("checkpoints",), _CHECKPOINTS, "trainer")
     checkpoints = typed(document, ("checkpoints",), dict, {})
+    if "name" not in checkpoints and checkpoints.keys() & {"needs", "tracker"}:
+        what = f"{document.place('checkpoints')}: there is no `name` in [checkpoints]"
+        raise RunnerError(what, "needs and tracker are about checkpoints of that name", 'name = "step-*/"')
     for key in (key for key in _CHECKPOINTS if key in checkpoints):
         value = checkpoints[key]
         words = value if isinstance(value, list) else [value]

@@ -11,6 +11,7 @@
 RUNNER_RUN=${BASH_ENV%/payload/batch.sh}
 exec 3>&1 4>&2 # the user's output files
 folder=$PWD array_job='' array_task=''
+program_folder=$folder # where relative paths in the output begin (payload/checkpoints.sh)
 
 # Sets gpus, hang_seconds, export_env, bash_env, is_array, restart_words.
 # shellcheck source=/dev/null

@@ -1,0 +1,50 @@
+"""A program that only prints: its steps are in status, plot and why, as if it wrote them itself."""
+
+import json
+from pathlib import Path
+
+from tests.end_to_end.conftest import Runner, write
+
+HOST = ("--engine", "host", "--env", "plain")
+# nanoGPT's lines; the last steps take three times as long
+LOOP = """
+for n in $(seq 0 79); do
+    ms=100; [ "$n" -lt 60 ] || ms=300
+    echo "iter $n: loss 2.$((99 - n)), time $ms.00ms, mfu 10.00%"
+done
+"""
+
+
+def test_status_plot_and_why_show_what_the_program_prints(local: Runner) -> None:
+    folder, _ = local.finished(*HOST, "--", "sh", "-c", LOOP)
+    status = local.status("last")
+    assert (status["state"], status["step"], status["loss"]) == ("COMPLETED", 79, 2.2)
+    assert "79 " in local("status", "last").stdout
+    curve = local("plot", "last", "--metric", "step_seconds").stdout
+    assert "step_seconds" in curve and "0.3" in curve
+    assert "33% of the best speed (0.1 s)" in local("why", "last", code=None).stdout
+    assert (folder / "attempts/1/trainer").read_text() == "nanogpt\n"
+
+
+def test_the_job_file_and_the_command_line_name_the_trainer(local: Runner) -> None:
+    """The user's own one lies in jobs/trainers/; the command line wins."""
+    write(local.project, {
+        "jobs/round.toml": 'command = ["sh", "-c", "echo round 3: cost 2.5"]\ntrainer = "rounds"\n',
+        "jobs/trainers/rounds.toml": "[[lines]]\nmatch = 'round [0-9]+: cost'\nstep = 'round '\nloss = 'cost '\n",
+    })  # fmt: skip
+    folder, _ = local.finished("round", *HOST)
+    (entry,) = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    assert (entry["step"], entry["loss"]) == (3, 2.5)
+    folder, _ = local.finished("round", *HOST, "--trainer", "none")
+    assert not (folder / "metrics.jsonl").exists()
+    again = local.finished("round", *HOST, "--trainer", "generic")[0]
+    assert not (again / "metrics.jsonl").exists()  # the generic one does not know rounds
+
+
+def test_a_wrong_trainer_is_refused_before_anything_is_written(local: Runner, tmp_path: Path) -> None:
+    done = local("launch", *HOST, "--trainer", "nanogtp", "--", "true", code=1)
+    assert "there is no trainer 'nanogtp'" in done.stderr and "did you mean 'nanogpt'?" in done.stderr
+    write(local.project, {"jobs/trainers/mine.toml": "[[lines]]\nmatch = 'a'\nstep = '('\n"})
+    done = local("launch", *HOST, "--", "true", code=1)
+    assert "jobs/trainers/mine.toml:3: step is not a pattern: '('" in done.stderr
+    assert local.made() == []

@@ -1,0 +1,88 @@
+"""A trainer is one TOML file: ours, or the user's in jobs/trainers/. A wrong one is refused with its line and key."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.errors import RunnerError
+from runner.project import Project
+from runner.runs import trainer
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    (tmp_path / "jobs/trainers").mkdir(parents=True)
+    return Project(tmp_path, tmp_path, tmp_path)
+
+
+def write(project: Project, text: str, name: str = "mine") -> None:
+    assert project.root
+    (project.root / f"jobs/trainers/{name}.toml").write_text(text)
+
+
+def test_a_trainer_of_the_user(project: Project) -> None:
+    """It comes before ours, and wins over one of the same name."""
+    write(project, "[[lines]]\nmatch = 'round [0-9]+'\nstep = 'round '\nloss = 'cost '\n")
+    write(project, "[[lines]]\nmatch = 'mine'\nstep = 'x'\n", "nanogpt")
+    text = trainer.render(None, project)
+    names = [line.removeprefix("trainer ") for line in text.splitlines() if line.startswith("trainer ")]
+    assert set(names[:2]) == {"mine", "nanogpt"} and names[-1] == "generic" and len(names) == len(set(names))
+    assert trainer.render("mine", project).splitlines() == [
+        "chosen mine", "trainer mine", "line round [0-9]+", "find step round ", "find loss cost "]  # fmt: skip
+
+
+def test_an_unknown_trainer(project: Project) -> None:
+    with pytest.raises(RunnerError) as caught:
+        trainer.render("megatronlm", project)
+    assert caught.value.what == "there is no trainer 'megatronlm'"
+    assert caught.value.fix == "did you mean 'megatron-lm'?"
+    with pytest.raises(RunnerError) as caught:
+        trainer.render("keras", project)
+    assert "jobs/trainers/NAME.toml" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        ("[[lines]]\nmatch = 'a'\nstep = 'step ('\n", 3, "step is not a pattern: 'step ('"),
+        ("[[lines]]\nmatch = 'a['\n", 2, "match is not a pattern: 'a['"),
+        ("[[lines]]\nmatch = 'a'\n[[lines]]\nmatch = 'b'\nloss = 'loss \\d'\n", 5, "loss uses '\\\\d'"),
+        ("[[lines]]\nmatch = '(?:a)'\n", 2, "match uses '(?'"),
+        ("[[lines]]\nmatch = 'a{2}'\n", 2, "match uses '{2}'"),
+        ("[[lines]]\nmatch = 3\n", 2, "match must be a pattern"),
+        ("detect = ''\n", 1, "detect must be a pattern"),
+        ("[[lines]]\nstep = 'a'\n", 1, "there is no `match` in [[lines]]"),
+        ("[[lines]]\nmatch = 'a'\nTotal-Steps = 'a'\n", 3, "'Total-Steps' cannot be a key"),
+        ("[[lines]]\nmatch = 'a'\ntotal_steps = 'a'\n", 3, "'total_steps' cannot be a key"),
+        ("like = 'hugingface'\n", 1, "there is no trainer 'hugingface'"),
+        ("line = 'a'\n", 1, "unknown key 'line'"),
+        ("[checkpoints]\nname = 'a'\nneed = ['b']\n", 3, "unknown key 'need' in [checkpoints]"),
+        ("[checkpoints]\nneeds = ['a']\n", 1, "there is no `name` in [checkpoints]"),
+        ("[checkpoints]\nname = 'a'\nneeds = [3]\n", 3, "checkpoints.needs must be text, or an array of texts"),
+    ],
+)
+def test_a_file_with_an_error(project: Project, text: str, line: int, what: str) -> None:
+    write(project, text)
+    with pytest.raises(RunnerError) as caught:
+        trainer.render(None, project)
+    assert caught.value.what.endswith(what), caught.value.what
+    assert f"jobs/trainers/mine.toml:{line}: " in caught.value.what
+    assert caught.value.why and caught.value.fix
+
+
+def test_our_own_patterns_compile() -> None:
+    """A launch does not check them again."""
+    for path in sorted(Path(trainer.__file__).with_name("trainers").glob("*.toml")):
+        project = Project(path.parents[1], path.parents[1], path.parents[1])
+        assert trainer.render(path.stem, project)
+
+
+def test_the_folder_of_the_checkpoints_is_an_argument(project: Project) -> None:
+    def folders(*words: str) -> list[str]:
+        lines = trainer.render("huggingface", project, words).splitlines()
+        return [line.removeprefix("checkpoint_folder ") for line in lines if line.startswith("checkpoint_folder ")]
+
+    assert folders("train.py", "--output_dir", "/data/out") == ["/data/out"]
+    assert folders("--output_dir={run}/checkpoints") == ["{run}/checkpoints"]
+    assert folders("--output_dir=out", "--x") == ["{run}/code/out"]
+    assert folders("--output_dir", "--x") == folders("--out", "x") == []
