@@ -41,7 +41,10 @@ def test_the_index_lists_every_page():
 def test_the_example_script_saves_when_asked_and_resumes(tmp_path):
     text = (ROOT / "docs/your-own-training.md").read_text()
     script = tmp_path / "train.py"
-    script.write_text(re.findall(r"```python\n(.*?)```", text, re.S)[0].replace("time.sleep(0.1)", "pass"))
+    example = re.findall(r"```python\n(.*?)```", text, re.S)[0]
+    body = [line for line in example.splitlines() if line and not line.startswith(("import", "from", '"""'))]
+    assert len(body) <= 30
+    script.write_text(example.replace("time.sleep(0.1)", "pass"))
     attempt = tmp_path / "attempts/1"
     attempt.mkdir(parents=True)
     variables = {"RUNNER_RUN": tmp_path, "RUNNER_ATTEMPT": attempt, "RUNNER_SAVE_AND_EXIT": attempt / "save-and-exit"}
@@ -54,6 +57,6 @@ def test_the_example_script_saves_when_asked_and_resumes(tmp_path):
     assert start().returncode == 75
     (attempt / "save-and-exit").unlink()
     again = start()
-    assert (again.returncode, again.stdout) == (0, "resuming from step-1.pt\n"), again.stderr
-    assert (tmp_path / "checkpoints/step-300.pt").exists()
+    assert (again.returncode, again.stdout) == (0, "resuming from step-000001.pt\n"), again.stderr
+    assert (tmp_path / "checkpoints/step-000300.pt").exists()
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 300

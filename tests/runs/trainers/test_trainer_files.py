@@ -1,5 +1,6 @@
 """A trainer is one TOML file: ours, or the user's in jobs/trainers/. A wrong one is refused with its line and key."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs import trainer
+from tests.runs.trainers.test_logs import AWKS, read
 
 
 @pytest.fixture
@@ -29,6 +31,19 @@ def test_a_trainer_of_the_user(project: Project) -> None:
     assert set(names[:2]) == {"mine", "nanogpt"} and names[-1] == "generic" and len(names) == len(set(names))
     assert trainer.render("mine", project).splitlines() == [
         "chosen mine", "trainer mine", "line round [0-9]+", "find step round ", "find loss cost "]  # fmt: skip
+
+
+def test_the_page_describes_each_trainer_and_its_examples_work(project: Project, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/trainers.md").read_text()
+    for path in Path(trainer.__file__).with_name("trainers").glob("*.toml"):
+        assert f"| `{path.stem}` |" in page
+    _, lines, checkpoints = re.findall(r"```toml\n(.*?)```", page, re.S)
+    write(project, lines + checkpoints)
+    for awk in AWKS:
+        log = b"round 30 of 900: cost 2.5, 1200 words/s\n"
+        name, [entry] = read(log, awk, trainer.render(None, project), tmp_path)
+        expected = {"step": 30, "total_steps": 900, "loss": 2.5, "tokens_per_second": 1200}
+        assert name == "mine" and entry.items() >= expected.items()
 
 
 def test_an_unknown_trainer(project: Project) -> None:
