@@ -67,10 +67,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         console.say(f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:
         console.say("runner init --all writes all scripts, job files, environments and recipes")
-    console.say(
-        "runner uses its built-in copy of any file that is missing here, "
-        "so you can delete the files that you do not plan to edit"
-    )
+    console.say("you can delete the files that you do not edit, because runner has a copy of each file")
     console.say(f"next: runner launch sft --env {environment} --build")
     return 0
 

@@ -217,10 +217,7 @@ def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
         console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
         return 0
     fitting = [each for each in found if fits_on(each.total, gpu)]
-    console.say(
-        "FITS is yes if TOTAL * 1.05 + 1.5 GiB (for CUDA, NCCL and fragmentation) "
-        f"is at most the GPU's memory, {_gib(gpu)} GiB"
-    )
+    console.say(f"FITS is yes if 1.05 x TOTAL + 1.5 GiB is at most the GPU's memory of {_gib(gpu)} GiB")
     if fitting:
         return 0
     console.say(

@@ -69,8 +69,8 @@ def show_site(args: argparse.Namespace, console: Console) -> int:
                if getattr(site, key) is None and not (key == "memory" and site.memory_per_gpu)]  # fmt: skip
     if unknown and not site.is_local:
         console.say(
-            f"not set: {', '.join(unknown)}. Set these keys in a job file or with options, "
-            f"or once for all jobs: runner init --site {site.name}"
+            f"not set: {', '.join(unknown)}; set the keys in a job file, or once for all jobs: "
+            f"runner init --site {site.name}"
         )
     return 0
 
