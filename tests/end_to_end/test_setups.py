@@ -227,6 +227,36 @@ def test_twcc_run_clm_ddp(user: User) -> None:
     assert "MASTER_ADDR=nid001" in user.runner("logs", run.name).stdout
 
 
+SITE = """base = "twcc"
+[values]
+account = "XXX"
+partition = "gp1d"
+modules = ["pkg/Anaconda3", "cuda/11.7", "compiler/gcc/11.2.0"]
+"""
+JOB = """command = ["sh", "-c", "echo $SLURM_PROCID: $LOADED, $CONDA_DEFAULT_ENV; command -v torchrun"]
+host_setup = "conda activate gpt2"
+preflight = false
+
+[resources]
+nodes = 2
+tasks_per_node = 1
+"""
+
+
+def test_twcc_modules_of_the_site_and_conda_of_the_job(user: User, project: Path) -> None:
+    """A job of runner's without a container: the tasks see what the two have set."""
+    write(user.place.parent, {".config/runner/sites/mine.toml": SITE})
+    write(project, {"jobs/own.toml": JOB})
+    mine = Runner(project, user.runner.environ, "mine")
+    _, log = mine.finished("own", "--env", "plain")
+    assert sorted(line for line in log.splitlines() if ", gpt2" in line) == [
+        f"{rank}: load compiler/gcc/11.2.0, gpt2" for rank in (0, 1)
+    ]
+    assert log.count(f"{user.place}/bin/torchrun") == 2
+    modules = ["module load compiler/gcc/11.2.0", "module load cuda/11.7", "module load pkg/Anaconda3"]
+    assert user.notes() == ["conda activate gpt2", *modules]
+
+
 @pytest.mark.parametrize(
     ("submit", "launch", "expected"),
     [
