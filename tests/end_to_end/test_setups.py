@@ -283,6 +283,17 @@ def test_google_cloud_run_llm(
     assert user.runner("status", run.name).stdout.count("COMPLETED") == 1
 
 
+def test_google_cloud_packages_of_pip_user(user: User, project: Path) -> None:
+    """A job of runner's without a container finds what `pip3 install --user` has installed, and the shell's EPOCHS."""
+    site = user.runner("shell", "plain", "--", "python3", "-m", "site", "--user-site").stdout.strip()
+    write(Path(site), {"only_there.py": "WORD = 'from the home folder'\n"})
+    code = "import os, only_there; print(only_there.WORD, os.environ['EPOCHS'])"
+    mine = Runner(project, {**user.runner.environ, "EPOCHS": "5"}, "gcp-g2")
+    words = ("--partition", "g2gpu", "--gpus-per-node", "1", "--no-preflight", "--engine", "host", "--env", "host")
+    _, log = mine.finished(*words, "--", "python3", "-c", code)
+    assert "from the home folder 5\n" in log
+
+
 def test_google_cloud_variables_of_the_shell(user: User) -> None:
     write(user.place, {"run_llm.slurm": GOOGLE_CLOUD})
     user.launch("run_llm.slurm", extra_environ={"EPOCHS": "7"})

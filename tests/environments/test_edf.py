@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.environments.engines import attach
-from runner.environments.environment import Environment, Mount, emit_edf, load_environment
+from runner.environments.environment import Environment, Mount, default_environment, emit_edf, load_environment
 from runner.environments.mount import parse_mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, sarus_text
@@ -293,6 +293,15 @@ def test_the_edf_of_sarus_suite_keeps_dollar_signs_from_it(tmp_path):
 @given(texts)
 def test_literal_text_expands_to_itself(text):
     assert expand(literal(text), {}, "it") == text
+
+
+def test_a_site_without_containers_has_an_environment_without_an_image():
+    root = Path(__file__).resolve().parents[2]
+    project = Project(None, root, root)
+    name, why = default_environment(project, load_site("twcc"))
+    assert (name, why) == ("host", "the default without a container")
+    environment = load_environment(name, project, {})
+    assert (environment.image, dict(environment.env), environment.mounts) == ("", {}, ())
 
 
 @pytest.mark.parametrize("name", ["cpu", "ngc-ds", "ngc-ds-alps", "ngc-ds-efa"])

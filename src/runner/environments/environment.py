@@ -214,4 +214,6 @@ def default_environment(project: Project, site: Site) -> tuple[str, str]:
             return name, f"the default of {settings.name}"
     if site.is_local:
         return "cpu", "the default without a scheduler"
+    if site.engine == "host":
+        return "host", "the default without a container"
     return "ngc-ds", "the default"

@@ -199,7 +199,9 @@ def _call(place: _Place, request: ShellRequest, environ: Mapping[str, str], repo
     cache = shared_cache(place.folder, environ)
     if write:
         folders.make(cache)
-    own = {"RUNNER_RUN": str(place.folder), "RUNNER_CACHE": str(cache), "PYTHONNOUSERSITE": "1"}
+    own = {"RUNNER_RUN": str(place.folder), "RUNNER_CACHE": str(cache)}
+    if place.environment.image:
+        own["PYTHONNOUSERSITE"] = "1"
     variables = {**environ, **own}
     for name, value in attachment.exports.items():
         own[name] = variables[name] = expand(value, variables, name)

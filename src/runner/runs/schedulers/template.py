@@ -124,8 +124,9 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
         "RUNNER_WORLD_SIZE": str(job.world_size),
         "RUNNER_HANG_SECONDS": str(job.hang_seconds),
         "RUNNER_WORKDIR": "yes" if job.environment.workdir or job.program_in_image else "",
-        "PYTHONNOUSERSITE": "1",  # otherwise, packages in ~/.local shadow the image's
     }
+    if job.environment.image:
+        ours["PYTHONNOUSERSITE"] = "1"  # otherwise, packages in ~/.local shadow the image's
     return [*{**ours, **(_preflight(job, site) if job.preflight else {}), **job.env}.items()]
 
 
