@@ -80,7 +80,7 @@ printf '%s\n' "$output_bytes" >"$RUNNER_ATTEMPT/log_bytes"
 [ "$errors" = "$output" ] || printf '%s\n' "$log_bytes" >>"$RUNNER_ATTEMPT/log_bytes"
 log_of_attempt() { tail -c "+$((log_bytes + 1))" "$errors" 2>/dev/null | tail -c 100000 | tr -d '\0'; }
 
-exec {pause}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
 
 # Two processes that do nothing, and that every signal ends. They tell whom Slurm has signalled:
 #   the first is in the group of this process: it dies with `scancel --full`
@@ -127,7 +127,7 @@ pass_on() {
     [ "$1" != TERM ] || pauses=10 # Slurm sends only TERM to all processes, one by one
     for ((waited = 0; waited < pauses; waited++)); do
         ! has_signal "${canaries[1]}" || break
-        read -r -t 0.1 -u "$pause" _
+        read -r -t 0.1 -u "$quiet" _
     done
     if has_signal "${canaries[1]}"; then
         [ "$1" != TERM ] || ending=yes
@@ -146,7 +146,7 @@ end_step() {
     say "$2: ending the script"
     kill -TERM -- "-$1"
     for ((waited = 0; waited < 10; waited++)); do
-        read -r -t 1 -u "$pause" _
+        read -r -t 1 -u "$quiet" _
         kill -0 "$1" 2>/dev/null || return
     done
     kill -KILL -- "-$1"
