@@ -26,7 +26,8 @@ kill -USR1 $$
 """
 # what differs between any two jobs, or is ours
 OWN = {"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_TASK_PID", "SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURMD_NODENAME",
-       "HOSTNAME", "RUNNER_RUN", "RUNNER_ATTEMPT", "RUNNER_SAVE_AND_EXIT"}  # fmt: skip
+       "HOSTNAME", "SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME",
+       "RUNNER_RUN", "RUNNER_ATTEMPT", "RUNNER_SAVE_AND_EXIT"}  # fmt: skip
 
 
 @pytest.fixture

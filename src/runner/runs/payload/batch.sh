@@ -156,12 +156,15 @@ end_step() {
 # here: bash would warn about the traps.
 trap 'LC_ALL=C jobs -l >>"$RUNNER_ATTEMPT/jobs"' CHLD
 start_canaries
-# In a group of its own, as under Slurm, where `kill -- -$$` ends the script with its processes.
+# In a group of its own, as under Slurm, where `kill -- -$$` ends the script with its processes. It starts once we wait for
+# it: `jobs` does not show a job that ended before.
+exec {start}<> <(:)
 set -m
 (
     trap - CHLD
+    read -r -u "$start" _
     cd "$folder" || exit
-    exec 1>&3 2>&4 3>&- 4>&-
+    exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
     exec -c env "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
         RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" "${words[@]}"
 ) &
@@ -181,6 +184,7 @@ logs=("$RUNNER_RUN/job.log=$output_bytes")
 follow_log "$child" "$wake" "${logs[@]}" 3>&- 4>&- &
 reader=$!
 disown "${watchers[@]}"
+echo >&"$start"
 while kill -0 "$child" 2>/dev/null; do # a signal interrupts `wait`
     [ -z "$ending" ] || finish_attempt 0 # Slurm ends the job, and kills it soon: decide now whether another attempt follows
     wait "$child"
@@ -194,7 +198,8 @@ wait "$reader"
 how=$(sed -n "s/^[^ ]* *$child \([A-Za-z]*\).*/\1/p" "$RUNNER_ATTEMPT/jobs" 2>/dev/null | tail -n 1)
 rm -f "$RUNNER_ATTEMPT/jobs"
 finish_attempt "$code"
-case $how in '' | Exit | Done | Running) exit "$code" ;; esac
+case $how in Exit | Done | Running) exit "$code" ;; esac
+[ -n "$how$ending" ] && ((code > 128)) || exit "$code"
 # A signal ended the script. End in the same way, so that Slurm records the same.
 trap - EXIT
 ended "$code"
