@@ -103,6 +103,14 @@ def test_only_an_interpreter_that_does_not_read_bash_env_gets_a_wrapper(
     assert found.notes[0] == "train.sbatch:5: sbatch ignores #SBATCH lines after the first command (line 4)"
 
 
+def test_a_script_that_itself_runs_in_a_container_gets_no_wrapper(tmp_path: Path) -> None:
+    """The image may have no bash, and may not see the run folder."""
+    found = plan(tmp_path, "#!/bin/sh\n#SBATCH --container-image=x\n")
+    assert "wrapper" not in found.files["submit.sh"] and found.notes[0].startswith(
+        "the script itself runs in a container"
+    )
+
+
 @pytest.mark.parametrize(
     ("export", "flag"),
     [

@@ -69,10 +69,15 @@ class Batch:
         return f"script/{self.name}"
 
     @property
+    def in_container(self) -> bool:
+        """Whether the script itself runs in a container, and not only its steps."""
+        return not {"container", "container-image", "environment"}.isdisjoint(self.options)
+
+    @property
     def reads_bash_env(self) -> bool:
         """Whether the script's interpreter reads BASH_ENV. Otherwise, sbatch gets a wrapper."""
         found = _BASH.fullmatch(self.text.partition("\n")[0])
-        return found is not None and _OPTIONS.fullmatch(found[1]) is not None
+        return self.in_container or (found is not None and _OPTIONS.fullmatch(found[1]) is not None)
 
     def option(self, name: str) -> str:
         """The value of an option; empty if it is not set."""
@@ -367,6 +372,10 @@ def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
     late = [n for n, line in enumerate(batch.text.split("\n"), 1) if n > head and line.startswith("#SBATCH")]
     if late:
         found.append(f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})")
+    if batch.in_container:
+        found.append(
+            "the script itself runs in a container: attempts are recorded only if it has bash and the run folder"
+        )
     if not batch.reads_bash_env:
         found.append("its interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch")
     return tuple(found)
