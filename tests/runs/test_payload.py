@@ -185,8 +185,15 @@ def test_ranks_of_srun(tmp_path: Path) -> None:
 
 def test_no_ranks_without_a_launcher(tmp_path: Path) -> None:
     """Ranks of a hook of the image, or of an outer job, do not reach a command that has none."""
-    run = write_run(tmp_path, shell_job('echo "${RANK-unset} ${WORLD_SIZE-unset} $PYTHONNOUSERSITE"'))
-    assert run_locally(run, extra_environ={"RANK": "9", "WORLD_SIZE": "99"}).stdout == "unset unset 1\n"
+    run = write_run(tmp_path, shell_job('echo "${RANK-unset} ${WORLD_SIZE-unset}"'))
+    assert run_locally(run, extra_environ={"RANK": "9", "WORLD_SIZE": "99"}).stdout == "unset unset\n"
+
+
+@pytest.mark.parametrize(("image", "expected"), [("", "unset\n"), ("box.sqsh", "1\n")])
+def test_packages_in_the_home_folder_do_not_shadow_those_of_an_image(tmp_path: Path, image: str, expected: str) -> None:
+    job = shell_job('echo "${PYTHONNOUSERSITE-unset}"')
+    run = write_run(tmp_path, replace(job, environment=replace(job.environment, image=image)))
+    assert run_locally(run).stdout == expected
 
 
 FAKE_PYTHON = """#!/bin/sh
