@@ -116,3 +116,12 @@ def test_a_dry_run_imports_nothing_heavy(tmp_path: Path) -> None:
     found = imported("-m", "runner", *words, "--script", "sft", cwd=tmp_path) - imported("-c", "pass", cwd=tmp_path)
     assert {"runner.runs.launch", "jinja2"} <= found
     assert [name for name in HEAVY.split() if name in found or any(each.startswith(f"{name}.") for each in found)] == []
+
+
+def test_a_module_is_launched_by_a_launcher(tmp_path: Path) -> None:
+    """`-m MODULE` after `--`; the run is named after the module."""
+    words = ("launch", "--dry-run", "--site", "alps-clariden", "--account", "a01", "--env", "ngc-ds-alps")
+    done = runner(*words, "--launcher", "torchrun", "--", "-m", "pkg.train", "--lr", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --job-name=pkg.train\n" in done.stdout
+    assert "torchrun command \\\n    -m pkg.train --lr 1\n" in done.stdout

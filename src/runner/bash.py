@@ -19,7 +19,7 @@ _BRACED = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::?[-=]([^${}\"'`\\]*))?\}"
 _HERE = re.compile(r"\$\(\s*pwd(?: -[LP])?\s*\)|`pwd`")
 _ARRAY_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=\(")
 _DECLARES = re.compile(r"declare|local|typeset|readonly|export|-[a-zA-Z]+")
-_OPENING = ("if", "for", "while", "until", "case", "select", "{", "(", "function")
+OPENING = ("if", "for", "while", "until", "case", "select", "{", "(")
 _CLOSING = ("fi", "done", "esac", "}", ")")
 _PREFIXES = ("then", "do", "else", "elif", "!", "time", "if", "while", "until", "{", "(")
 
@@ -47,7 +47,7 @@ class Command:
     line: int
     raw: str
     nested: bool = False
-    """it is inside a function, a loop or a condition, so it may never run, or run several times"""
+    """it is inside a function, a loop or a condition (also behind `&&`), so it may never run, or run several times"""
     array: str = ""
     """the words are the elements assigned to this array"""
     redirections: tuple[str, ...] = ()
@@ -85,6 +85,8 @@ class _Reader:
         self.text = text
         self.position = 0
         self.depth = 0
+        self.parentheses = 0
+        self.depends = False  # the next command runs only if the one before succeeds, or only if it fails
         # (mark, quoted) of the here-documents whose bodies begin on the next line
         self.opened: list[tuple[str, bool]] = []
         self.here_documents: list[HereDocument] = []
@@ -110,7 +112,10 @@ class _Reader:
                 raw, ended = self.text[start : self.position], "\n"
                 self._end_line()
                 break
-            if found := _REDIRECTION.match(self.text, self.position):
+            if any(word.raw == "[[" for word in words) and words[-1].raw != "]]" and rest[0] in "&|()<>":
+                words.append(Word(rest[0], rest[0]))
+                self.position += 1
+            elif found := _REDIRECTION.match(self.text, self.position):
                 redirections.append(self._redirection(found[0]))
             elif found := _OPERATOR.match(self.text, self.position):
                 raw, ended = self.text[start : self.position], found[0]
@@ -118,8 +123,11 @@ class _Reader:
                 break
             elif rest[0] in "()":
                 self.position += 1
-                self.depth += 1 if rest[0] == "(" and not self.text.startswith(")", self.position) else -1
-                self.depth = max(self.depth, 0) if rest[:2] != "()" else self.depth + 1
+                # neither `name()` nor the `)` after a pattern of `case` opens or closes anything
+                counts = rest[:2] != "()" and (rest[0] == "(" or self.parentheses > 0)
+                self.position += rest[:2] == "()"
+                self.parentheses += counts * (1 if rest[0] == "(" else -1)
+                self.depth += counts * (1 if rest[0] == "(" else -1)
                 if words:
                     raw, ended = self.text[start : self.position], "("
                     break
@@ -136,16 +144,16 @@ class _Reader:
     def _finished(
         self, words: list[Word], start: int, raw: str, array: str, redirections: tuple[str, ...], ended: str
     ) -> Command | None:
-        nested = self.depth > 0
+        nested, self.depends = self.depth > 0 or self.depends, ended in {"&&", "||"}
         if words and not array:
             first = words[0].raw
             if first in _CLOSING:
                 self.depth = max(0, self.depth - 1)
             while words and words[0].raw in _PREFIXES:
-                self.depth += words[0].raw in _OPENING
+                self.depth += words[0].raw in OPENING
                 nested = nested or words[0].raw in _PREFIXES
                 words = words[1:]
-            if words and words[0].raw in _OPENING:
+            if words and (words[0].raw in OPENING or (words[0].raw == "function" and words[-1].raw == "{")):
                 self.depth += 1
         if not words and not array:
             return None

@@ -45,7 +45,15 @@ def from_script(text):
 
 def data(adopted, job, program):
     edf = tomllib.loads(rewrite("", adopted.changes()))
-    return edf, tomllib.loads(rewrite("", job.changes(program, "it", "s"))), adopted.notes
+    made = tomllib.loads(rewrite("", job.changes(program, "it", "s")))
+    return edf, made, [*adopted.notes, *adopted.no_edf, *adopted.no_job]
+
+
+def refused(text, *, edf=False):
+    """Why a script cannot become a job file, or an EDF."""
+    adopted = Adopted()
+    read_script("#!/bin/bash\n" + text, adopted, draft(), Path("/here"), "job.sbatch")
+    return "\n".join(adopted.no_edf if edf else adopted.no_job)
 
 
 DOCKER = ("docker", "run")
@@ -99,7 +107,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
 @pytest.mark.parametrize(
     ("words", "note"),
     [
-        (("-v", "vol:/a", "i"), "-v vol:/a: not carried over: 'vol' is a volume"),
+        (("-v", "vol:/a", "i"), "-v vol:/a: 'vol' is a volume"),
         (("-v", "/a", "i"), "anonymous volume"),
         (("-v", "/a:/b:O", "i"), "-v /a:/b:O (O): not carried over"),
         (("--mount", "type=tmpfs,dst=/a", "i"), "not tmpfs"),
@@ -112,11 +120,11 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
         (("-e", "HF_TOKEN=hf_x", "i"), "HF_TOKEN=…: not carried over: it is a secret"),
         (("-e", "A=", "i"), "-e A=: not carried over: in an EDF an empty value unsets"),
-        (("--env-file", "nope", "i"), "--env-file nope: not carried over: cannot read the file: No such file"),
+        (("--env-file", "nope", "i"), "--env-file nope: cannot read the file: No such file"),
         (("--entrypoint", "/e", "i"), "--entrypoint /e: becomes the beginning of the command"),
-        (("--rootfs", "/a"), "--rootfs /a: not carried over"),
+        (("--rootfs", "/a"), "--rootfs /a: an EDF needs a squashfs file"),
         (("--some-new-option=1", "i"), "--some-new-option=1: not carried over"),
-        (("localhost/x",), "localhost/x: not carried over: the image is only in the engine's storage"),
+        (("localhost/x",), "localhost/x: the image is only in the engine's storage"),
         ((), "the command line names no image"),
     ],
 )
@@ -158,7 +166,7 @@ def test_flags_of_pyxis():
 def test_an_environment_that_is_named_becomes_the_base():
     edf, job, _ = from_words("srun", "-N2", "--environment=ngc", "--container-writable", "python", "x.py")
     assert edf == {"base_environment": "ngc", "writable": True}
-    assert (job["script"], job["launcher"], job["resources"]) == ("x.py", "none", {"nodes": 2})
+    assert (job["command"], job["launcher"], job["resources"]) == (["python", "x.py"], "none", {"nodes": 2})
 
 
 def test_other_programs_are_refused_by_name():
@@ -168,11 +176,13 @@ def test_other_programs_are_refused_by_name():
 
 SCRIPT = r"""#SBATCH --job-name=train --nodes=4 --ntasks-per-node=1
 #SBATCH --gpus-per-node=4 --cpus-per-task=288 -t 12:00:00
-#SBATCH --container-image nvcr.io\#nvidia/pytorch:25.01-py3   # a comment
-#SBATCH --signal=B:USR1@300 --constraint=thp_never --array=1-3
+#SBATCH --no-requeue   # a comment
+#SBATCH --signal=B:USR1@300 --constraint=thp_never
 set -euo pipefail
 export MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1)
-export NCCL_DEBUG=INFO HF_HOME="$SCRATCH/hf" HF_TOKEN=hf_secret
+export NCCL_DEBUG=INFO
+export HF_HOME="$SCRATCH/hf"
+export HF_TOKEN=hf_secret_of_mine
 WHERE=$PWD/images
 IMAGE=$WHERE/ngc.sqsh
 WHEN=$(date +%s)
@@ -198,71 +208,79 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
     assert edf == {
         "image": "/here/images/ngc.sqsh",
         "mounts": ["${SCRATCH}:/scratch", "/d/${WHEN}:/d"],
-        "env": {"HF_HOME": "${SCRATCH}/hf", "NCCL_DEBUG": "INFO"},
+        "env": {"NCCL_DEBUG": "INFO"},
     }
+    host = job.pop("host_setup").splitlines()
+    assert (host[:2], host[-2:]) == (["cd /here", "set -euo pipefail"], ["export WHEN", "export A=1"])
+    assert {'export HF_HOME="$SCRATCH/hf"', "cat > hosts <<EOF", "srun this is no command"} <= set(host)
     assert job == {
         "summary": "s",
-        "script": "train.py",
+        "command": ["train.py", "--config", "x.yaml", "--lr", "1e-5", "--out", "/out dir", "--seed", "1"],
+        "program_in_image": True,
         "environment": "it",
         "launcher": "torchrun",
-        "arguments": ["--config", "x.yaml", "--lr", "1e-5", "--out", "/out dir", "--seed", "1"],
         "save_seconds": 300,
         "resources": {"nodes": 4, "gpus_per_node": 4, "cpus_per_task": 72, "time": "12:00:00", "tasks_per_node": 4},
-        "env": {"A": "1"},
-        "slurm": {"sbatch": ["--constraint=thp_never"], "srun": ["--label", "--kill-on-bad-exit=1"]},
+        "slurm": {"sbatch": ["--no-requeue", "--constraint=thp_never"], "srun": ["--label", "--kill-on-bad-exit=1"]},
     }
     text = "\n".join(notes)
     for word in (
         "--job-name=train: a run is named after its job file: rename the file to train.toml",
-        "--array=1-3: not carried over: the tasks of an array would share one run folder",
-        "line 6: set -euo pipefail: not carried over",
-        "line 7: MASTER_ADDR=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n1): not needed",
-        "HF_TOKEN=…: not carried over: it is a secret",
-        "line 11: WHEN=$(date +%s): the EDF needs ${WHEN}",
-        "line 18: cat > hosts <<EOF: not carried over",
-        "line 21: srun hostname: not carried over: a job runs one program",
-        "line 22: #SBATCH --nodes=9: not carried over",
+        "line 10: export HF_TOKEN=…: not carried over: it is a secret",
+        "line 13: WHEN=$(date +%s): the EDF needs ${WHEN}: host_setup of the job file exports it",
+        "line 23: srun hostname: not carried over: it only prints",
+        "line 24: #SBATCH --nodes=9: not carried over",
         "> log.txt: not carried over: a run has one log",
-        "--nnodes=$SLURM_NNODES: not needed",
+        "--rdzv_endpoint=$MASTER_ADDR:29500: not needed",
     ):
         assert word in text, (word, text)
     assert "hf_secret" not in text
 
 
+STEP = {"command": ["bash", "-c", 'eval "exec $STEP_COMMAND"'], "launcher": "none"}
+
+
 @pytest.mark.parametrize(
     ("step", "job"),
     [
-        ("srun -n8 -N2 python -u x.py 1", {"script": "x.py", "arguments": ["1"], "launcher": "srun"}),
-        ("srun python -O x.py", {"command": ["python", "-O", "x.py"], "launcher": "none"}),
-        ("srun ./x.sh a", {"script": "./x.sh", "arguments": ["a"], "launcher": "none"}),
-        ("srun bash -c 'cd /x && y \"$A\"'", {"command": ["bash", "-c", 'cd /x && y "$A"'], "launcher": "none"}),
-        ("srun bash -c \"y $A \\$B\"", {"command": ["bash", "-c", 'exec bash -c "y ${A} \\$B"'], "launcher": "none"}),
-        ("srun python -m torch.distributed.run --nproc-per-node 2 -m a.b -x", {"command": ["python", "-m", "a.b", "-x"],
-         "launcher": "torchrun"}),
-        ("srun accelerate launch --num_processes 8 --multi_gpu x.py", {"script": "x.py", "launcher": "accelerate"}),
-        ("srun torchrun x.py --id $SLURM_JOB_ID", {"command": ["bash", "-c", 'exec python x.py --id "${SLURM_JOB_ID}"'],
-         "launcher": "torchrun"}),
-        ("srun x --at $(date +%s)", {"command": ["bash", "-c", "exec x --at $(date +%s)"], "launcher": "none"}),
-        ("srun env A=1 -u B nvidia-smi", {"command": ["nvidia-smi"], "launcher": "none"}),
-        ("srun docker run -v /a:/b i:1 python x.py", {"script": "x.py", "launcher": "none"}),
-        ("CMD='python x.py 1'; srun $CMD", {"script": "x.py", "arguments": ["1"], "launcher": "none"}),
-        ("/usr/bin/time srun torchrun x.py", {"script": "x.py", "launcher": "torchrun"}),
-        ("torchrun x.py", {"script": "x.py", "launcher": "torchrun"}),
-        ("echo 1", {"command": ["bash", "job.sbatch"], "launcher": "none"}),
+        ("-n8 -N2 python -u x.py 1", {"command": ["python", "-u", "x.py", "1"], "launcher": "none"}),
+        ("bash -c 'cd /x && y \"$A\"'", {"command": ["bash", "-c", 'cd /x && y "$A"'], "launcher": "none"}),
+        ("bash -c \"y $A \\$B\"", {**STEP, "host_setup": 'bash -c "y $A \\$B"'}),
+        ("python -m torch.distributed.run --nproc-per-node 2 -m a.b -x", {"command": ["-m", "a.b", "-x"],
+         "launcher": "torchrun", "resources": {"tasks_per_node": 2}}),
+        ("accelerate launch --num_processes 8 --multi_gpu x.py", {"command": ["x.py"], "launcher": "accelerate",
+         "resources": {"tasks_per_node": 8}}),
+        ("accelerate launch --config_file c.yaml x.py", {"launcher": "none",
+         "command": ["accelerate", "launch", "--config_file", "c.yaml", "x.py"]}),
+        ("torchrun x.py --id $SLURM_JOB_ID", {**STEP, "launcher": "torchrun",
+         "host_setup": "python x.py --id $SLURM_JOB_ID"}),
+        ("-n4 torchrun --nproc_per_node=4 x.py", {"command": ["torchrun", "--nproc_per_node=4", "x.py"],
+         "launcher": "none", "resources": {"tasks_per_node": 4}}),
+        ("torchrun --nproc_per_node=$(nproc) x.py", {**STEP, "host_setup": "torchrun --nproc_per_node=$(nproc) x.py"}),
+        ("torchrun x.py", {"command": ["x.py"], "launcher": "torchrun", "resources": {"tasks_per_node": 1}}),
+        ("x --at $(date +%s)", {**STEP, "host_setup": "x --at $(date +%s)"}),
+        ("x \"${NOWHERE[@]}\" \"$@\"", {**STEP, "host_setup": 'x "${NOWHERE[@]}" "$@"'}),
+        ("env A=1 -u B nvidia-smi", {"command": ["nvidia-smi"], "launcher": "none"}),
     ],
 )  # fmt: skip
 def test_programs_of_steps(step, job):
-    made = from_script(step)[1]
-    assert {key: made.get(key) for key in ("script", "arguments", "command", "launcher") if key in made} == job
+    made = from_script(f"srun --container-image=i {step}")[1]
+    host = made.get("host_setup", "")
+    assert {key: made.get(key) for key in job if key != "host_setup"} == {
+        k: v for k, v in job.items() if k != "host_setup"
+    }
+    assert f"export STEP_COMMAND=$(printf '%q ' {job['host_setup']})\n" in host if "host_setup" in job else not host
 
 
 @pytest.mark.parametrize(
     ("words", "resources"),
     [
         (("-N2", "-n8"), {"nodes": 2, "tasks_per_node": 4}),
-        (("-N2", "-n7"), {"nodes": 2}),
         (("--gres=gpu:h100:4",), {"gpus_per_node": 4}),
         (("--gpus=8", "--nodes", "2"), {"gpus_per_node": 4, "nodes": 2}),
+        (("--gpus=0",), {"gpus_per_node": 0}),
+        (("--cpus-per-gpu=12", "--gpus=2", "-n4"), {"tasks_per_node": 4, "gpus_per_node": 2, "cpus_per_task": 6}),
+        (("-w", "a[01-03,7],b"), {"nodes": 5}),
         (("--gpus-per-task=1", "--ntasks-per-node=4"), {"gpus_per_node": 4, "tasks_per_node": 4}),
         (("--mem=450G", "-t", "30", "-pnormal", "-A", "a1"),
          {"memory": "450G", "time": "30", "partition": "normal", "account": "a1"}),
@@ -275,13 +293,17 @@ def test_counts_are_those_of_a_job_file(words, resources):
 def test_counts_of_zero_are_not_carried_over():
     _, job, notes = from_words("srun", "-N0", "-n4", "--container-image=a/b", "true")
     assert job["resources"] == {"tasks_per_node": 4}
-    assert any(note.startswith("-N0") for note in notes)
+    assert any("-N0: runner computes the world size" in note for note in notes)
 
 
-def test_what_a_condition_sets_stays_unknown_and_is_said():
-    edf, _, notes = from_script("if [ -n x ]; then\n  I=/a.sqsh\nfi\nsrun --container-image=$I true\n")
-    assert edf["image"] == "${I}"
-    assert "line 3: I=/a.sqsh: the EDF needs ${I}: export it where you launch, or write its value" in notes
+def test_what_a_condition_sets_is_not_known():
+    """Also behind &&, and after a pattern of case."""
+    for condition in (
+        "if [ -n x ]; then\n  I=/a.sqsh\nfi",
+        "[ -n x ] && I=/a.sqsh",
+        "case $A in\nx) I=/a.sqsh ;;\nesac",
+    ):
+        assert "the image must be known at launch" in refused(f"{condition}\nsrun --container-image=$I true", edf=True)
 
 
 IDIOMS = r"""
@@ -297,45 +319,203 @@ declare -a ARGS=(
   --container-image $IMAGE   # comment
   --container-mounts ./data:/data,`pwd`:/here2
 )
-srun $AUTO -l "${ARGS[@]}" "${MORE[@]}" python $SCRIPT "${NOWHERE[@]}"
+srun $AUTO -l "${ARGS[@]}" python $SCRIPT "${NOWHERE[@]}"
 """
 
 
 def test_idioms_of_batch_scripts_in_the_wild():
     edf, job, notes = from_script(IDIOMS)
-    assert edf == {
-        "image": "/fsx//here/x.sqsh",
-        "writable": True,
-        "mounts": ["/here/data:/data", "/here:/here2"],
-    }
-    assert job["command"] == ["bash", "-c", 'exec python train.py "${NOWHERE[@]}"']
+    assert edf == {"image": "/fsx//here/x.sqsh", "mounts": ["/here/data:/data", "/here:/here2"]}
+    assert "printf '%q ' python train.py \"${NOWHERE[@]}\")" in job["host_setup"]
     assert job["slurm"] == {"srun": ["--label"]}
     text = "\n".join(notes)
     for word in (
         "$PWD: read as /here, as if you submitted the script from that folder",
-        "line 9: MORE=(…): the command is inside a conditional",
-        "line 15: $AUTO: not carried over: its value is unknown",
+        "line 15: $AUTO: read as '': the condition that changes it is not carried over",
+        "APPS, IMAGE, SCRIPT: read as the defaults in the script",
     ):
         assert word in text, (word, text)
 
 
-def test_variables_that_only_the_script_knows_are_said():
-    _, job, notes = from_script('A=$(date)\nB=1\nC=(x)\nsrun --container-image=i run "$A" "$(id) $B ${C[0]}" "$HOME"\n')
-    assert job["command"][2] == 'exec run "${A}" "$(id) $B ${C[0]}" "${HOME}"'
-    text = "\n".join(notes)
-    for word in (
-        "line 2: A=$(date): the step uses $A",
-        "$B: the step uses this variable",
-        "$C: the step uses this variable",
-    ):
-        assert word in text, (word, text)
-    assert "HOME" not in text
+def test_an_array_that_a_condition_sets_is_not_known():
+    text = 'if true; then\n  A=(--container-writable)\nfi\nsrun --container-image=i "${A[@]}" true\n'
+    assert 'line 5: "${A[@]}": only a shell can evaluate these options' in refused(text, edf=True)
 
 
 def test_a_script_of_another_language_is_refused():
     with pytest.raises(RunnerError, match="it is not a shell script") as caught:
         read_script("#!/usr/bin/env python3\n", Adopted(), draft(), Path("/here"), "x.py")
-    assert "-- srun" in caught.value.fix
+    assert caught.value.fix == "run it unchanged: runner launch ./x.py"
+
+
+HOST = """#SBATCH -N2
+module purge
+source /opt/site/env.sh
+conda activate lm
+cat > hosts <<END
+a b
+END
+[ -d data ] || mkdir data
+export ROOT=$(git rev-parse --show-toplevel) PORT=$((RANDOM + 1))
+ulimit -s unlimited
+LR=${1:-3e-4}
+srun --container-image=/i.sqsh --container-mounts=$ROOT:/w python /w/t.py --lr $LR "$ROOT/c d" \\$SLURM_PROCID
+"""
+
+
+def test_lines_before_the_step_run_on_the_host(tmp_path):
+    """As they are, in the folder of the script, with its arguments; the words of the step are evaluated there."""
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n" + HOST)
+    edf, job, _ = from_words("sbatch", "job.sh", "1e-5", folder=tmp_path)
+    assert edf["mounts"] == ["${ROOT}:/w"]
+    head, *lines = job["host_setup"].splitlines()
+    assert (head, lines[0]) == (f"cd {tmp_path}", "set -- 1e-5")
+    assert lines[1:10] == HOST.splitlines()[1:10]
+    assert "ulimit -s unlimited" in job["task_prolog"]
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/h"}
+    for name, body in (("git", "echo /top"), ("conda", ""), ("module", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    text = job["host_setup"].replace("source /opt/site/env.sh", ":") + "\neval \"printf '%s|' $STEP_COMMAND\""
+    done = subprocess.run(("bash", "-c", text), cwd="/", env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "python|/w/t.py|--lr|1e-5|/top/c d|$SLURM_PROCID|"
+    assert (tmp_path / "data").is_dir() and (tmp_path / "hosts").read_text() == "a b\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("srun --container-image=i a\nsrun --container-image=j b", "line 2: srun --container-image=i a: a job has"),
+        ("srun --container-image=i a\nrsync out /keep", "line 3: rsync out /keep: it does not run before the step"),
+        ("mkdir x; srun --container-image=i a", "line 2: mkdir x: it does not run before the step"),
+        ("for i in 1 2; do\nsrun --container-image=i a $i\ndone", "line 3: srun --container-image=i a $i: it is"),
+        ("cd x && srun --container-image=i a", "it is inside a condition, a loop or a function, or behind &&"),
+        ("srun --container-image=i a | sort > b", "another command reads the output of the step"),
+        ("srun --container-image=i a <<E\nx\nE", "the step reads this text as its input"),
+        ('R="srun --container-image=$I"\nif a; then R="$R -l"; fi\n$R b', "line 4: $R b: only a shell can"),
+        ("apptainer exec x.sif a", "line 2: apptainer exec x.sif a: an EDF cannot name a .sif file"),
+        ("srun --container-image=i --pty bash", "line 2: bash: an interactive shell is not a job"),
+        ("#SBATCH -a 1-3\nsrun --container-image=i a", "-a 1-3: the tasks of an array would share one run folder"),
+        ("#SBATCH -N4\nsrun -N1 --container-image=i a", "-N1: the step uses only a part of the job's 4 nodes"),
+        ("#SBATCH -N4\nsrun --container-image=i torchrun --nnodes 2 a.py", "--nnodes 2: the job has 4 nodes"),
+        ("srun -n $(nproc) --container-image=i a", "-n $(nproc): only a shell can evaluate this text"),
+        ("srun -N2 -n7 --container-image=i a", "--ntasks=7: it is not a multiple of 2 nodes"),
+        ("source $(dirname $0)/e\nsrun --container-image=i a", "$0: in host_setup, it is not the path of the script"),
+        ("login --token ghijklmnop\nsrun --container-image=i a", "line 2: login --token …: it contains a secret"),
+        ("docker run --gpus all vllm/vllm-openai --model m", "line 2: --model: only the image knows its entrypoint"),
+        ("docker run a/worker:1 token=abcdefghijk", "line 2: token=…: only the image knows its entrypoint"),
+        ("#SBATCH -N2 --container-image=i\ntrain", "--nodes=2: the script runs in the container of"),
+        ("#SBATCH --environment=i\nsrun train", "line 3: srun train: the script itself runs in a container"),
+    ],
+)  # fmt: skip
+def test_what_a_job_file_cannot_say_is_refused_with_its_line(text, why):
+    assert why in refused(text), refused(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("srun --container-image=$(realpath i) a", "--container-image=$(realpath i): only a shell"),
+        ("srun --container-image=i --container-mounts=$(dirname $PWD) a", "--container-mounts=$(dirname $PWD)"),
+        ("cd $(mktemp -d)\nsrun --container-image=i --container-mounts=./a:/b a", "the folder to which it refers"),
+        ("srun apptainer exec x.sif a", "line 2: apptainer: an EDF cannot name a .sif file"),
+        ("srun --environment=$E a", "a base environment must be known at launch"),
+        ("#SBATCH --container-mounts=/a:/a\\ \\\n#SBATCH --container-image=i\na", "line 2: #SBATCH --container-mounts"),
+    ],
+)
+def test_what_an_edf_cannot_say_is_refused_with_its_line(text, why):
+    assert why in refused(text, edf=True), refused(text, edf=True)
+
+
+def test_a_script_that_runs_in_a_container_is_the_command():
+    """sbatch itself has the container: all lines run inside, once, with the CPUs of all tasks."""
+    options = "#SBATCH -n4 -c6 --gres=gpu:a100:2 --container-image=i --container-workdir=/w"
+    edf, job, _ = from_script(f"{options}\n# why\ncd $SLURM_SUBMIT_DIR\nmake\n")
+    assert edf == {"image": "i", "workdir": "/w"}
+    assert job["command"] == ["/bin/bash", "-c", "cd $SLURM_SUBMIT_DIR\nmake\n"]
+    assert job["host_setup"] == "export SLURM_SUBMIT_DIR=/here\n"
+    assert job["resources"] == {"cpus_per_task": 24, "gpus_per_node": 2, "tasks_per_node": 1}
+    assert job["slurm"] == {"sbatch": ["--gres=gpu:a100:2"]}
+
+
+def test_a_line_of_srun_requests_the_resources_itself():
+    """What only a job can have goes to sbatch; in a script of sbatch, the same options are those of the step."""
+    words = ("--qos=hi", "--constraint=g", "--reservation=r", "--exclusive", "--mpi=pmix", "--container-image=i", "a")
+    job = from_words("srun", "-w", "n1,n2", *words)[1]
+    assert job["resources"] == {"nodes": 2}
+    sbatch = ["--nodelist=n1,n2", "--qos=hi", "--constraint=g", "--reservation=r", "--exclusive"]
+    assert job["slurm"] == {"sbatch": sbatch, "srun": ["--mpi=pmix"]}
+    assert from_script("#SBATCH -N1\nsrun --exclusive --container-image=i a")[1]["slurm"] == {"srun": ["--exclusive"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "resources"),
+    [
+        (("docker", "run", "--gpus", "all", "i/i", "torchrun", "--nnodes", "2", "--nproc_per_node=6", "t.py"),
+         {"nodes": 2, "gpus_per_node": 6, "tasks_per_node": 6}),
+        (("docker", "run", "--gpus", '"device=0,2"', "i/i", "a"), {"gpus_per_node": 2}),
+        (("nvidia-docker", "run", "--gpus", "device=1", "i/i", "a"), {"gpus_per_node": 1}),
+        (("podman", "run", "--device", "nvidia.com/gpu=all", "i/i", "a"), None),
+        (("docker", "run", "i/i", "a"), {"gpus_per_node": 0}),
+        (("srun", "--exclusive", "--container-image=i", "torchrun", "--nproc-per-node=3", "t.py"),
+         {"gpus_per_node": 3, "tasks_per_node": 3}),
+        (("srun", "--exclusive", "--container-image=i", "a"), None),
+    ],
+)  # fmt: skip
+def test_all_gpus_are_those_of_the_sites_node(words, resources):
+    """Or one for each process, if the command says how many processes it starts."""
+    _, job, notes = from_words(*words)
+    assert job.get("resources") == resources
+    assert resources or any("the job gets the GPUs of the site's node" in note for note in notes)
+
+
+def test_the_variable_of_enroots_hook_is_in_the_edf():
+    """The engine reads it before the tasks of the job start."""
+    edf, job, _ = from_words(
+        "srun", "--export=ALL,NVIDIA_VISIBLE_DEVICES=void,A=1", "--container-image=i", "--mail-type=END", "a"
+    )
+    assert (edf["env"], job["env"]) == ({"NVIDIA_VISIBLE_DEVICES": "void"}, {"A": "1"})
+    assert job["slurm"] == {"sbatch": ["--mail-type=END"]}
+
+
+def test_secrets_in_arguments_are_not_copied():
+    words = (
+        "train",
+        "--api-key",
+        "s3cret-of-mine",
+        "--wandb_key=0a1b2c3d4e5f",
+        "--input_key",
+        "messages",
+        "--token=$T",
+    )
+    _, job, notes = from_words("srun", "--container-image=i", *words)
+    assert '--api-key "${API_KEY:?}" --wandb_key="${WANDB_KEY:?}" --input_key messages' in job["host_setup"]
+    assert "it is a secret: export API_KEY where you launch" in "\n".join(notes)
+    assert not re.search("s3cret|0a1b2c", f"{job}{notes}")
+    _, job, notes = from_script("export KEEP=1\nexport WANDB_API_KEY=0a1b2c3d4e5f\nsrun --container-image=i a\n")
+    assert "KEEP=1" in job["host_setup"] and "0a1b2c" not in f"{job}{notes}"
+
+
+def test_tasks_that_read_their_ranks_get_them():
+    """Runner unsets the ranks of other jobs, also where the script sets them."""
+    job = from_script("#SBATCH -n2\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun --container-image=i a\n")[1]
+    assert job["launcher"] == "srun"
+
+
+def test_a_program_in_a_mount_of_the_project_is_its_script(tmp_path):
+    """The container must see the file of the project at the path that the command names."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").touch()
+    mounted = (f"--container-mounts={tmp_path}:/w", "--container-workdir=/w/src")
+    cases = {
+        (*mounted, "python", "train.py", "-x"): {"script": "src/train.py", "arguments": ["-x"]},
+        (*mounted, "python", "/w/src/train.py"): {"script": "src/train.py"},
+        ("python", "src/train.py"): {"command": ["python", "src/train.py"], "program_in_image": True},
+        (*mounted, "python", "/opt/train.py"): {"command": ["python", "/opt/train.py"], "program_in_image": True},
+    }
+    for words, wanted in cases.items():
+        job = from_words("srun", "--container-image=i", *words, folder=tmp_path)[1]
+        assert {key: job[key] for key in job if key not in {"summary", "environment", "launcher"}} == wanted
 
 
 LINES = r"""
@@ -490,9 +670,38 @@ def test_the_command_writes_both_files_that_launch_takes(tmp_path):
     environ |= {"RUNNER_IMAGES": "/i", "PYTHONPATH": ":".join(sys.path)}
     launched = subprocess.run(argv, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert launched.returncode == 0, launched.stderr
-    assert "#SBATCH --nodes=4" in launched.stdout and "train.py" in launched.stdout
+    assert "#SBATCH --nodes=4" in launched.stdout
+    assert "torchrun command \\\n    train.py" in launched.stdout
+    # the program is in the image: tasks start there, and no code is copied
+    assert "inside RUNNER_WORKDIR yes" in launched.stdout
+    assert "code snapshot: 0 files" in launched.stderr
     again = runner(tmp_path, "job.sbatch", "-o", "edf/t.toml")
     assert again.returncode == 1 and "edf/t.toml already exists" in again.stderr
+
+
+def test_a_refused_job_writes_nothing_and_offers_the_script_itself(tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\nsrun --container-image=i a\ntar cf x.tar out\n")
+    done = runner(tmp_path, "job.sh", "-o", "edf/t.toml", "--job", "jobs/t.toml")
+    assert done.returncode == 1 and not (tmp_path / "edf").exists()
+    assert "cannot convert job.sh to a job file" in done.stderr
+    assert "line 3: tar cf x.tar out: it does not run before the step" in done.stderr
+    assert "runner launch PATH" in done.stderr
+    edf = runner(tmp_path, "job.sh")
+    assert edf.returncode == 0 and 'image = "i"' in edf.stdout
+    assert "no job file can do the same: line 3: tar cf x.tar out" in edf.stderr
+
+
+def test_a_job_that_is_adopted_in_a_subfolder_finds_its_environment(tmp_path):
+    """The git root is the project, so a name would be searched there."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "jobs").mkdir()
+    sub = tmp_path / "exp"
+    sub.mkdir()
+    done = runner(sub, "-o", "edf/t.toml", "--job", "t.toml", "--", "srun", "--container-image=a/b", "true")
+    assert done.returncode == 0, done.stderr
+    assert tomllib.loads((sub / "t.toml").read_text())["environment"] == str(sub / "edf/t.toml")
+    done = runner(tmp_path, "-o", "edf/t.toml", "--job", "t.toml", "--", "srun", "--container-image=a/b", "true")
+    assert tomllib.loads((tmp_path / "t.toml").read_text())["environment"] == "t"
 
 
 def test_into_an_edf_adds_and_keeps_its_comments(tmp_path):

@@ -34,6 +34,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env adopt`: print the EDF, or the paths of the files written; notes go to stderr."""
     from pathlib import Path
 
+    from runner.errors import RunnerError
     from runner.runs.adopt.adopted import Adopted
     from runner.runs.adopt.job import Draft
     from runner.runs.checks import check_variable
@@ -47,6 +48,14 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
         adopted.set_defaults()
     for note in adopted.notes:
         console.say(note)
+    if refused := (adopted.no_edf or (adopted.no_job if args.job else [])):
+        raise RunnerError(
+            f"cannot convert {name} to {'an EDF' if adopted.no_edf else 'a job file'} that does the same",
+            "\n".join(refused),
+            "run a batch script unchanged: runner launch PATH",
+        )
+    for note in adopted.no_job:
+        console.say(f"no job file can do the same: {note}")
     written: list[tuple[Path, str]] = []
     edf = Path(args.into or args.output) if args.into or args.output else None
     text = _edf_text(args.into, adopted, name, console)
@@ -55,7 +64,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     if args.job:
         job = Path(args.job)
         written.append((job, _job_text(draft, program, edf, name, job)))
-    elif program.script or program.command:
+    elif (program.script or program.command) and not adopted.no_job:
         console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
     _answer(args, console, written, text)
     return 0
@@ -131,7 +140,8 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
         raise RunnerError(
             f"{name} does not use a container",
-            "it contains none of these: --container-… options, --environment, docker run, podman run",
+            "\n".join(adopted.no_job)
+            or "it has no --container-… options, no --environment, no docker run or podman run",
             "to run it in an existing environment: runner launch --env NAME -- COMMAND",
         )
     for change in changes:
@@ -146,15 +156,19 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
 
 
 def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: Path) -> str:
+    from pathlib import Path
+
     from runner.environments.rewriting import rewrite
     from runner.errors import RunnerError
     from runner.located_toml import parse_toml
+    from runner.project import find_project
     from runner.runs.job import layer_of
 
     if not program.script and not program.command:
         raise RunnerError(f"{name} does not start a program", "a job file needs a program", "leave out --job")
     assert edf is not None  # checked by _check_words
-    environment = edf.stem if edf.parent.name == "edf" else str(edf.absolute())
+    named = edf.parent.resolve() == (find_project().root or Path.cwd()).resolve() / "edf"
+    environment = edf.stem if named else str(edf.absolute())
     changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")
     text = rewrite("", changes, job)
     layer_of(parse_toml(text, job))

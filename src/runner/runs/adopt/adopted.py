@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from runner.environments.rewriting import APPEND, Change, Set
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
 from runner.images.reference import HUB_NAMES, parse_reference
-from runner.machine.secrets import looks_secret
+from runner.machine.secrets import LEAST_LENGTH, looks_secret
+from runner.runs.secrets import HIDDEN, hide_words
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
@@ -36,6 +38,12 @@ class Adopted:
     command: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """what was not carried over, or is not needed, in the order of the input"""
+    no_edf: list[str] = field(default_factory=list)
+    """why no EDF can describe the container, each with its line"""
+    no_job: list[str] = field(default_factory=list)
+    """why no job file can do the same, each with its line"""
+    gpus: int | None = None
+    """how many GPUs `docker run` requests; None: all, or not said"""
     folder: Path | None = None
     """the folder to which relative paths refer; the job will run in a different one"""
     where: str = ""
@@ -53,21 +61,25 @@ class Adopted:
         """Add a note about something that was carried over in a way that the user may not expect."""
         self._note(f"{short(what)}: {why}")
 
-    def computed(self, what: str) -> None:
-        """Add a note about a value that only a shell can evaluate."""
-        self.not_carried_over(what, "only a shell can evaluate this text: write its value")
+    def refuse(self, what: str, why: str, *, edf: bool = False) -> None:
+        """Refuse the job file, or with `edf` both files, because the result would do something else."""
+        self._note(f"{short(what)}: {why}", self.no_edf if edf else self.no_job)
 
-    def _note(self, text: str) -> None:
-        line = f"{self.where}{text}".replace("\n", " ")
-        if line not in self.notes:
-            self.notes.append(line)
+    def computed(self, what: str) -> None:
+        """Refuse an image or mount that only a shell can evaluate."""
+        self.refuse(what, "only a shell can evaluate this text: write its value", edf=True)
+
+    def _note(self, text: str, notes: list[str] | None = None) -> None:
+        line, notes = f"{self.where}{text}".replace("\n", " "), self.notes if notes is None else notes
+        if line not in notes:
+            notes.append(line)
 
     def mount(self, text: str, given: str) -> None:
         """Add the mount `SOURCE[:TARGET[:FLAGS]]`, or a note if an EDF cannot express it."""
         try:
             mount = parse_mount(text)
         except RunnerError as error:
-            self.not_carried_over(given, error.why)
+            self.refuse(given, error.why, edf=True)
             return
         mount = replace(mount, source=self.absolute(mount.source))
         if mount not in self.mounts:
@@ -75,9 +87,25 @@ class Adopted:
 
     def absolute(self, text: str) -> str:
         """A path on the host, made absolute."""
-        if self.folder is None or not text.startswith(("./", "../")):
+        if text.split("/")[0] not in {".", ".."}:
+            return text
+        if self.folder is None:
+            self.refuse(text, "the folder to which it refers is not known", edf=True)
             return text
         return os.path.normpath(os.path.join(literal(str(self.folder)), text))  # noqa: PTH118 (the text may hold variables)
+
+    def file_of_project(self, text: str) -> str:
+        """The path, from the current folder, of the script that the container sees at this path; empty: none."""
+        where = posixpath.join(self.workdir, text) if self.workdir else text
+        mounted = [mount for mount in self.mounts if (where + "/").startswith(mount.target.rstrip("/") + "/")]
+        if self.folder is None or not text.endswith((".py", ".sh")) or not (mounted or self.base):
+            return ""
+        path = posixpath.normpath(posixpath.join(str(self.folder), text))
+        if mounted:
+            mount = max(mounted, key=lambda each: len(each.target))
+            path = posixpath.normpath(posixpath.join(mount.source, posixpath.relpath(where, mount.target)))
+        inside = Path(path).is_relative_to(self.folder) and Path(path).is_file()
+        return str(Path(path).relative_to(self.folder)) if inside else ""
 
     def variable(self, name: str, value: str, given: str) -> None:
         """Add a variable to [env], or a note if an EDF cannot express it."""
@@ -93,6 +121,11 @@ class Adopted:
             )
         else:
             self.env[name] = value
+
+    def variables(self) -> set[str]:
+        """The names of the variables in the EDF."""
+        texts = [self.image, self.workdir, self.base, *self.env.values(), *self.annotations.values()]
+        return {name for text in (*texts, *(mount.text() for mount in self.mounts)) for name in names(text)}
 
     def set_defaults(self) -> None:
         """Set `entrypoint` and `writable` in a new EDF, because their defaults differ between engines."""
@@ -128,9 +161,24 @@ class Adopted:
 
 
 def short(text: str) -> str:
-    """The text on one line, shortened if it is long."""
-    line = " ".join(text.split())
+    """The text on one line, without secrets, shortened if it is long."""
+    line = " ".join(hide_words(text.split())).replace(HIDDEN, "…")
     return line if len(line) <= 120 else f"{line[:119]}…"
+
+
+def secrets_in(words: Sequence[str]) -> dict[int, tuple[str, str]]:
+    """Index -> (option or name, what precedes the value) of the words that contain secrets; not of `$NAME`."""
+    found = {}
+    for index, (word, hidden) in enumerate(zip(words, hide_words(words), strict=True)):
+        before, secret, _ = hidden.partition(HIDDEN)
+        value, name = word.removeprefix(before), before.rstrip("=") or (words[index - 1] if index else "")
+        # `--input_key messages`: the name of a column
+        column = re.search(r"(?i)tokens$", name) or (
+            name.lower().endswith("key") and not re.search(r"(?i)api|\d", f"{name}{value}")
+        )
+        if secret and len(value) >= LEAST_LENGTH and not re.search(r"[$<]", value) and not column:
+            found[index] = (name, before)
+    return found
 
 
 def plain(text: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,13 +10,14 @@ from runner.bash import Word
 from runner.environments.mount import split_fields
 from runner.expansion import literal
 from runner.runs.adopt.adopted import Adopted, image_reference
-from runner.runs.adopt.options import CONTAINER, Option, split
+from runner.runs.adopt.options import Option
 
 # options whose effect every engine has by default
 _NOT_NEEDED = {
     "rm": "the container is always removed; what it writes outside mounts is lost",
     "interactive": "`runner shell` gives a prompt",
     "tty": "`runner shell` gives a prompt",
+    **dict.fromkeys(("sig-proxy", "http-proxy", "quiet", "tls-verify", "userns"), "this is so with every engine"),
     "network": "the host's network is used",
     "net": "the host's network is used",
     "ipc": "/dev/shm is the host's",
@@ -25,57 +27,36 @@ _NOT_NEEDED = {
     "init": "runner's scripts start and stop the processes",
     "pull": "missing images are pulled",
     "shm-size": "/dev/shm is the host's",
-    "sig-proxy": "signals reach the command",
     "runtime": "the site provides the GPUs",
-    "http-proxy": "the container gets the host's variables",
-    "quiet": "nothing is printed",
-    "userns": "you have your own user ID in the container",
-    "tls-verify": "the engine's settings decide",
-    "disable-content-trust": "the engine's settings decide",
 }
 _NOT_CARRIED_OVER = {
     "user": "you have your own user ID in the container",
-    "group-add": "you have your own groups in the container",
     "privileged": "the container of a job has no extra rights",
     "cap-add": "the container of a job has no extra rights",
     "security-opt": "the site's settings decide",
     "ulimit": "put `ulimit` in task_prolog of the job file",
     "memory": "set memory in [resources] of the job file",
     "cpus": "set cpus_per_task in [resources] of the job file",
-    "cpuset-cpus": "Slurm binds tasks to CPUs: --srun=--cpu-bind=…",
     "name": "runner names the run",
-    "hostname": "the container has the host's name",
     "publish": "the host's network is used, so its ports are open already",
-    "publish-all": "the host's network is used, so its ports are open already",
-    "expose": "the host's network is used",
     "detach": "`runner launch` returns at once",
     "restart": "[restart] of the job file says when a job is restarted",
     "tmpfs": "an EDF cannot mount tmpfs; /dev/shm is in memory",
-    "volumes-from": "a job has only one container",
     "platform": "the image must have the node's architecture",
-    "arch": "the image must have the node's architecture",
-    "label": "engines do not read labels",
-    "add-host": "the host's /etc/hosts is used",
-    "dns": "the host's resolv.conf is used",
-    "log-driver": "a run has one log",
-    "stop-signal": "save_seconds of the job file sets the signal",
-    "unsetenv-all": 'the container gets the host\'s variables; unset one with NAME = ""',
-    "read-only-tmpfs": "an EDF cannot mount tmpfs",
-    "cgroupns": "the site's settings decide",
 }
 _SHARED = ("host", "")
 # SELinux labels, caching hints and copying do not change what the container sees
 _NO_FLAGS = {"rw", "z", "Z", "cached", "delegated", "consistent", "nocopy", "bind", "rbind"}
 
 
-def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, folder: Path) -> None:
-    """Read the words after `docker run` or `podman run`. Relative paths start at `folder`."""
-    options, rest = split(words, CONTAINER)
+def read_container_run(options: Sequence[Option], rest: Sequence[Word], adopted: Adopted, engine: str) -> None:
+    """Read the options of `docker run` or `podman run`, and the words after them."""
     adopted.entrypoint, adopted.writable = True, True
+    adopted.gpus = None if engine == "nvidia-docker" else 0
     rootfs = any(option.name == "rootfs" for option in options)
     entrypoint: list[Word] = []
     for option in options:
-        if option.computed:
+        if option.computed and (option.name in _READERS or option.name == "entrypoint"):
             adopted.computed(option.given)
         elif option.name == "entrypoint":
             adopted.entrypoint = False
@@ -83,32 +64,41 @@ def read_container_run(words: Sequence[Word], adopted: Adopted, engine: str, fol
             if entrypoint:
                 adopted.note(option.given, "becomes the beginning of the command")
         else:
-            _take(option, adopted, folder)
+            _take(option, adopted)
     if not rest:
-        adopted.not_carried_over(f"{engine} run", "the command line names no image")
+        adopted.refuse(f"{engine} run", "the command line names no image", edf=True)
         return
     image, command = rest[0].text, rest[1:]
-    if rest[0].computed:
+    if rest[0].computed or rest[0].array:
         adopted.computed(rest[0].raw)
     elif rootfs:
-        adopted.not_carried_over(f"--rootfs {image}", "an EDF needs a squashfs file: use mksquashfs or runner import")
+        adopted.refuse(f"--rootfs {image}", "an EDF needs a squashfs file: use mksquashfs or runner import", edf=True)
     else:
         adopted.image, reason = image_reference(image)
         if reason:
-            adopted.not_carried_over(image, reason)
+            adopted.refuse(image, reason, edf=True)
+        elif "#" not in adopted.image and "/" not in adopted.image:
+            adopted.note(
+                image, "an image of Docker Hub; if you have built it here, `runner import` it and write its path"
+            )
     adopted.command += [*entrypoint, *command]
-    if adopted.entrypoint and not command:
-        adopted.note(engine, "there is no command: write the image's default command into the job file")
+    adopted.note(f"{engine} run", f"you keep your own user ID and HOME in the container of a job, unlike in {engine}'s")
+    if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0].text)):
+        why = "only the image knows its entrypoint and default command: put the program after the image"
+        adopted.refuse(command[0].raw if command else image, why)
+    elif adopted.entrypoint:
+        adopted.note(image, "its entrypoint runs first; it must run the command that it is given")
 
 
-def _take(option: Option, adopted: Adopted, folder: Path) -> None:
+def _take(option: Option, adopted: Adopted) -> None:
     name, value, given = option.name, option.value or "", option.given
     reader = _READERS.get(name)
     if reader is not None:
-        reader(value, given, adopted, folder)
+        reader(value, given, adopted)
     elif name in {"network", "net", "ipc", "pid", "uts"} and value not in _SHARED:
         adopted.not_carried_over(given, f"{_NOT_NEEDED[name]}, always")
     elif name in _NOT_NEEDED:
+        adopted.gpus = None if name == "runtime" and value == "nvidia" else adopted.gpus
         adopted.not_needed(given, _NOT_NEEDED[name])
     elif name == "rootfs":
         return
@@ -116,7 +106,7 @@ def _take(option: Option, adopted: Adopted, folder: Path) -> None:
         adopted.not_carried_over(given, _NOT_CARRIED_OVER.get(name, "an EDF has no key for it"))
 
 
-def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _volume(value: str, given: str, adopted: Adopted) -> None:
     source, separator, rest = value.partition(":") if not value.startswith("${") else _after_variable(value)
     if not separator:
         adopted.not_carried_over(
@@ -124,7 +114,7 @@ def _volume(value: str, given: str, adopted: Adopted, folder: Path) -> None:
         )
         return
     if not source.startswith(("/", ".", "${", "~")):
-        adopted.not_carried_over(given, f"{source!r} is a volume in the engine's storage: use a folder")
+        adopted.refuse(given, f"{source!r} is a volume in the engine's storage: use a folder", edf=True)
         return
     target, _, options = rest.partition(":")
     if source == target == "/dev/shm":
@@ -149,7 +139,7 @@ def _bind(source: str, target: str, options: Sequence[str], given: str, adopted:
     adopted.mount(f"{text}:{'+'.join(flags)}" if flags else text, given)
 
 
-def _mount(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _mount(value: str, given: str, adopted: Adopted) -> None:
     fields = dict(entry.partition("=")[::2] for entry in value.split(","))
     if fields.get("type", "volume") != "bind":
         adopted.not_carried_over(given, f"an EDF mounts folders and files, not {fields.get('type', 'volume')}")
@@ -166,7 +156,7 @@ def _mount(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     _bind(source, target, [*(("ro",) if read_only else ()), propagation], given, adopted)
 
 
-def _env(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _env(value: str, given: str, adopted: Adopted) -> None:
     name, equals, text = value.partition("=")
     if equals:
         adopted.variable(name, text, given)
@@ -174,40 +164,41 @@ def _env(value: str, given: str, adopted: Adopted, folder: Path) -> None:
         adopted.not_needed(given, "the container gets the host's variables, unless the image sets them")
 
 
-def _env_file(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _env_file(value: str, given: str, adopted: Adopted) -> None:
     try:
-        lines = (folder / value).read_text(encoding="utf-8").splitlines()
+        lines = ((adopted.folder or Path()) / value).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        adopted.not_carried_over(given, f"cannot read the file: {getattr(error, 'strerror', None) or error}")
+        adopted.refuse(given, f"cannot read the file: {getattr(error, 'strerror', None) or error}", edf=True)
         return
     for line in lines:
         if line.strip() and not line.lstrip().startswith("#"):
-            _env(literal(line.lstrip()), f"{given} ({line.partition('=')[0]})", adopted, folder)
+            _env(literal(line.lstrip()), f"{given} ({line.partition('=')[0]})", adopted)
 
 
-def _unset(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _unset(value: str, given: str, adopted: Adopted) -> None:
     adopted.env[value] = ""
 
 
-def _workdir(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _workdir(value: str, given: str, adopted: Adopted) -> None:
     adopted.workdir = value
 
 
-def _read_only(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _read_only(value: str, given: str, adopted: Adopted) -> None:
     adopted.writable = value.lower() == "false"
 
 
-def _gpus(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _gpus(value: str, given: str, adopted: Adopted) -> None:
+    """`all`, a number, `device=0,1` (also in quotes), or the name of a CDI device."""
+    devices = re.sub(r"^.*[=:]|[\"']", "", value).split(",")
+    every = devices == ["all"] or not all(device.isdigit() for device in devices)
+    adopted.gpus = None if every else int(devices[0]) if value.isdigit() else (adopted.gpus or 0) + len(devices)
     adopted.env.setdefault("NVIDIA_VISIBLE_DEVICES", "all")
-    adopted.note(
-        given,
-        "becomes NVIDIA_VISIBLE_DEVICES; set the number of GPUs with gpus_per_node in the job file",
-    )
+    adopted.note(given, "becomes NVIDIA_VISIBLE_DEVICES" + ("" if every else f"; the job gets {adopted.gpus} GPUs"))
 
 
-def _device(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _device(value: str, given: str, adopted: Adopted) -> None:
     if value.startswith("nvidia.com/gpu"):
-        _gpus(value, given, adopted, folder)
+        _gpus(value, given, adopted)
         return
     adopted.devices.append(value)
     adopted.note(
@@ -215,12 +206,12 @@ def _device(value: str, given: str, adopted: Adopted, folder: Path) -> None:
     )
 
 
-def _annotation(value: str, given: str, adopted: Adopted, folder: Path) -> None:
+def _annotation(value: str, given: str, adopted: Adopted) -> None:
     name, _, text = value.partition("=")
     adopted.annotations[name] = text
 
 
-_READERS: dict[str, Callable[[str, str, Adopted, Path], None]] = {
+_READERS: dict[str, Callable[[str, str, Adopted], None]] = {
     "volume": _volume,
     "mount": _mount,
     "env": _env,
@@ -303,7 +294,7 @@ def _image(value: str, given: str, adopted: Adopted) -> None:
         return
     adopted.image, reason = image_reference(value)
     if reason:
-        adopted.not_carried_over(given, reason)
+        adopted.refuse(given, reason, edf=True)
     elif value.endswith((".sqsh", ".squashfs")):
         adopted.note(given, f"pyxis reads {value} as an image in a registry; if you mean a file, write ./{value}")
 
@@ -321,4 +312,4 @@ def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
 def _names(value: str, given: str, adopted: Adopted) -> None:
     for name in value.split(","):
         if name not in adopted.env:
-            adopted.not_carried_over(f"{given} ({name})", f'set it in [env], which overrides the image: {name} = "…"')
+            adopted.not_carried_over(f"{given} ({name})", "set it in [env] of the EDF, which overrides the image")

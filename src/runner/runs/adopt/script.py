@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.bash import Command, Word, commands
 from runner.errors import RunnerError
-from runner.expansion import Variable, join, literal, names, parts
+from runner.expansion import expand, literal, names
 from runner.runs.adopt import containers
-from runner.runs.adopt.adopted import Adopted
-from runner.runs.adopt.containers import read_container_run
-from runner.runs.adopt.job import RENDEZVOUS, Draft, Program, read_program
-from runner.runs.adopt.options import SBATCH, SRUN, Option, split
+from runner.runs.adopt.adopted import Adopted, plain, secrets_in
+from runner.runs.adopt.job import Draft, Program
+from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN, Grammar, Option, split
+from runner.runs.adopt.program import read_program
+from runner.runs.adopt.scope import ASSIGNMENT, Scope
 
-_ENGINES = ("docker", "podman")
-_STARTERS = ("torchrun", "accelerate", "python", "python3", "deepspeed", "mpirun", "mpiexec")
-_STRUCTURE = {"done", "fi", "esac", "}", ")", "for", "case", "[", "[[", "((", "function", "select", ":", "true"}
+_ENGINES = ("docker", "nvidia-docker", "podman")
+_FOREIGN = {"apptainer", "singularity", "sarus", "shifter"}
+_NO_SIF = "an EDF cannot name a .sif file, and Apptainer mounts other folders"
+# commands that change nothing for the commands after them
+_QUIET = re.compile(
+    r"done|fi|esac|[})]|for|case|\[\[?|\(\(|function|select|:|true|cd|date|echo|env|exit|hostname|id|ls|nvidia-smi|printenv"
+    r"|printf|pwd|set|shopt|sleep|squeue|uname|wait|which|whoami"
+)
 
 
 @dataclass(frozen=True)
@@ -28,54 +35,154 @@ class Step:
 
     command: Command
     kind: str
-    """srun, docker, podman, or empty for a program that the script starts itself"""
+    """srun, docker or podman"""
     words: tuple[Word, ...]
-    options: tuple[Option, ...]
-    exported: Mapping[str, tuple[str, str]]
-    """name -> (words, EDF text) of the variables exported before it"""
+    before: tuple[Word, ...]
+    """assignments in front of the command"""
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """The step with the highest rank is the main step: prefer steps in a container, then srun, then later steps."""
-        contained = self.kind in _ENGINES or any(containers.is_flag(option) for option in self.options)
-        return (3 if contained else 2 if self.kind == "srun" else 1, self.command.line)
+    def rank(self) -> tuple[bool, int]:
+        """The step with the highest rank is the main step: the last one in a container."""
+        contained = any(containers.is_flag(option) for option in split(self.words, SRUN)[0])
+        return (self.kind != "srun" or contained, self.command.line)
 
 
-def read_script(text: str, adopted: Adopted, draft: Draft, folder: Path, name: str) -> Program:
-    """Read a batch script; returns its program. Raises RunnerError for a script of another language."""
+def read_script(
+    text: str,
+    adopted: Adopted,
+    draft: Draft,
+    folder: Path,
+    name: str,
+    *,
+    options: Sequence[Option] = (),
+    arguments: Sequence[str] = (),
+) -> Program:
+    """Read a batch script with the options and arguments that sbatch gets; returns its program.
+
+    Raises RunnerError for a script of another language.
+    """
     first = text.partition("\n")[0]
     if first.startswith("#!") and not re.search(r"\b(bash|sh|zsh|dash|ksh)\b", first):
         raise RunnerError(
             f"cannot read {name}",
             f"it is not a shell script; its first line is {first}",
-            "pass the srun command that starts it: runner env adopt -- srun …",
+            f"run it unchanged: runner launch ./{name}",
         )
-    directives = _directives(text, adopted)
-    container = tuple(option for option in directives if containers.is_flag(option))
+    directives = (*_directives(text, adopted), *options)
+    container = [option for option in directives if containers.is_flag(option)]
+    draft.allocated = bool(directives)
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
-    containers.read_flags(container, adopted)
     # as if the script were submitted from the current folder
+    adopted.folder = folder / next((option.value or "" for option in directives[::-1] if option.name == "chdir"), "")
+    containers.read_flags(container, adopted)
+    if container:
+        return _whole_script(text, adopted, draft, arguments)
+    return _main_step(text, adopted, draft, adopted.folder, name, arguments)
+
+
+def _main_step(text: str, adopted: Adopted, draft: Draft, folder: Path, name: str, arguments: Sequence[str]) -> Program:
+    """The program of the main step; the lines before it go to host_setup."""
     scope = Scope({name: literal(str(folder)) for name in ("PWD", "SLURM_SUBMIT_DIR")})
-    adopted.folder = folder
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
         adopted.note("$PWD", f"read as {folder}, as if you submitted the script from that folder")
-    steps, others = _steps(text, scope, adopted)
-    adopted.where = ""
-    if not steps:
-        adopted.note(name, "the script starts no step: the whole script becomes the job's command")
-        return Program("none", "", (), ("bash", name))
-    main = max(steps, key=lambda step: step.rank)
-    for command, why in others:
-        adopted.where = f"line {command.line}: "
-        adopted.not_carried_over(command.raw, why)
-    for step in steps:
-        if step is not main:
-            adopted.where = f"line {step.command.line}: "
-            adopted.not_carried_over(step.command.raw, "a job runs one program: write another job file for this step")
+    steps, active = _steps(text, scope, adopted, draft)
+    main = max(steps, key=lambda step: step.rank, default=None)
+    if main is None:
+        for command, why in active:
+            if why:
+                adopted.refuse(f"line {command.line}: {command.raw}", why)
+        adopted.refuse(name, "it has no command that starts a program in a container")
+        return Program("none")
+    _refuse_others(steps, active, main, adopted)
     adopted.where = f"line {main.command.line}: "
-    program = _take(main, adopted, draft, folder)
+    program = _take(main, scope, adopted, draft)
     adopted.where = ""
-    note_unknown(scope, adopted, main.words)
+    wanted = _check_variables(scope, adopted)
+    host = text.replace("\r\n", "\n").split("\n")[: main.command.line - 1]
+    if re.search(r"(?m)^\s*(source|\.|eval)\s", "\n".join(host)):
+        wanted = adopted.variables()
+    if draft.host_setup or wanted or any(command.line < main.command.line for command, _ in active):
+        draft.host_setup[:0] = [f"export {' '.join(sorted(wanted))}"] if wanted else []
+        _carry(host, text, adopted, draft, folder, arguments)
+    if program.launcher == "none" and re.search(r"export\b.*\b(RANK|WORLD_SIZE)=", "\n".join(draft.host_setup)):
+        program = replace(program, launcher="srun")  # it sets these variables for each task
+    return program
+
+
+def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]], main: Step, adopted: Adopted) -> None:
+    """Refuse the steps beside the main step, and the commands after it."""
+    for command, _ in active:
+        if command.line >= main.command.line:
+            adopted.refuse(f"line {command.line}: {command.raw}", "it does not run before the step")
+    for step in steps:
+        if step is not main and step.words and _QUIET.fullmatch(step.words[0].text):
+            adopted.not_carried_over(f"line {step.command.line}: {step.command.raw}", "it only prints")
+        elif step is not main:
+            why = "a job has only one step: write another job file for this one"
+            adopted.refuse(f"line {step.command.line}: {step.command.raw}", why)
+
+
+def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: Path, arguments: Sequence[str]) -> None:
+    """Move the lines before the step to host_setup."""
+    for command in commands(text):
+        last = command.line + command.raw.count("\n")
+        if last > len(host) or not secrets_in(command.raw.split()):
+            continue
+        if command.words and command.words[0].text == "export":
+            host[command.line - 1 : last] = [""] * (last - command.line + 1)
+            why = "it is a secret: export it where you launch; the container gets the host's variables"
+            adopted.not_carried_over(f"line {command.line}: {command.raw}", why)
+        else:
+            adopted.refuse(f"line {command.line}: {command.raw}", "it contains a secret: keep it in a file or variable")
+    body = re.sub(r"\A(\s*#.*\n|\s*\n)+", "", "\n".join([*host, ""])).rstrip()
+    if re.search(r"\$\{?0\b|BASH_SOURCE", body):
+        adopted.refuse("$0", "in host_setup, it is not the path of the script")
+    head = [f"cd {shlex.quote(str(folder))}"]
+    head += [f"SLURM_SUBMIT_DIR={shlex.quote(str(folder))}"] if "SLURM_SUBMIT_DIR" in body else []
+    head += [shlex.join(("set", "--", *arguments))] if re.search(r"\$\{?[0-9@*#]", body) else []
+    draft.host_setup[:] = [*head, *([body] if body else []), *(draft.host_setup or ["true"])]
+    adopted.note("the lines before the step", "they become host_setup of the job file, which runs on the host")
+
+
+def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
+    """The variables of the EDF that host_setup must export. Refuses those that `launch` must know."""
+    if names(adopted.base):
+        adopted.refuse(adopted.base, "a base environment must be known at launch: write its name", edf=True)
+    for name in names(adopted.image):
+        if name in scope.computed:
+            adopted.refuse(adopted.image, f"the image must be known at launch ({scope.computed[name]})", edf=True)
+    if scope.defaults:
+        adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read as the defaults in the script")
+    wanted = adopted.variables() & scope.computed.keys()
+    for name in sorted(wanted):
+        adopted.note(scope.computed[name], f"the EDF needs ${{{name}}}: host_setup of the job file exports it")
+    return wanted
+
+
+def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence[str]) -> Program:
+    """The program if sbatch itself has the options of the container: the script runs inside, once, on one node."""
+    first = text.partition("\n")[0]
+    shell = shlex.split(first[2:]) if first.startswith("#!") else ["/bin/sh"]
+    if draft.resources.get("nodes", 1) != 1:
+        adopted.refuse(f"--nodes={draft.resources['nodes']}", "the script runs in the container of the first node only")
+    for command in commands(text):
+        if any(word.text.rsplit("/", 1)[-1] in {"srun", *_ENGINES} for word in command.words[:2]):
+            adopted.refuse(
+                f"line {command.line}: {command.raw}", "the script itself runs in a container, and so do its steps"
+            )
+    if re.search(r"\$\{?0\b|BASH_SOURCE", text):
+        adopted.refuse("$0", "in the job, it is not the path of the script")
+    if "SLURM_SUBMIT_DIR" in text:
+        draft.host_setup.append(f"export SLURM_SUBMIT_DIR={shlex.quote(str(adopted.folder))}")
+    if secrets_in(text.split()):
+        adopted.refuse("the script", "it contains a secret, and would be copied")
+    adopted.note("the script", "it runs in the container, as the command of the job: the options of sbatch say so")
+    text = re.sub(r"\A([ \t]*(#.*)?\n)+", "", text)
+    tasks, cpus = draft.tasks_per_node(adopted) or 1, draft.resources.get("cpus_per_task", 1)
+    program = Program("none", "", (), (*shell, "-c", text, *(("script", *arguments) if arguments else ())))
+    draft.count(program, adopted)
+    if tasks > 1 and isinstance(cpus, int):
+        draft.resources |= {"tasks_per_node": 1, "cpus_per_task": tasks * cpus}
     return program
 
 
@@ -93,136 +200,133 @@ def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
         try:
             found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
         except ValueError:
-            adopted.not_carried_over(f"line {number}: {line}", "a quote is not closed")
+            adopted.refuse(f"line {number}: {line}", "a quote or escape is not closed", edf=True)
             continue
         words += [Word(literal(word), word) for word in found]
     options, rest = split(words, SBATCH)
-    for word in rest:
-        adopted.not_carried_over(f"#SBATCH {word.raw}", "this word is not an option")
+    for word in rest[:1]:
+        adopted.refuse(f"#SBATCH … {word.raw}", "this word is not an option")
     return options
 
 
-def _steps(text: str, scope: Scope, adopted: Adopted) -> tuple[list[Step], list[tuple[Command, str]]]:
-    """(the steps in order, the other commands, each with the reason why it is not carried over)."""
+def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[list[Step], list[tuple[Command, str]]]:
+    """(the steps in order, the commands that must run on the host; with a reason if one may start a container)."""
     steps: list[Step] = []
-    others: list[tuple[Command, str]] = []
+    active: list[tuple[Command, str]] = []
     for command in commands(text):
         if command.array:
-            if command.nested:
-                what = f"line {command.line}: {command.array}=(…)"
-                adopted.note(
-                    what,
-                    "the command is inside a conditional, a loop or a function, but is read as if it always ran",
-                )
-            scope.arrays[command.array] = (*scope.arrays.get(command.array, ()), *command.words) if (
-                f"{command.array}+=" in command.raw
-            ) else command.words  # fmt: skip
+            scope.assign_array(command)
             continue
         words = list(command.words)
         before: list[Word] = []
-        while words and ASSIGNMENT.fullmatch(words[0].text) and not words[0].text.startswith("-"):
+        while words and ASSIGNMENT.fullmatch(words[0].text):
             before.append(words.pop(0))
         first = words[0].text if words else ""
+        if first == "exit" and not command.nested:
+            break
         if first in {"export", "declare", "readonly", "local", "typeset"} or not words:
             for word in (*before, *words[1:]):
-                if not word.text.startswith("-"):
-                    scope.assign(
-                        word, command, export=first == "export" or (first == "declare" and "-x" in command.raw)
-                    )
+                scope.assign(word, command)
+            active += [(command, "")] if first == "export" or "-x" in command.raw.split()[:2] else []
             continue
-        if first == ":" and assign_default(words[1:], scope, command):
+        if first == ":" and scope.assign_default(words[1:], command):
             continue
-        step = _step(command, before, scope.resolve(words), scope)
+        step = _step(command, before, scope.resolve(words))
+        program = first.rsplit("/", 1)[-1]
         if step is not None:
             steps.append(step)
-        elif first == "unset":
-            _unset(words[1:], scope, adopted, command)
-        elif first not in _STRUCTURE:
-            others.append(
-                (command, "it runs on the host, outside the step; `setup` of the job file runs inside the container")
-            )
-    return steps, others
+        elif first == "cd":
+            _cd(words[1:], scope, adopted, command)
+        elif first in {"ulimit", "umask"} and not command.nested:
+            draft.task_prolog.append(command.raw)
+        elif words[0].computed or words[0].splits:
+            active.append((command, "only a shell can evaluate which program it starts"))
+        elif not _QUIET.fullmatch(first) or any(
+            re.match(r"\d*>(?!&\d|.?\s*/dev/)", each) for each in command.redirections
+        ):
+            active.append((command, _NO_SIF if program in _FOREIGN else ""))
+    return steps, active
 
 
-def _unset(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Command) -> None:
-    for word in words:
-        if not word.text.startswith("-"):
-            scope.values.pop(word.text, None)
-            scope.exported.pop(word.text, None)
-            adopted.env[word.text] = ""
-            adopted.note(
-                f"line {command.line}: {command.raw}",
-                "the container will not have this variable, even if the image sets it",
-            )
+def _cd(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Command) -> None:
+    """Change the folder to which relative paths refer."""
+    to = plain(scope.resolve(words)[0].text) if words and not words[0].computed else None
+    if command.nested or to is None or adopted.folder is None:
+        scope.values.pop("PWD", None)
+        scope.computed["PWD"] = f"line {command.line}: {command.raw}"
+        adopted.folder = None
+    else:
+        adopted.folder = adopted.folder / to
+        scope.values["PWD"] = literal(os.path.normpath(adopted.folder))
 
 
-def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...], scope: Scope) -> Step | None:
+def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...]) -> Step | None:
     """The step that a command starts; None for any other command."""
     while words and words[0].text.rsplit("/", 1)[-1] in {"exec", "time", "sudo", "nohup"}:
         words = words[1:]
     first = words[0].text.rsplit("/", 1)[-1] if words else ""
-    exported = {name: (raw, scope.values[name]) for name, raw in scope.exported.items() if name in scope.values}
-    for word in before:
-        if not word.computed and (found := ASSIGNMENT.fullmatch(word.text)):
-            exported[found[1]] = (word.raw, scope.value(found[2]))
-    if first == "srun":
-        return Step(command, "srun", words[1:], split(words[1:], SRUN)[0], exported)
     if first in _ENGINES and len(words) > 1 and words[1].text == "run":
-        return Step(command, first, words[2:], (), exported)
-    if first in _STARTERS or first.endswith((".py", ".sh")) or (first in {"bash", "sh"} and len(words) > 1):
-        return Step(command, "", words, (), exported)
-    return None
+        return Step(command, first, words[2:], tuple(before))
+    return Step(command, first, words[1:], tuple(before)) if first == "srun" else None
 
 
-def _take(step: Step, adopted: Adopted, draft: Draft, folder: Path) -> Program:
+def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
     """Read the main step."""
-    for name, (raw, value) in step.exported.items():
-        draft.variable(name, value, raw, adopted)
     for redirection in step.command.redirections:
-        if not re.fullmatch(r"\d*>&\d", redirection):
+        if re.match(r"\d*<", redirection):
+            adopted.refuse(redirection, "the step reads this text as its input")
+        elif not re.fullmatch(r"\d*>&\d", redirection):
             adopted.not_carried_over(redirection, "a run has one log: runner logs")
     if step.command.pipe:
-        adopted.not_carried_over("|", "the step's output goes only to the run's log")
+        adopted.refuse("|", "another command reads the output of the step")
     if step.command.nested:
-        adopted.note(
-            "the step", "the step is inside a loop, a conditional or a function, but the job runs the step only once"
-        )
-    words = take_step(step.kind, step.words, adopted, draft, folder)
-    program = read_program(words, draft.tasks_per_node(adopted), adopted)
+        adopted.refuse(step.command.raw, "it is inside a condition, a loop or a function, or behind && or ||")
+    program = read_program(take_step(step.kind, step.words, adopted, draft, scope), draft, adopted)
     draft.count(program, adopted)
+    draft.host_setup[:0] = [f"export {word.raw}" for word in step.before]
     return program
 
 
-def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> tuple[Word, ...]:
+def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, scope: Scope) -> tuple[Word, ...]:
     """Read the words after `srun`, `docker run` or `podman run`, and return those of the program."""
+    options, rest = _options(words, CONTAINER if kind in _ENGINES else SRUN, adopted, scope)
     if kind in _ENGINES:
-        read_container_run(words, adopted, kind, folder)
+        containers.read_container_run(options, rest, adopted, kind)
+        draft.all_gpus = f"{kind} run" if adopted.gpus is None else ""
+        draft.gpus = adopted.gpus if draft.gpus is None and not draft.allocated else draft.gpus
         return tuple(adopted.command)
-    if kind != "srun":
-        return tuple(words)
-    options, rest = split(words, SRUN)
-    while rest and (rest[0].splits or rest[0].array):
-        adopted.not_carried_over(rest[0].raw, "its value is unknown: write the value itself")
-        more, rest = split(rest[1:], SRUN)
-        options = (*options, *more)
     container = tuple(option for option in options if containers.is_flag(option))
     for option in container:
-        if option.name == "container-env" and option.value:
-            _name_variables(option.value, adopted, draft)
+        for name in (option.value or "").split(",") if option.name == "container-env" else ():
+            adopted.env |= {name: scope.values[name]} if plain(scope.values.get(name, "${x}")) is not None else {}
     draft.read([option for option in options if option not in container], "srun", adopted)
     containers.read_flags(container, adopted)
-    inner = [word.text for word in rest[:2]]
-    if inner and inner[0].rsplit("/", 1)[-1] in _ENGINES and inner[1:] == ["run"]:
-        read_container_run(rest[2:], adopted, inner[0], folder)
-        return tuple(adopted.command)
+    program = rest[0].text.rsplit("/", 1)[-1] if rest else ""
+    if program in _ENGINES and len(rest) > 1 and rest[1].text == "run":
+        return take_step(program, rest[2:], adopted, draft, scope)
+    if program in _FOREIGN:
+        adopted.refuse(rest[0].text, _NO_SIF, edf=True)
     return rest
 
 
-def _name_variables(listed: str, adopted: Adopted, draft: Draft) -> None:
-    """Move variables whose exported value must override the image's to [env] of the EDF."""
-    for name in listed.split(","):
-        if name in draft.env:
-            adopted.env[name] = literal(draft.env.pop(name))
+def _options(
+    words: Sequence[Word], grammar: Grammar, adopted: Adopted, scope: Scope
+) -> tuple[tuple[Option, ...], tuple[Word, ...]]:
+    """(options, the words after them); variables have the values before a condition changes them."""
+    options, rest = split(words, grammar)
+    while rest and (rest[0].splits or rest[0].array):
+        name = rest[0].array or rest[0].raw.strip("${}")
+        known = scope.resolve(scope.fallback.get(name, ()))
+        if name in scope.fallback:
+            said = " ".join(word.raw for word in known)
+            adopted.note(f"${name}", f"read as {said!r}: the condition that changes it is not carried over")
+        elif grammar is CONTAINER and not rest[0].array:
+            break  # the image
+        else:
+            adopted.refuse(rest[0].raw, "only a shell can evaluate these options", edf=True)
+        more, rest = split((*known, *rest[1:]), grammar)
+        options = (*options, *more)
+    return options, rest
 
 
 def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folder: Path) -> Program:
@@ -236,132 +340,41 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
         words = words[1:]
     first = words[0].text if words else ""
     first = first if first.startswith("-") else first.rsplit("/", 1)[-1]
-    if first in {"docker", "nvidia-docker", "podman"}:
+    if first in _ENGINES:
         words = words[1:]
         while words and words[0].text in {"container", "run", "--remote"}:
             words = words[1:]
-        words = take_step(first.removeprefix("nvidia-"), words, adopted, draft, folder)
+        words = take_step(first, words, adopted, draft, Scope())
     elif first == "srun" or first.startswith(("--container-", "--no-container-", "--environment", "--edf")):
-        words = take_step("srun", words[1:] if first == "srun" else words, adopted, draft, folder)
+        words = take_step("srun", words[1:] if first == "srun" else words, adopted, draft, Scope())
     elif first == "sbatch":
         return _sbatch(words[1:], adopted, draft, folder)
     else:
         raise RunnerError(
             f"cannot adopt a command line that starts with {first!r}",
             "only srun, sbatch, docker run, podman run, or the flags of pyxis (--container-image=…) can be adopted",
-            "write the command line in one of these forms, or write the EDF yourself: docs/env.md lists its keys",
+            "write it in one of these forms, or put it into a script, which runs unchanged: runner launch PATH",
         )
-    program = read_program(words, draft.tasks_per_node(adopted), adopted)
+    program = read_program(words, draft, adopted)
     draft.count(program, adopted)
     return program
 
 
 def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:
-    """Read `sbatch OPTIONS SCRIPT`. The options override those in the script."""
+    """Read `sbatch OPTIONS SCRIPT ARGUMENTS`. The options override those in the script."""
     options, rest = split(words, SBATCH)
-    program = Program("none")
-    if rest:
-        path = folder / rest[0].text
+    arguments = [expand(word.text, {}, "an argument") for word in rest]
+    wrapped = next((option.value for option in options if option.name == "wrap"), None)
+    if wrapped is None and not rest:
+        raise RunnerError("sbatch has no script", "it would read the script from stdin", "sbatch OPTIONS SCRIPT")
+    if wrapped is not None:
+        text, name = f"#!/bin/sh\n{expand(wrapped, {}, '--wrap')}\n", "--wrap"
+    else:
+        name = arguments.pop(0)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = (folder / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise RunnerError(f"cannot read {path}", why, "check the path") from error
-        program = read_script(text, adopted, draft, folder, rest[0].text)
-    for word in rest[1:]:
-        adopted.not_carried_over(word.raw, "the values of $1, $2 … in the script are not read")
-    container = [option for option in options if containers.is_flag(option)]
-    containers.read_flags(container, adopted)
-    draft.read([option for option in options if option not in container], "sbatch", adopted)
-    return program
-
-
-ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.S)
-
-
-@dataclass
-class Scope:
-    """The variables that the script has set so far."""
-
-    values: dict[str, str] = field(default_factory=dict)
-    """EDF text"""
-    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    computed: dict[str, str] = field(default_factory=dict)
-    """name -> the words that only a shell can evaluate, with their line"""
-    exported: dict[str, str] = field(default_factory=dict)
-    """name -> the words that export it"""
-
-    def resolve(self, words: Sequence[Word]) -> tuple[Word, ...]:
-        """The words with known variables and arrays replaced."""
-        found: list[Word] = []
-        for word in words:
-            if word.array in self.arrays:
-                found += self.resolve(self.arrays[word.array])
-            elif word.computed or word.array:
-                found.append(replace(word, computed=True, text=word.raw))
-            elif word.splits and word.text.strip("${}") in self.values:
-                found += [Word(text, text) for text in self.value(word.text).split()]
-            else:
-                found.append(replace(word, text=self.value(word.text)))
-        return tuple(found)
-
-    def value(self, text: str) -> str:
-        """EDF text with known variables replaced. Other variables are unchanged."""
-        pieces: list[str | Variable] = []
-        for part in parts(text, "a word"):
-            known = self.values.get(part.name) if isinstance(part, Variable) else None
-            pieces += [part] if known is None else [*parts(known, "a variable")]
-        return join(tuple(pieces))
-
-    def assign(self, word: Word, command: Command, *, export: bool) -> None:
-        """Record one NAME=VALUE."""
-        found = ASSIGNMENT.fullmatch(word.text)
-        if found is None:
-            if export:
-                self.exported[word.text] = command.raw
-            return
-        name, value = found[1], found[2]
-        own = () if word.computed else parts(value, "a word")
-        if len(own) == 1 and isinstance(own[0], Variable) and own[0].name == name and name not in self.values:
-            value = own[0].default or value  # A=${A:-x}
-        for kind in (self.values, self.computed):
-            kind.pop(name, None)
-        if word.computed or command.nested:
-            self.computed[name] = f"line {command.line}: {word.raw}"
-        else:
-            self.values[name] = self.value(value)
-        if export:
-            self.exported[name] = f"export {word.raw}"
-
-
-def assign_default(words: Sequence[Word], scope: Scope, command: Command) -> bool:
-    """Whether the words are `"${NAME:=value}"`, which sets NAME if it is unset."""
-    found = re.fullmatch(r"\"?\$\{([A-Za-z_][A-Za-z0-9_]*):?=(.*)\}\"?", words[0].raw, re.S) if words else None
-    if found and found[1] not in scope.values:
-        [value, *_] = commands(f'{found[1]}="{found[2]}"')
-        scope.assign(value.words[0], replace(command, nested=False), export=found[1] in scope.exported)
-    return found is not None
-
-
-def note_unknown(scope: Scope, adopted: Adopted, words: Sequence[Word]) -> None:
-    """Add notes about variables of the EDF, the program and the exports that only the script sets."""
-    texts = [adopted.image, adopted.workdir, adopted.base, *adopted.env.values(), *adopted.annotations.values()]
-    texts += [mount.text() for mount in adopted.mounts]
-    in_edf = {name for text in texts for name in names(text)}
-    raw = [word.text for word in words if word.computed]
-    in_words = {name for text in raw for name in re.findall(r"(?<!\\)\$\{?([A-Za-z_]\w*)", text)}
-    in_words |= {name for word in words if not word.computed for name in names(word.text)}
-    for name, given in scope.computed.items():
-        if name in RENDEZVOUS and name in scope.exported:
-            adopted.not_needed(given, "runner sets it for each task")
-        elif name in in_edf:
-            adopted.note(given, f"the EDF needs ${{{name}}}: export it where you launch, or write its value")
-        elif name in scope.exported:
-            adopted.not_carried_over(given, "only a shell can evaluate it: export it in task_prolog of the job file")
-        elif name in in_words:
-            adopted.note(given, f"the step uses ${name}: write its value, or export it where you launch")
-    for name in sorted(in_words & (scope.values.keys() | scope.arrays.keys()) - scope.exported.keys()):
-        if name not in {"PWD", "SLURM_SUBMIT_DIR"}:
-            adopted.note(
-                f"${name}", "the step uses this variable, but no shell expands it there: write its value instead"
-            )
+            raise RunnerError(f"cannot read {folder / name}", why, "check the path") from error
+    options = tuple(option for option in options if option.name != "wrap")
+    return read_script(text, adopted, draft, folder, name, options=options, arguments=arguments)
