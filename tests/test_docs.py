@@ -36,6 +36,37 @@ def test_the_index_lists_every_page():
     assert listed == {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
 
 
+# What the authors of the set-ups type, in the words of the pages' tables.
+TYPED = {
+    "alps": ("podman build -t ngc-pytorch-deepspeed:24.06 .", "enroot import -x mount", "~/.edf/", "MODEL_ID",
+             "sbatch deepspeed.sbatch", "squeue -u $USER", "tail -f slurm-<jobid>.out", "scancel <jobid>", "df -h .",
+             "cat slurm-<jobid>.out", "podman --version", "podman images", "nvidia-smi topo -m", "NCCL_TIMEOUT=1800",
+             "ls -la /capstor /iopsstor", "mkdir -p $OUTPUT_DIR && touch $OUTPUT_DIR/test"),
+    "aws": ('pip install "aws-parallelcluster"', "pcluster configure --config config.yaml", "pcluster create-cluster",
+            "list-clusters", "delete-cluster", "sinfo", "ssh NODE", "enroot import -o llm.sqsh docker://", "wget ",
+            "pip install 'huggingface_hub[cli]' wandb", "huggingface-cli login", "wandb login", "sbatch task.sbatch",
+            '--task-prolog="setup.sh"', "--task-epilog", "squeue", "*.out"),
+    "google-cloud": ("./manage_cluster.sh create NAME", "destroy NAME", "export PROJECT_ID=", "chmod +x", "sudo dnf",
+                     "pip3 install --user -r requirements.txt", "sbatch run_llm.slurm", "squeue -u $USER",
+                     "sbatch --export=ALL,EPOCHS=5 run_llm.slurm", "--gpus-per-node", "cat slurm-<job_id>.out",
+                     "python3 inference.py", "nvidia-smi", "deepspeed_config.json"),
+    "twcc": ("startDocker.sh", "startJupyterLabOnly.sh", "pip3 install --upgrade pip", "pip3 install transformers",
+             "sbatch run_clm_DDP.sh", "module purge", "module load", "conda activate gpt2", "MASTER_ADDR", "RDZV_ID",
+             "OUTPUT_DIR", "torchrun", "python run_clm.py", "--train_file", "python run_clm_no_trainer.py",
+             "--streaming", "--low_cpu_mem_usage", "--deepspeed", "--config_overrides"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_the_page_of_a_set_up_has_an_equivalent_of_each_command(name):
+    text = (ROOT / f"docs/setup-{name}.md").read_text()
+    assert len(text.split()) <= 600
+    table = text.split("## What you type\n")[1].split("\n## ")[0]
+    rows = [row.split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
+    assert all(len(row) == 2 and len(row[1]) > 7 for row in rows)
+    assert [words for words in TYPED[name] if not any(words in row[0] for row in rows)] == []
+
+
 @pytest.mark.training
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
 def test_the_example_script_saves_when_asked_and_resumes(tmp_path):
