@@ -116,7 +116,7 @@ def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]],
             adopted.refuse(f"line {command.line}: {command.raw}", "it does not run before the step")
     for step in steps:
         if step is not main and step.words and _QUIET.fullmatch(step.words[0].text):
-            adopted.not_carried_over(f"line {step.command.line}: {step.command.raw}", "it only prints")
+            adopted.note(f"line {step.command.line}: {step.command.raw}", "it only prints, and may be left out")
         elif step is not main:
             why = "a job has only one step: write another job file for this one"
             adopted.refuse(f"line {step.command.line}: {step.command.raw}", why)
@@ -137,6 +137,8 @@ def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: P
     body = re.sub(r"\A(\s*#.*\n|\s*\n)+", "", "\n".join([*host, ""])).rstrip()
     if re.search(r"\$\{?0\b|BASH_SOURCE", body):
         adopted.refuse("$0", "in host_setup, it is not the path of the script")
+    if found := re.search(r"(?m)^\s*trap\s.*|^.*[^&>|]&[ \t]*$", body):
+        adopted.refuse(found[0].strip(), "host_setup ends before the step")
     head = [f"cd {shlex.quote(str(folder))}"]
     head += [f"SLURM_SUBMIT_DIR={shlex.quote(str(folder))}"] if "SLURM_SUBMIT_DIR" in body else []
     head += [shlex.join(("set", "--", *arguments))] if re.search(r"\$\{?[0-9@*#]", body) else []
