@@ -4,7 +4,7 @@
     PYTHONPATH=src:. /tmp/megatron/bin/python bench/megatron_arguments.py
 
 Needs Python 3.12 or newer. For each size, number of nodes and form, the arguments of `runner launch megatron-gpt` go
-through megatron/training/arguments.py, as on an H100. The example jobs for T5 and BERT too.
+through megatron/training/arguments.py, as on an H100. So do those of the example jobs for T5, BERT and ICT.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def words(job: str, nodes: int, more: tuple[str, ...]) -> tuple[str, ...]:
     request = Request(job=job, site="aws-parallelcluster", engine="pyxis", words=more, given=given, dry_run=True)
     arguments = prepare(request, find_project(ROOT), ENVIRON, Quiet()).job.arguments
     return tuple(word.replace("{run}", "/runs/1") for word in arguments if word != "--benchmark")[1:]
+
+
+EXAMPLES = {"megatron-t5": (), "megatron-bert": (), "megatron-ict": ("--titles-data-path", "/t", "--bert-load", "/b")}
 
 
 def parsed(argv: tuple[str, ...], world_size: int) -> types.SimpleNamespace:
@@ -100,7 +103,14 @@ def check_arguments() -> tuple[int, int]:
     return accepted, refused
 
 
+def check_examples() -> None:
+    for job, more in EXAMPLES.items():
+        parsed(words(job, 1, ("--data-path", "/data/a", "--vocab-file", "/v.txt", *more)), GPUS)
+        print(f"{job}: Megatron's parser accepts the command line")
+
+
 def check_parameters() -> None:
+    """Compare the parameter counts of all sizes."""
     with tempfile.TemporaryDirectory() as folder:
         torch.distributed.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{folder}/meet")
         from megatron.core import parallel_state
@@ -120,6 +130,7 @@ def main() -> None:
     torch.cuda.current_device = lambda: torch.device("meta")
     accepted, refused = check_arguments()
     print(f"megatron-gpt: Megatron's parser accepts all {accepted} command lines; runner refused {refused} before")
+    check_examples()
     check_parameters()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.cli import run
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.memory.megatron import SIZES, Layout, Work, estimate, gpt, layouts, problem
@@ -209,3 +210,46 @@ def test_a_launch_is_refused_where_a_dry_run_only_warns(data: Path) -> None:
     request = Request(job="megatron-gpt", site="local", engine="host", words=words, given=given(gpus_per_node=8))
     with pytest.raises(RunnerError, match=r"--vocab-file: the file .*v\.json does not exist"):
         prepare(request, find_project(ROOT), {**BARE, "RUNNER_RUNS": str(data / "runs")}, Quiet())
+
+
+# The last lines of real tracebacks: arguments.py and pretrain_gpt.py at core_v0.19.0; an older core.
+LOGS = {
+    "megatron-length": (
+        '  File "/opt/megatron/megatron/training/arguments.py", line 1239, in validate_args\n'
+        "    assert args.train_samples is None, \\\n"
+        "AssertionError: expected iteration-based training\n"
+    ),
+    "megatron-empty-set": (
+        '  File "/workspace/Megatron-LM/megatron/core/datasets/megatron_dataset.py", line 42, in __init__\n'
+        "    assert num_samples > 0\nAssertionError\n"
+    ),
+    "parallel-sizes": (
+        '  File "/opt/megatron/megatron/training/arguments.py", line 430, in validate_args\n'
+        "    assert args.world_size % total_model_size == 0, (\n"
+        "AssertionError: world size (16) is not divisible by total_model_size (total_model_size=12)\n"
+    ),
+    "nan-gradient": (
+        '  File "/opt/megatron/megatron/core/rerun_state_machine.py", line 534, in validate_result\n'
+        "    raise RuntimeError(full_message)\n"
+        "RuntimeError: Rank 3, node nid001, device 3, iteration 12: Unexpected result nan "
+        "(message='found NaN in local forward loss calculation')\n"
+    ),
+    "data-missing": (
+        '  File "/opt/megatron/megatron/core/datasets/indexed_dataset.py", line 698, in initialize\n'
+        "    assert os.path.exists(idx_path) and os.path.exists(bin_path), (\n"
+        "AssertionError: One or both of the .idx and .bin files cannot be found at the path prefix /data/x\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("code", LOGS)
+def test_why_explains_errors_of_megatron(code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation = (
+        '  File "/opt/megatron/megatron/training/training.py", line 4288, in evaluate\n    loss_dicts = forward(\n'
+        '  File "/opt/megatron/pretrain_gpt.py", line 104, in get_batch\n    batch = next(data_iterator)\n'
+        "TypeError: 'NoneType' object is not an iterator\n"
+    )
+    for text in (LOGS[code], evaluation) if code == "megatron-empty-set" else (LOGS[code],):
+        (tmp_path / "log").write_text(f"Traceback (most recent call last):\n{text}")
+        run(["why", "--log", str(tmp_path / "log")])
+        assert f"cause:    {code}: " in capsys.readouterr().out
