@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.conftest import Runner, write
+from tests.end_to_end.conftest import Runner, environment, write
 from tests.jobs.hub import serving
 
 pytest.importorskip("huggingface_hub")
@@ -63,3 +63,12 @@ def test_json(local: Runner, tmp_path: Path) -> None:
         words = ("prefetch", *HOST, "--json", "--", "sh", "--dataset_name", "org/words")
         found = json.loads(local(*words, extra_environ=variables).stdout)
     assert (found["kind"], found["name"], found["files"]) == ("dataset", "org/words", {"a.jsonl": 3})
+
+
+@pytest.mark.parametrize("engine", ["ce", "sandbox"])
+def test_the_container_gets_the_whole_program(cluster: Runner, project: Path, python_sqsh: Path, engine: str) -> None:
+    """Its image has Python and nothing else: what is missing is the library, not a file of the program."""
+    write(project, {"edf/box.toml": environment(python_sqsh)})
+    words = ("--env", "box", "--engine", engine, "--", "python3", "train.py", "--model_name_or_path", "a/b")
+    done = cluster("prefetch", *words, code=None)
+    assert "has no huggingface_hub" in done.stderr and "internal error" not in done.stderr

@@ -118,12 +118,14 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
             if revision not in ("main", commit):
                 return self.refuse(404, "RevisionNotFound")
             sizes = {path: len(data) + (path in hub.wrong_size) for path, data in files.items()}
+            below = {path: data for path, data in files.items() if path.startswith(f"{folder}/" if folder else "")}
+            deep = "recursive=True" in self.path
             tree = [
                 {"type": "file", "path": path, "size": sizes[path], "oid": hashlib.sha1(data).hexdigest()}
-                for path, data in files.items()
-                if "recursive=True" in self.path or path.rpartition("/")[0] == folder
+                for path, data in below.items()
+                if deep or path.rpartition("/")[0] == folder
             ]
-            folders = {path.rpartition("/")[0] for path in files} - {"", folder}
+            folders = {path.rpartition("/")[0] for path in below} - {"", folder}
             tree += [{"type": "directory", "path": path, "size": 0, "oid": commit} for path in sorted(folders)]
             siblings = [{"rfilename": path, "size": sizes[path], "blobId": "0"} for path in files]
             card = json.loads(files.get(".card.json", b"{}"))

@@ -25,7 +25,7 @@ from runner.site import Site
 
 PAYLOAD = (
     *("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py"),
-    *("training/hub_files.py"),
+    "training/hub_files.py",
 )
 """files of jobs/ that are mounted into the container, whether or not it sees the project"""
 ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
