@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.end_to_end.conftest import Runner, write
 
+QUICK = {"RUNNER_WATCH_SECONDS": "1"}
 HOST = ("--engine", "host", "--env", "plain")
 # nanoGPT's lines; the last steps take three times as long
 LOOP = """
@@ -48,3 +49,32 @@ def test_a_wrong_trainer_is_refused_before_anything_is_written(local: Runner, tm
     done = local("launch", *HOST, "--", "true", code=1)
     assert "jobs/trainers/mine.toml:3: step is not a pattern: '('" in done.stderr
     assert local.made() == []
+
+
+# Bars go to stderr and losses to stdout, as with Hugging Face's Trainer; the checkpoints are beside the script
+SBATCH = r"""#!/bin/bash
+#SBATCH --job-name=bars --time=5
+#SBATCH --output=%x-%j.out --error=%x-%j.err
+bar() { printf '\r %s%%|###   | %s/4 [00:01<00:02,  1.10it/s]' $((25 * $1)) "$1" >&2; }
+for n in 1 2 3 4; do
+    bar $n
+    echo "{'loss': 2.$n, 'grad_norm': 1.1, 'learning_rate': 1e-05, 'epoch': 0.$n}"
+    bar $n
+    sleep 1.5
+done
+mkdir -p out/checkpoint-4
+echo '{"global_step": 4}' >out/checkpoint-4/trainer_state.json
+echo "iter 5: loss 2.0, saving checkpoint to nowhere" # not this trainer's line
+exit 3
+"""
+
+
+def test_a_batch_script_with_two_output_files(cluster: Runner) -> None:
+    """stderr has the steps, stdout the losses."""
+    write(cluster.project, {"train.sbatch": SBATCH})
+    words = ("--trainer", "huggingface", "--wait", "train.sbatch")
+    folder = cluster.runs / cluster("launch", *words, code=3, extra_environ=QUICK).stdout.strip()
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert found and {(entry["total_steps"], entry["attempt"]) for entry in found} == {(4, 1)}
+    assert found[-1]["step"] == 4 and found[-1]["loss"] == 2.4
+    assert cluster.status(folder.name)["step"] == 4

@@ -63,6 +63,8 @@ function read_line(text,    t, i, k, found, value, key, known) {
     sub(/^ *[0-9]+: /, "", text)                      # srun --label
     sub(/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) /, "", text) # Ray
     known = state["trainer"]
+    if (!any || any_of != known) any = any_line(any_of = known)
+    if (text !~ any) return # most lines: one pattern is faster than many, which gawk compiles anew for each line
     for (t = 1; t <= trainers; t++) {
         if (known && t != known && strength[t] <= strength[known]) continue
         if (detect[t] != "" && known != t) {
@@ -82,6 +84,16 @@ function read_line(text,    t, i, k, found, value, key, known) {
         }
         if (found && take(t)) return
     }
+}
+
+# A pattern for all lines of interest, if trainer KNOWN has been found.
+function any_line(known,    t, i, found) {
+    for (t = 1; t <= trainers; t++) {
+        if (known && t != known && strength[t] <= strength[known]) continue
+        if (detect[t] != "") found = found "|(" detect[t] ")"
+        for (i = first_line[t]; i && i <= last_line[t]; i++) found = found "|(" line[i] ")"
+    }
+    return (found == "") ? "^$" : substr(found, 2)
 }
 
 # The number that follows the first match of PATTERN that a number follows; empty if there is none.
