@@ -1,6 +1,7 @@
 """A program that only prints: its steps are in status, plot and why, as if it wrote them itself."""
 
 import json
+import subprocess
 from pathlib import Path
 
 from tests.end_to_end.conftest import Runner, write
@@ -65,7 +66,7 @@ done
 mkdir -p out/checkpoint-4
 echo '{"global_step": 4}' >out/checkpoint-4/trainer_state.json
 echo "iter 5: loss 2.0, saving checkpoint to nowhere" # not this trainer's line
-exit 3
+exit 3  # --output_dir "out"
 """
 
 
@@ -78,3 +79,6 @@ def test_a_batch_script_with_two_output_files(cluster: Runner) -> None:
     assert found and {(entry["total_steps"], entry["attempt"]) for entry in found} == {(4, 1)}
     assert found[-1]["step"] == 4 and found[-1]["loss"] == 2.4
     assert cluster.status(folder.name)["step"] == 4
+    functions = f'. "$0"/payload/checkpoints.sh; cd "$0"; program_folder={cluster.project}; newest_complete known'
+    found_step = subprocess.run(("bash", "-uc", functions, folder), capture_output=True, text=True, check=True)
+    assert found_step.stdout == "4"

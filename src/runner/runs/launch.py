@@ -201,7 +201,11 @@ def _prepare_batch(
         Program(None, (), main),
         taken,
         script.text,
-        {**_files(job, environment, Attachment(), waits, project), **batch.files(script, job, environ, site)},
+        {
+            **_files(job, environment, Attachment(), waits, project),
+            **batch.files(script, job, environ, site),
+            trainer.FILE: trainer.render(job.trainer, project, (*job.arguments, *script.text.split())),
+        },
         (*notes, *trouble, *taken.notes, *_left_out(taken)),
         waits,
         script,

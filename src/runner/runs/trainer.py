@@ -61,7 +61,8 @@ def _values(words: Sequence[str]) -> dict[str, str]:
         *pairwise(words),
         *((name, found) for name, mark, found in (word.partition("=") for word in words) if mark),
     ]
-    return {name: found for name, found in pairs if name.startswith("-") and not found.startswith("-")}
+    found = {name: value.strip("\"'") for name, value in pairs if name.startswith("-")}
+    return {name: value for name, value in found.items() if re.fullmatch(r"[^-$`\s][^$`\n]*", value)}
 
 
 def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
@@ -104,9 +105,8 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
         words = value if isinstance(value, list) else [value]
         if not all(isinstance(word, str) and word and "\n" not in word for word in words):
             raise wrong_type(document, ("checkpoints", key), "text, or an array of texts")
-        if key == "arguments":  # a relative folder begins at the working folder of the tasks
-            folders = (values[word] for word in words if word in values)
-            yield from (f"checkpoint_folder {path if path[:1] in '/{' else f'{{run}}/code/{path}'}" for path in folders)
+        if key == "arguments":
+            yield from (f"checkpoint_folder {values[word]}" for word in words if word in values)
         elif key != "resume":
             yield from (f"checkpoint_{key} {word}" for word in words)
 

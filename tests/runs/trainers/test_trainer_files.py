@@ -99,5 +99,5 @@ def test_the_folder_of_the_checkpoints_is_an_argument(project: Project) -> None:
 
     assert folders("train.py", "--output_dir", "/data/out") == ["/data/out"]
     assert folders("--output_dir={run}/checkpoints") == ["{run}/checkpoints"]
-    assert folders("--output_dir=out", "--x") == ["{run}/code/out"]
-    assert folders("--output_dir", "--x") == folders("--out", "x") == []
+    assert folders("--output_dir=out", "--x") == ["out"]
+    assert folders("--output_dir", "--x") == folders("--out", "x") == folders("--output_dir", "$OUT") == []

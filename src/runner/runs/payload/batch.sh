@@ -11,7 +11,8 @@
 RUNNER_RUN=${BASH_ENV%/payload/batch.sh}
 exec 3>&1 4>&2 # the user's output files
 folder=$PWD array_job='' array_task=''
-program_folder=$folder # where relative paths in the output begin (payload/checkpoints.sh)
+# shellcheck disable=SC2034 # checkpoints.sh: relative paths in the output begin there
+program_folder=$folder
 
 # Sets gpus, hang_seconds, export_env, bash_env, is_array, restart_words.
 # shellcheck source=/dev/null

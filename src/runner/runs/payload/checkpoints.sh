@@ -35,10 +35,11 @@ found_checkpoints() {
     compgen -G 'checkpoints/*' | grep -v -E '(\.json|\.txt|\.log|\.yaml|_rank[0-9]+\.pt)$'
     {
         echo checkpoints
-        sed -n 's/^checkpoint_folder //p' trainers 2>/dev/null
+        sed -n 's/^checkpoint_folder //p' trainers 2>/dev/null | while IFS= read -r folder; do
+            in_program_folder "$folder"
+        done
         saved_checkpoints | cut -d ' ' -f 2- | sed 'p; s#/[^/]*$##'
     } | sort -u | while IFS= read -r folder; do
-        folder=${folder/#"{run}/"/}
         for name in ${names[@]+"${names[@]%/}"}; do
             compgen -G "$folder/$name"
             compgen -G "$folder/*/$name"
@@ -46,13 +47,21 @@ found_checkpoints() {
     done
 }
 
-# Print STEP PATH for each checkpoint that the trainer printed. Relative paths begin at the program's working folder.
+# Print STEP PATH for each checkpoint that the trainer printed.
 saved_checkpoints() {
     local number path
     cat attempts/*/saved 2>/dev/null | while read -r number path; do
-        case $path in /*) ;; *) path=${program_folder:-code}/$path ;; esac
-        printf '%s %s\n' "$number" "$path"
+        printf '%s %s\n' "$number" "$(in_program_folder "$path")"
     done
+}
+
+# in_program_folder PATH: print the path. {run} is the run folder, and a relative path begins at the program's working folder.
+in_program_folder() {
+    case $1 in
+    '{run}/'*) printf '%s\n' "${1#*/}" ;;
+    /*) printf '%s\n' "$1" ;;
+    *) printf '%s\n' "${program_folder:-code}/$1" ;;
+    esac
 }
 
 # step_of PATH: print the step of a checkpoint: the number after `step=`, or at the end of the name. For a file with no number
