@@ -289,16 +289,18 @@ def test_setup_runs_once_and_first(tmp_path: Path) -> None:
 def test_host_setup_passes_on_what_it_exports(tmp_path: Path) -> None:
     """It runs in a shell of its own: its functions, folder, options and traps do not reach the batch script."""
     setup = """say() { exit 9; }
-cd / && set -e && trap 'exit 8' EXIT && unset NOWHERE && trap - EXIT
+cd / && set -e && trap 'exit 8' EXIT && unset NOWHERE GONE && trap - EXIT
 plain=1
 export WORDS=$'two\n  lines "$x"' FIRST=$NOWHERE
 cat <<END
 END_
 END
 """
-    run = write_run(tmp_path, shell_job('printf "%s|" "$WORDS" "${plain-unset}" "${FIRST+set}"', host_setup=setup))
-    done = run_locally(run)
-    assert (done.returncode, done.stdout) == (0, 'two\n  lines "$x"|unset|set|'), done.stderr
+    run = write_run(
+        tmp_path, shell_job('printf "%s|" "$WORDS" "${plain-unset}" "${FIRST+set}" "${GONE-gone}"', host_setup=setup)
+    )
+    done = run_locally(run, extra_environ={"GONE": "here"})
+    assert (done.returncode, done.stdout) == (0, 'two\n  lines "$x"|unset|set|gone|'), done.stderr
     assert "END_" in done.stderr
 
 

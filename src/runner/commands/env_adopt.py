@@ -64,7 +64,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     if args.job:
         job = Path(args.job)
         written.append((job, _job_text(draft, program, edf, name, job)))
-    elif (program.script or program.command) and not adopted.no_job:
+    elif program.command and not adopted.no_job:
         console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
     _answer(args, console, written, text)
     return 0
@@ -164,7 +164,7 @@ def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: 
     from runner.project import find_project
     from runner.runs.job import layer_of
 
-    if not program.script and not program.command:
+    if not program.command:
         raise RunnerError(f"{name} does not start a program", "a job file needs a program", "leave out --job")
     assert edf is not None  # checked by _check_words
     named = edf.parent.resolve() == (find_project().root or Path.cwd()).resolve() / "edf"

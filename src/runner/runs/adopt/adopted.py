@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,19 +92,6 @@ class Adopted:
             self.refuse(text, "the folder to which it refers is not known", edf=True)
             return text
         return os.path.normpath(os.path.join(literal(str(self.folder)), text))  # noqa: PTH118 (the text may hold variables)
-
-    def file_of_project(self, text: str) -> str:
-        """The path, from the current folder, of the script that the container sees at this path; empty: none."""
-        where = posixpath.join(self.workdir, text) if self.workdir else text
-        mounted = [mount for mount in self.mounts if (where + "/").startswith(mount.target.rstrip("/") + "/")]
-        if self.folder is None or not text.endswith((".py", ".sh")) or not (mounted or self.base):
-            return ""
-        path = posixpath.normpath(posixpath.join(str(self.folder), text))
-        if mounted:
-            mount = max(mounted, key=lambda each: len(each.target))
-            path = posixpath.normpath(posixpath.join(mount.source, posixpath.relpath(where, mount.target)))
-        inside = Path(path).is_relative_to(self.folder) and Path(path).is_file()
-        return str(Path(path).relative_to(self.folder)) if inside else ""
 
     def variable(self, name: str, value: str, given: str) -> None:
         """Add a variable to [env], or a note if an EDF cannot express it."""

@@ -38,8 +38,6 @@ class Program:
     """The program of a job file."""
 
     launcher: str
-    script: str = ""
-    arguments: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     processes: int | None = None
     """per node; None if the launcher's options do not set it"""
@@ -218,7 +216,7 @@ class Draft:
             self.resources["cpus_per_task"] = self.cpus_per_gpu * gpus // (tasks or 1)
         elif self.cpus_per_gpu:
             adopted.refuse(f"--cpus-per-gpu={self.cpus_per_gpu}", "the number of GPUs per node is not known")
-        if program.launcher not in {"torchrun", "accelerate"}:
+        if program.launcher != "torchrun":
             if tasks is not None:
                 self.resources["tasks_per_node"] = tasks
             return
@@ -246,13 +244,9 @@ class Draft:
     def changes(self, program: Program, environment: str, summary: str) -> list[Change]:
         """What to write into the job file."""
         wanted: list[Change] = [Set(("summary",), summary)]
-        if program.script:
-            wanted.append(Set(("script",), program.script))
-        elif program.command:
+        if program.command:
             wanted += [Set(("command",), program.command), Set(("program_in_image",), True)]
         wanted += [Set(("environment",), environment), Set(("launcher",), program.launcher)]
-        if program.arguments:
-            wanted.append(Set(("arguments",), program.arguments))
         for name, lines in (("host_setup", self.host_setup), ("task_prolog", self.task_prolog)):
             if lines:
                 wanted.append(Set((name,), "\n".join(lines) + "\n"))

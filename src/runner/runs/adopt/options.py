@@ -110,12 +110,5 @@ _SLURM_SHORT = {
 SRUN = Grammar(_SLURM_SHORT, frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
 SBATCH = Grammar({**_SLURM_SHORT, "a": "array"}, frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
 
-# Sources: torchrun --help of PyTorch 2.7; accelerate launch --help of Accelerate 1.6. Underscores are read as dashes.
+# Source: torchrun --help of PyTorch 2.7. Underscores are read as dashes.
 TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help")))
-ACCELERATE = Grammar(
-    {"m": "module"},
-    frozenset(("cpu", "multi-gpu", "tpu", "ipex", "quiet", "module", "no-python", "use-deepspeed", "use-fsdp", "debug",
-               "use-megatron-lm", "use-tp", "use-xpu", "downcast-bf16", "tpu-cluster", "no-tpu-cluster", "help",
-               "same-network", "enable-cpu-affinity", "dynamo-use-fullgraph", "dynamo-use-dynamic")),
-)  # fmt: skip
-PYTHON = Grammar({"W": "W", "X": "X"}, frozenset("bBdEhiIOPqsSuvVx"))

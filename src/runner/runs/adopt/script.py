@@ -181,7 +181,7 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     adopted.note("the script", "it runs in the container, as the command of the job: the options of sbatch say so")
     text = re.sub(r"\A([ \t]*(#.*)?\n)+", "", text)
     tasks, cpus = draft.tasks_per_node(adopted) or 1, draft.resources.get("cpus_per_task", 1)
-    program = Program("none", "", (), (*shell, "-c", text, *(("script", *arguments) if arguments else ())))
+    program = Program("none", (*shell, "-c", text, *(("script", *arguments) if arguments else ())))
     draft.count(program, adopted)
     if tasks > 1 and isinstance(cpus, int):
         draft.resources |= {"tasks_per_node": 1, "cpus_per_task": tasks * cpus}
