@@ -93,6 +93,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     sweep = _sweep_of(args)
     make_image = _make_image(project, console) if args.build and not args.dry_run else None
     plan = prepare(launch_request(args), project, os.environ, console, make_image)
+    tasks = _array_tasks(plan, args)
     if args.dry_run:
         if sweep is not None:
             plan = _explain_sweep(plan, sweep, console)
@@ -100,7 +101,6 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
         console.warn(note)
-    tasks = _array_tasks(plan, args)
     if not _confirmed(plan, console, yes=args.yes, runs=len(sweep.combinations) if sweep else len(tasks) or 1):
         return 1
     if sweep is not None or tasks:
@@ -327,11 +327,9 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
 def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
     """The tasks of a batch script that is an array; empty for all other jobs."""
     tasks = plan.batch.array_tasks if plan.batch else ()
-    if tasks and args.chain:
-        raise RunnerError(
-            "--chain does not work with an array", "a chain belongs to a single run", "--restart time_limit=N",
-            exit_code=2,
-        )  # fmt: skip
+    for option in ("--chain",) if args.chain else ("--sweep",) if args.sweep else ():
+        if tasks:
+            raise RunnerError(f"{option} does not work with an array", "its tasks are the runs", f"leave out {option}")
     return tasks
 
 

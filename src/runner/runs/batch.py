@@ -21,17 +21,7 @@ from runner.expansion import literal
 from runner.project import Project
 from runner.quoting import literal as quoted
 from runner.runs.adopt.options import SBATCH, split
-from runner.runs.job import (
-    KEYS,
-    Job,
-    Layer,
-    Resources,
-    Restart,
-    Setting,
-    time_limit_minutes,
-    time_limit_text,
-    value,
-)
+from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, time_limit_text, value
 from runner.runs.resolve import setting_of
 from runner.runs.schedulers.slurm_commands import SUBMIT, gpu_request
 from runner.runs.schedulers.template import restart_words
@@ -276,27 +266,6 @@ def _resources(batch: Batch) -> Resources:
     )
 
 
-def with_values(batch: Batch, job: Job, values: Mapping[str, str]) -> Job:
-    """The job of one run of a sweep: `{NAME}` in its arguments is replaced, and other values become variables."""
-    arguments, env = list(job.arguments), dict(job.env)
-    for name, text in values.items():
-        if any(f"{{{name}}}" in word for word in arguments):
-            arguments = [word.replace(f"{{{name}}}", text) for word in arguments]
-        else:
-            env[name] = text
-        if batch.array_tasks or (name in env and not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)):
-            raise RunnerError(
-                f"cannot sweep over {name} with {batch.word}",
-                "the script is an array"
-                if batch.array_tasks
-                else "the value becomes a variable, and this is no name for one",
-                "leave out --sweep"
-                if batch.array_tasks
-                else f"choose another name, or put {{{name}}} into the arguments",
-            )
-    return replace(job, arguments=tuple(arguments), env=env)
-
-
 def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
     """The files of the run folder that submit the script, and that payload/batch.sh reads."""
     found = {batch.kept: batch.text, SUBMIT: submission(batch, job)}
@@ -335,47 +304,46 @@ def command(batch: Batch, job: Job) -> str:
 
 def submission(batch: Batch, job: Job) -> str:
     """The script that submits the user's script; it has no absolute run path."""
+    for name in job.env:
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            why = "the script gets the value as a variable, and that is not a name for one"
+            raise RunnerError(
+                f"cannot set the variable {name!r}", why, f"rename it, or use {{{name}}} in the arguments"
+            )
     kept, folder, script = f'"$run"/{quoted(batch.kept)}', quoted(str(batch.folder)), quoted(batch.word)
-    lines = [
-        "#!/bin/bash",
-        "# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]",
-        'run=$(cd -P "${BASH_SOURCE[0]%/*}" && pwd) || exit',
+    place = [
         f"[ . -ef {folder} ] || cd {folder} || exit",
         f"script={script}",
         f'[ ! -e {kept} ] || cmp -s "$script" {kept} || script={kept} # it has changed since the launch',
-        *(f"export {name}={quoted(text)}" for name, text in job.env.items()),
-        'export BASH_ENV="$run"/payload/batch.sh',
-        " ".join(
-            (
-                "exec sbatch",
-                *map(quoted, ("--parsable", *_words(batch, job))),
-                '"$@" "$script"',
-                *map(quoted, job.arguments),
-            )
-        ),
     ]
     if batch.in_snapshot is not None:
-        lines[3:6] = [f'cd "$run"/code/{quoted(batch.in_snapshot)} || exit', f"script={script}"]
+        place = [f'cd "$run"/code/{quoted(batch.in_snapshot)} || exit', f"script={script}"]
     if not batch.reads_bash_env:
-        lines.insert(
-            -2, f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter of the script does not read BASH_ENV'
-        )
+        place.append(f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter does not read BASH_ENV')
+    flags, words = (" ".join(map(quoted, some)) for some in (("--parsable", *_words(batch, job)), job.arguments))
+    lines = (
+        "#!/bin/bash",
+        "# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]",
+        'run=$(cd -P "${BASH_SOURCE[0]%/*}" && pwd) || exit',
+        *place,
+        *(f"export {name}={quoted(text)}" for name, text in job.env.items()),
+        'export BASH_ENV="$run"/payload/batch.sh',
+        f'exec sbatch {flags} "$@" "$script" {words}'.rstrip(),
+    )
     return "\n".join((*lines, ""))
 
 
 def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
     """What the user should know about this script."""
     found = [
-        f"{name} does not apply to a batch script" for name in _UNUSED_SETTINGS for layer in layers if name in layer
+        f"{name} does not apply to a batch script" for name in _UNUSED_SETTINGS if any(name in each for each in layers)
     ]
     head = len(list(_head(batch.text)))
     late = [n for n, line in enumerate(batch.text.split("\n"), 1) if n > head and line.startswith("#SBATCH")]
     if late:
         found.append(f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})")
     if batch.in_container:
-        found.append(
-            "the script itself runs in a container: attempts are recorded only if it has bash and the run folder"
-        )
+        found.append("the script itself runs in a container: attempts are recorded if it has bash and the run folder")
     if not batch.reads_bash_env:
         found.append("its interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch")
     return tuple(found)

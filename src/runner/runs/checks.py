@@ -138,21 +138,17 @@ def _check_site(job: Job, site: Site) -> None:
             f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
         )
     if lacks_account(job, site):
-        raise missing_account(site)
+        raise RunnerError(
+            f"the site {site.name!r} requires an account",
+            "its Slurm refuses jobs without an account",
+            f"--account NAME, or for all jobs: runner init --site {site.name} --account NAME",
+        )
 
 
 def lacks_account(job: Job, site: Site) -> bool:
     """Whether the site requires an account, and neither the job nor the site sets one."""
     given = job.resources.account is not None or any(word.startswith(("--account=", "-A")) for word in job.sbatch)
     return site.account_required and not given
-
-
-def missing_account(site: Site) -> RunnerError:
-    return RunnerError(
-        f"the site {site.name!r} requires an account",
-        "its Slurm refuses jobs without an account",
-        f"--account NAME, or for all jobs: runner init --site {site.name} --account NAME",
-    )
 
 
 def _check_chain(links: int, site: Site) -> None:

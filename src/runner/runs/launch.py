@@ -20,7 +20,8 @@ from runner.machine.report import Report
 from runner.project import Project, is_shared_place
 from runner.runs import hub, payload, resolve, snapshot, trainer
 from runner.runs.after import Dependencies, find
-from runner.runs.checks import check_mounts, lacks_account, missing_account, path_on_host
+from runner.runs.checks import check as check_job
+from runner.runs.checks import check_mounts, lacks_account, path_on_host
 from runner.runs.git import work_tree
 from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
@@ -169,10 +170,9 @@ def _prepare_batch(
     from runner.runs import batch  # slow, and most launches have none
 
     if site.is_local:
+        what = f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}"
         raise RunnerError(
-            f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}",
-            "a batch script needs Slurm",
-            f"choose another --site; or run it here, without its #SBATCH lines: bash {value(job_file, 'batch')}",
+            what, "a batch script needs Slurm", "choose another --site, or run it with bash, without runner"
         )
     given = {**request.given, **command_line({"arguments": request.words})}
     chosen = {name: word for name, word in (("environment", request.env), ("engine", request.engine)) if word}
@@ -180,13 +180,14 @@ def _prepare_batch(
     script = batch.load(value(job_file, "batch"), (given, job_file), project, environ, site)
     environment = Environment("batch script", None, "")
     job = batch.job_of(script, (given, job_file), environment)
-    notes = batch.notes(script, (given, job_file))
-    if lacks_account(job, site):
-        error = missing_account(site)
-        if not request.dry_run:
-            raise error
-        notes = (*notes, f"{error.what}: {error.fix}")
+    check_job(replace(job, env={}), replace(site, account_required=site.account_required and not request.dry_run))
+    notes = (*batch.notes(script, (given, job_file)), *((_no_account(site),) if lacks_account(job, site) else ()))
     waits = _waits(request, site, environ, project)
+    if waits.runs and "dependency" in script.options:
+        what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
+        raise RunnerError(
+            what, "sbatch takes only one of them", "leave out one, or add the other job's id to the script"
+        )
     job = waits.with_folder(job)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:
@@ -236,8 +237,12 @@ def _job(request: Request, job_file: Layer, program: Program, environment: Envir
     job = resolve.resolve(layers, environment, replace(site, account_required=False))
     if not lacks_account(job, site):
         return job
-    note = f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
-    return replace(job, resources=replace(job.resources, account=ACCOUNT), notes=(*job.notes, note))
+    account = replace(job.resources, account=ACCOUNT)
+    return replace(job, resources=account, notes=(*job.notes, _no_account(site)))
+
+
+def _no_account(site: Site) -> str:
+    return f"site {site.name} requires an account: --account NAME, or runner init --site {site.name} --account NAME"
 
 
 def _checked_arguments(

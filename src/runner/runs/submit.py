@@ -88,20 +88,15 @@ def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
 
 def _without_secrets(plan: RunPlan, batch: Batch, report: Report) -> RunPlan:
     """The plan without copies of files that contain a known secret: the script runs where it is."""
-    if batch.in_snapshot:
-        return plan
-    try:
-        snapshot.summed(plan.snapshot)
-    except RunnerError as error:
-        report.warn(f"no code snapshot: {error.what}")
-        plan = replace(plan, snapshot=Snapshot((), None))
     try:
         refuse_in({batch.kept: batch.text})
+        snapshot.summed(plan.snapshot)
     except RunnerError as error:
-        if not batch.reads_bash_env:
+        if batch.in_snapshot is not None or not batch.reads_bash_env:  # it runs from a copy
             raise
-        report.warn(f"no copy of the script: {error.what}")
-        plan = replace(plan, files={name: text for name, text in plan.files.items() if name != batch.kept})
+        report.warn(f"no copy of the code and of the script: {error.what}")
+        files = {name: text for name, text in plan.files.items() if name != batch.kept}
+        return replace(plan, snapshot=Snapshot((), None), files=files)
     return plan
 
 

@@ -86,27 +86,32 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
 
 def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
     """The plan for one combination."""
-    if plan.batch is not None:
-        from runner.runs import batch  # slow, and most sweeps have none
-
-        job = batch.with_values(plan.batch, plan.job, values)
-        return replace(plan, job=job, files={**plan.files, SUBMIT: batch.submission(plan.batch, job)})
     job = _job(plan.job, values)
+    if plan.batch is not None:
+        from runner.runs.batch import submission  # slow, and most sweeps have none
+
+        return replace(plan, job=job, files={**plan.files, SUBMIT: submission(plan.batch, job)})
     script = scheduler_of(plan.site.scheduler).script(job, plan.attachment, plan.site)
     return replace(plan, job=job, script=script, files={**plan.files, SCRIPT: script})
 
 
 def _job(job: Job, values: Mapping[str, str]) -> Job:
-    """The job with `{name}` in its command replaced. Without such a placeholder, the value becomes `--name VALUE`."""
+    """The job with `{name}` in its command replaced.
+
+    Without such a placeholder, the value becomes `--name VALUE`, or a variable of a user's own batch script.
+    """
     command, arguments = list(job.command), list(job.arguments)
-    added: list[str] = []
+    others: dict[str, str] = {}
     for name, value in values.items():
         place = f"{{{name}}}"
         if any(place in word for word in (*command, *arguments)):
             command = [word.replace(place, value) for word in command]
             arguments = [word.replace(place, value) for word in arguments]
         else:
-            added += [f"--{name}", value]
+            others[name] = value
+    if job.batch is not None:
+        return replace(job, arguments=tuple(arguments), env={**job.env, **others})
+    added = [word for name, value in others.items() for word in (f"--{name}", value)]
     return replace(job, command=tuple(command), arguments=(*arguments, *added))
 
 
