@@ -17,7 +17,7 @@ _NOT_NEEDED = {
     "rm": "the container is always removed; what it writes outside mounts is lost",
     "interactive": "`runner shell` gives a prompt",
     "tty": "`runner shell` gives a prompt",
-    **dict.fromkeys(("sig-proxy", "http-proxy", "quiet", "tls-verify", "userns"), "this is so with every engine"),
+    **dict.fromkeys(("sig-proxy", "http-proxy", "quiet", "tls-verify", "userns"), "every engine does this"),
     "network": "the host's network is used",
     "net": "the host's network is used",
     "ipc": "/dev/shm is the host's",
@@ -79,15 +79,16 @@ def read_container_run(options: Sequence[Option], rest: Sequence[Word], adopted:
             adopted.refuse(image, reason, edf=True)
         elif "#" not in adopted.image and "/" not in adopted.image:
             adopted.note(
-                image, "an image of Docker Hub; if you have built it here, `runner import` it and write its path"
+                image,
+                "an image of Docker Hub; for an image that you built here, write the path that `runner import` prints",
             )
     adopted.command += [*entrypoint, *command]
-    adopted.note(f"{engine} run", f"you keep your own user ID and HOME in the container of a job, unlike in {engine}'s")
+    adopted.note(f"{engine} run", f"in the container of a job, you keep your user ID and HOME; {engine} changes both")
     if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0].text)):
         why = "only the image knows its entrypoint and default command: put the program after the image"
         adopted.refuse(command[0].raw if command else image, why)
     elif adopted.entrypoint:
-        adopted.note(image, "its entrypoint runs first; it must run the command that it is given")
+        adopted.note(image, "the image's entrypoint runs first, and must start the command")
 
 
 def _take(option: Option, adopted: Adopted) -> None:

@@ -143,7 +143,7 @@ def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: P
     head += [f"SLURM_SUBMIT_DIR={shlex.quote(str(folder))}"] if "SLURM_SUBMIT_DIR" in body else []
     head += [shlex.join(("set", "--", *arguments))] if re.search(r"\$\{?[0-9@*#]", body) else []
     draft.host_setup[:] = [*head, *([body] if body else []), *(draft.host_setup or ["true"])]
-    adopted.note("the lines before the step", "they become host_setup of the job file, which runs on the host")
+    adopted.note("the lines before the step", "the lines become host_setup of the job file, which runs on the host")
 
 
 def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
@@ -177,8 +177,8 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     if "SLURM_SUBMIT_DIR" in text:
         draft.host_setup.append(f"export SLURM_SUBMIT_DIR={shlex.quote(str(adopted.folder))}")
     if secrets_in(text.split()):
-        adopted.refuse("the script", "it contains a secret, and would be copied")
-    adopted.note("the script", "it runs in the container, as the command of the job: the options of sbatch say so")
+        adopted.refuse("the script", "the script contains a secret, and would be copied")
+    adopted.note("the script", "the options of sbatch start the whole script in the container")
     text = re.sub(r"\A([ \t]*(#.*)?\n)+", "", text)
     tasks, cpus = draft.tasks_per_node(adopted) or 1, draft.resources.get("cpus_per_task", 1)
     program = Program("none", (*shell, "-c", text, *(("script", *arguments) if arguments else ())))
