@@ -208,7 +208,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- runs`."""
+    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- runs`, `-- scripts`."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")
@@ -218,10 +218,10 @@ def bench(session: nox.Session) -> None:
         install_training_stack(session)
         session.run("python", "-m", "bench.training", *session.posargs[1:])
         return
-    if session.posargs[:1] == ["runs"]:
+    if session.posargs[:1] in (["runs"], ["scripts"]):
         debian_packages(session, CONTAINERS + LAB)
         session.install("-q", "-e", ".", *TEST_TOOLS)
-        session.run("python", "-m", "bench.runs", *session.posargs[1:])
+        session.run("python", "-m", f"bench.{session.posargs[0]}", *session.posargs[1:])
         return
     session.install("-q", "torchx")
     session.install("-q", "-e", ".")  # apart: torchx asks for an older urllib3 than ours

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tests.lab.plugins import plugstack
 
-GPUS_PER_NODE = 4
 CPUS_PER_NODE = 288
 
 CONFIG = """\
@@ -53,21 +52,24 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=1-00:00:00 DefaultTime=01:00:
 PartitionName=debug Nodes=ALL MaxTime=00:30:00 DefaultTime=00:10:00 State=UP
 {extra}
 """
-NODE = (
-    "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} "
-    "Sockets=4 CoresPerSocket=72 ThreadsPerCore=1 RealMemory=870000 Gres=gpu:4 State=UNKNOWN"
-)
+GH200 = "Sockets=4 CoresPerSocket=72 ThreadsPerCore=1 RealMemory=870000 Gres=gpu:4"
+NODE = "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} {node} State=UNKNOWN"
 
 
 def write(
-    folder: Path, nodes: Sequence[str], ports: Sequence[int], plugins: Sequence[str], extra: Sequence[str]
+    folder: Path,
+    nodes: Sequence[str],
+    ports: Sequence[int],
+    plugins: Sequence[str],
+    extra: Sequence[str],
+    node: str = GH200,
 ) -> None:
-    """Write all configuration files; `ports`: the controller's, then one per node."""
+    """Write all configuration files; `ports`: the controller's, then one per node; `node`: what each node has."""
     folder.chmod(0o755)  # munged refuses a socket behind a private folder
     for name in ("state", "spool", "munge", "dev", "steps"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "steps").chmod(0o1777)
-    lines = (NODE.format(name=name, port=port) for name, port in zip(nodes, ports[1:], strict=True))
+    lines = (NODE.format(name=name, port=port, node=node) for name, port in zip(nodes, ports[1:], strict=True))
     text = CONFIG.format(
         host=socket.gethostname().split(".")[0],
         user=pwd.getpwuid(os.geteuid()).pw_name,
@@ -80,18 +82,33 @@ def write(
     )
     (folder / "slurm.conf").write_text(text)
     (folder / "cgroup.conf").write_text("CgroupAutomount=no\nCgroupPlugin=cgroup/v1\n")
-    devices = gpu_files(folder)
-    (folder / "gres.conf").write_text("".join(f"NodeName={node} Name=gpu File={devices}\n" for node in nodes))
+    gres = gres_lines(folder, node)
+    (folder / "gres.conf").write_text("".join(f"NodeName={name} {words}\n" for name in nodes for words in gres))
     (folder / "plugstack.conf").write_text(plugstack(plugins, folder))
 
 
-def gpu_files(folder: Path) -> str:
-    """Slurm's word for four character devices; plain files would give no CUDA_VISIBLE_DEVICES and no error."""
-    for number in range(GPUS_PER_NODE):
+def gres_lines(folder: Path, node: str) -> list[str]:
+    """Lines of gres.conf for the word `Gres=NAME[:TYPE]:COUNT,…` of a node."""
+    found = [word.removeprefix("Gres=").split(",") for word in node.split() if word.startswith("Gres=")]
+    lines, gpus = [], 0
+    for name, *kind, count in (each.split(":") for words in found for each in words):
+        words = f"Name={name}{''.join(f' Type={each}' for each in kind)}"
+        if name == "gpu":
+            lines.append(f"{words} File={gpu_files(folder, gpus, int(count))}")
+            gpus += int(count)
+        else:
+            lines.append(f"{words} Count={count}")
+    return lines
+
+
+def gpu_files(folder: Path, first: int, count: int) -> str:
+    """Slurm's word for character devices; plain files would give no CUDA_VISIBLE_DEVICES and no error."""
+    numbers = range(first, first + count)
+    for number in numbers:
         device = folder / "dev" / f"gpu{number}"
         try:
             if not device.exists():
                 os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(195, number))
         except PermissionError:  # an ordinary user, or a container without that right
-            return "/dev/tty[10-13]"
-    return f"{folder}/dev/gpu[0-{GPUS_PER_NODE - 1}]"
+            return f"/dev/tty[{10 + numbers[0]}-{10 + numbers[-1]}]"
+    return f"{folder}/dev/gpu[{numbers[0]}-{numbers[-1]}]"
