@@ -25,6 +25,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nox -s bench -- scripts", description=__doc__)
     parser.add_argument("--mirrors", type=Path, required=True, help="folder with git directories OWNER+NAME")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--list", type=Path, default=corpus.LIST, help="a part of the list, as a file")
     parser.add_argument("--only", default="", help="only scripts whose repository or path contains this text")
     parser.add_argument("--against", choices=("runner", "plain"), default="runner", help="plain: shows what varies")
     parser.add_argument("--source", type=Path, default=SOURCE, help="folder with the package runner (default: src)")
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace, scripts: list[corpus.Script], work: Path) -
 def main(argv: list[str]) -> None:
     options = arguments(argv)
     every = corpus.read_list()
-    scripts = [script for script in every if options.only in script.name]
+    scripts = [script for script in corpus.read_list(options.list) if options.only in script.name]
     with tempfile.TemporaryDirectory(prefix="scripts-") as temporary:
         work = (options.keep or Path(temporary)).resolve()
         work.mkdir(parents=True, exist_ok=True)
