@@ -45,7 +45,7 @@ def submit(options: argparse.Namespace, scripts: list[corpus.Script], work: Path
         lab = submitted.Lab(slurm, work / "home", options.source.resolve())
         for script in scripts:
             verdicts[script.sha256] = verdict = submitted.check(script, lab, options.mirrors, work, options.against)
-            if verdict["submitted"] not in ("same", "refused by both"):
+            if verdict["submitted"] not in ("same", "wrapper", "refused by both"):
                 print(f"{script.name}\n    {verdict['submitted']}", flush=True)
     finally:
         slurm.stop()

@@ -35,14 +35,16 @@ gfortran nvcc mpicc mpif90 nsys ncu sbatch scancel squeue sinfo sacct scontrol s
 dask-scheduler vllm litgpt axolotl llamafactory-cli jupyter ollama numactl gmx stata sas perl xvfb-run lmp namd2
 charmrun tensorboard wandb hf huggingface-cli
 """
-NODES = 64
-"""virtual nodes of a lab; a script that needs more is not run"""
+NODES = 32
+"""virtual nodes of a lab; a script that requests more runs on FEWER, by the same option for sbatch and for runner"""
+FEWER = ("--nodes", "2")
 SECONDS = 12
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "BOOT_FAIL")
 BASH_ENV = ': "${BASH_LEVELS:=0}"; export BASH_LEVELS=$((BASH_LEVELS + 1))\n'
 """a file such as Lmod names in BASH_ENV: every bash reads it"""
 TRIES = 3
 """processes that run side by side make their calls in another order each time; so does a clock at the full minute"""
+ARGUMENTS = ("first", "two words")
 ARRAY = "1-2"
 """the tasks of a job array that are run"""
 
@@ -56,7 +58,18 @@ def sandbox(work: Path, read: Sequence[Path], words: Sequence[str]) -> subproces
         elif entry.is_dir() and entry.name not in ("proc", "dev", "tmp", "home", "root", "run", "sys", "lost+found"):
             argv += ["--ro-bind", str(entry), str(entry)]
     argv += ["--proc", "/proc", "--dev-bind", "/dev", "/dev", "--ro-bind", "/sys", "/sys"]
-    for folder in ("/tmp", "/home", "/root", "/run", "/records", "/usr/local/bin", "/var/tmp", "/usr/local/sbin"):
+    for folder in (
+        "/tmp",
+        "/home",
+        "/root",
+        "/run",
+        "/records",
+        "/usr/local/bin",
+        "/opt",
+        "/mnt",
+        "/var/tmp",
+        "/usr/local/sbin",
+    ):
         argv += ["--tmpfs", folder]
     base = Path(sys.base_prefix)
     for path in dict.fromkeys((base, REPOSITORY, Path(sys.prefix), *read)):
@@ -124,24 +137,16 @@ class Stage:
         shutil.copytree(tree, place)
         path = place / script.path
         text = path.read_text(errors="replace")
-        environ = {**self.environ, **({"SBATCH_ARRAY_INX": ARRAY} if is_array(text) else {})}
-        self.make_output_folders(path.parent, text)
+        environ = {**self.environ, "PWD": str(path.parent), "SHLVL": "1"}
+        if is_array(text):
+            environ["SBATCH_ARRAY_INX"] = ARRAY
+        environ |= supply(path.parent, text, environ)
         before = {str(each.relative_to(place)) for each in place.rglob("*")}
-        plain = ("/usr/bin/sbatch", "--parsable", f"./{path.name}", "first", "two words")
-        launch = (
-            sys.executable,
-            "-m",
-            "runner",
-            "launch",
-            "--site",
-            "lab",
-            "--parsable",
-            f"./{path.name}",
-            "--",
-            *plain[-2:],
-        )
+        fewer = FEWER if node_count(text) > NODES else ()
+        plain = ("/usr/bin/sbatch", "--parsable", *fewer, f"./{path.name}", *ARGUMENTS)
+        launch = (sys.executable, "-m", "runner", "launch", "--site", "lab", "--parsable", *fewer, f"./{path.name}")
         done = subprocess.run(
-            launch if runner else plain,
+            (*launch, "--", *ARGUMENTS) if runner else plain,
             cwd=path.parent,
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -164,14 +169,6 @@ class Stage:
         found["files"] = sorted(name for name in now - before if "runs" not in name.split("/"))
         return found
 
-    @staticmethod
-    def make_output_folders(folder: Path, text: str) -> None:
-        """Without the folder of its output file, a job ends before its script starts."""
-        for name, value in options(text):
-            if name in ("output", "error") and "%" not in (parent := str(Path(value).parent)):
-                with suppress(OSError):
-                    (folder / parent).mkdir(parents=True, exist_ok=True)
-
     def wait(self, job: str) -> list[dict[str, str]]:
         """The fields of each task of the job once all have ended; after SECONDS they are cancelled."""
         deadline, cancelled = time.monotonic() + SECONDS, False
@@ -190,8 +187,41 @@ class Stage:
             time.sleep(0.05)
 
 
+def supply(folder: Path, text: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Make what a script expects of its cluster, empty: folders of output files, folders that it changes to, and files
+    that it sources. Returns a value for each variable that it reads and never sets."""
+    assigned = set(re.findall(r"(?:^|[\s;(])(\w+)\+?=", text)) | set(
+        re.findall(r"\b(?:for|read)\s+(?:-\w+\s+)*(\w+)", text)
+    )
+    used = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]{2,})", text)) - assigned
+    own = ("SLURM", "BASH", "RANDOM", "SECONDS", "LINENO", "CUDA_VISIBLE", "OPTARG", "OPTIND", "PIPESTATUS", "HOSTNAME")
+    values = {name: f"/scratch/{name}" for name in sorted(used) if name not in environ and not name.startswith(own)}
+    known = {**environ, **values}
+    outputs = [
+        str(Path(value).parent) for name, value in options(text) if name in ("output", "error") and "%" not in value
+    ]
+    folders = [*outputs, *re.findall(r"(?m)^\s*(?:cd|pushd)\s+([^\s;&|]+)", text), *values.values()]
+    files = re.findall(r"(?m)(?:^|&&|;)\s*(?:source|\.)\s+([^\s;&|]+)", text)
+    for word, is_file in (*((word, False) for word in folders), *((word, True) for word in files)):
+        word = re.sub(r"\$\{?(\w+)\}?", lambda found: known.get(found[1], "$"), word.strip("\"'")).replace("~", "/root")
+        path = folder / word
+        if re.search(r"[$`%(){}]", word) or path.exists():
+            continue
+        with suppress(OSError):
+            (path.parent if is_file else path).mkdir(parents=True, exist_ok=True)
+            if is_file and "/" in word:
+                path.touch()
+    return values
+
+
 def is_array(text: str) -> bool:
     return any(name == "array" for name, _ in options(text))
+
+
+def node_count(text: str) -> int:
+    """The largest number of nodes that the script requests."""
+    found = [value for name, value in options(text) if name == "nodes"]
+    return max([int(number) for value in found for number in re.findall(r"\d+", value)], default=1)
 
 
 def calls(tasks: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -216,7 +246,7 @@ def calls(tasks: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
 PARTS_OF_CALL = ("words", "folder", "environ", "parent", "process")
 
 
-def flat(found: Mapping[str, Any]) -> dict[str, str]:
+def flat(found: Mapping[str, Any], wrapped: bool) -> dict[str, str]:
     """What was recorded as one mapping: place -> text, with the job's own ids as JOB."""
     tasks = found["tasks"]
     ids = sorted({task["JobId"] for task in tasks} | {found["job"]}, key=int, reverse=True)
@@ -242,9 +272,12 @@ def flat(found: Mapping[str, Any]) -> dict[str, str]:
     own = re.compile(rf"(?<!\d)({'|'.join(ids)})(?!\d)")
     rules = ((own, "JOB"), (r"job\d{5,}", "jobJOB"), (r"\b\d\d:\d\d:\d\d\b", "TIME"), (r"pipe:\[\d+\]", "pipe"))
     rules += ((r"\btmp\.\w{6,}", "tmp.NAME"), (r"(?m)^(declare -x |export )?RUNNER_\w+=.*\n", ""))
+    rules += ((r"\d+m\d+\.\d+s", "TIME"), (r"(?m)^.*(elapsed|pagefaults).*$", "TIME"))
+    if wrapped:  # docs/own-script.md says what differs then
+        rules += ((r"\S*/(job\w+/slurm_script|runs/[^/\s]+/script/[^/\s\0:]+)", "SCRIPT"),)
     for pattern, word in rules:
         texts = {re.sub(pattern, word, name): re.sub(pattern, word, text) for name, text in texts.items()}
-    return texts
+    return {name: text for name, text in texts.items() if not (wrapped and name.endswith((" Command", " parent")))}
 
 
 MAY_VARY = re.compile(r" \$(SLURM_TASK_PID|SLURMD_TRES_FREQ|SLURM_JOB_START_TIME|SLURM_JOB_END_TIME)$")
@@ -285,17 +318,22 @@ def verdict(runs: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], dict[str
     first, second, other, *failing = runs
     if "refused" in other:
         return {"calls": "runner refuses"}, {"refused": other["refused"]}
-    details = differences(flat(first), flat(second), flat(other))
-    details |= {f"code 3, {name}": pair for name, pair in differences(*map(flat, failing)).items()}
+    wrapped = any("/wrapper/" in task.get("Command", "") for task in other["tasks"])
+    details = differences(*(flat(run, wrapped) for run in (first, second, other)))
+    repeated = differences(*(flat(run, wrapped) for run in failing))
+    details |= {f"code 3, {name}": pair for name, pair in repeated.items()}
     if details:
         return {"calls": f"differs: {next(iter(details))}"}, details
     count = len(first["calls"])
     codes = sorted({task["ExitCode"] for run in (first, failing[0]) for task in run["tasks"]})
-    return {"calls": "same", "reason": f"{count} calls; exit codes {' '.join(codes)}"}, {}
+    return {"calls": "same", "reason": f"{count} calls; exit codes {' '.join(codes)}{'; wrapper' * wrapped}"}, {}
 
 
 def compare(stage: Stage, script: corpus.Script, tree: Path, by_runner: bool) -> tuple[dict[str, str], dict[str, Any]]:
     """(the verdict, the details of what differs) of one script."""
+    interpreter = (tree / script.path).read_text(errors="replace").partition("\n")[0].removeprefix("#!").split()
+    if interpreter and not Path(interpreter[0]).exists():
+        return {"calls": "not run", "reason": f"this machine has no {interpreter[0]}"}, {}
     first = stage.run(script, tree, False, 0)
     if "refused" in first or first["tasks"][0].get("StartTime") in (None, "Unknown", "None"):
         what = first.get("refused") or f"it does not start in the lab: {first['tasks'][0].get('Reason')}"
@@ -307,6 +345,7 @@ def compare(stage: Stage, script: corpus.Script, tree: Path, by_runner: bool) ->
 def inside(work: Path, mirrors: Path, against: str, source: Path) -> None:
     """Run all scripts of the list in `work`; this is what runs in the sandbox."""
     subprocess.run(("ip", "address", "add", "10.9.8.7/32", "dev", "lo"), check=True)  # else Slurm resolves no name
+    Path("/usr/local/bin/activate").touch()  # source activate ENVIRONMENT
     for name in PROGRAMS.split():
         shutil.copy(STANDIN, f"/usr/local/bin/{name}")
     scripts = corpus.read_list(work / "list.tsv")

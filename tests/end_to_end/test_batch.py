@@ -151,9 +151,10 @@ def test_another_interpreter_gets_the_same_words_and_variables(cluster: Runner, 
     text += (
         "print(os.getcwd(), sorted(names), os.environ['SLURM_EXPORT_ENV'], os.environ['SLURM_JOB_NAME'])\nsys.exit(5)\n"
     )
-    write(place, {"py.sbatch": text})
-    first = plain(slurm, cluster.environ, place, "py.sbatch", "a b")
-    _, log = cluster.finished("py.sbatch", "--", "a b", code=5, cwd=place)
+    write(place, {"py.sbatch": text, "bash_env": ""})
+    environ = {**cluster.environ, "BASH_ENV": str(place / "bash_env")}  # not exported
+    first = plain(slurm, environ, place, "py.sbatch", "a b")
+    _, log = Runner(cluster.project, environ, cluster.site).finished("py.sbatch", "--", "a b", code=5, cwd=place)
     assert log == (place / f"py-{first}").read_text() and "['a b']" in log and "NONE py.sbatch\n" in log
 
 

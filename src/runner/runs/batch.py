@@ -273,7 +273,7 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
         "gpus": str(job.gpus),
         "hang_seconds": str(job.hang_seconds),
         "export_env": batch.option("export"),
-        "bash_env": environ.get("BASH_ENV", ""),
+        **_bash_env(batch.option("export"), environ),
         "is_array": "yes" if batch.array_tasks else "",
         "restart_words": restart_words(
             job, replace(site, restart_by="submit") if "no-requeue" in batch.options else site
@@ -286,6 +286,12 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
         values |= {"interpreter": interpreter, "interpreter_option": option.strip(), "kept": batch.kept}
     found["settings.sh"] = "".join(f"{name}={quoted(text)}\n" for name, text in values.items() if text)
     return found
+
+
+def _bash_env(export: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The user's own BASH_ENV for payload/batch.sh. Slurm exports it, or takes it from a login shell on the node."""
+    exported = not export or re.match(r"ALL(,|$)", export, re.IGNORECASE) or "BASH_ENV" in export.split(",")
+    return {"bash_env": environ.get("BASH_ENV", "")} if exported else {"bash_env_of_login": "yes"}
 
 
 def _words(batch: Batch, job: Job) -> tuple[str, ...]:

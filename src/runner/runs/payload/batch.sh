@@ -14,7 +14,7 @@ folder=$PWD array_job='' array_task=''
 # shellcheck disable=SC2034 # checkpoints.sh: relative paths in the output begin there
 program_folder=$folder
 
-# Sets gpus, hang_seconds, export_env, bash_env, is_array, restart_words.
+# Sets gpus, hang_seconds, export_env, bash_env, bash_env_of_login, is_array, restart_words.
 # shellcheck source=/dev/null
 . "$RUNNER_RUN/settings.sh"
 if [ -n "${is_array:-}" ] && [ -n "${SLURM_ARRAY_TASK_ID:-}" ]; then
@@ -32,6 +32,9 @@ while IFS= read -r -d '' word; do
     *) variables+=("$word") ;;
     esac
 done </proc/$$/environ
+# Without --export=ALL, Slurm takes the variables from a login shell, but ours has replaced its BASH_ENV.
+[ -z "${bash_env_of_login:-}" ] ||
+    bash_env=$(timeout 20 env -i HOME="$HOME" "${SHELL:-bash}" -lc 'printf %s "${BASH_ENV:-}"' 2>&- <&-)
 [ -z "${bash_env:-}" ] || variables+=("BASH_ENV=$bash_env")
 unset BASH_ENV
 
@@ -45,7 +48,7 @@ fi
 # If the run folder cannot be written, the script runs all the same, but nothing is recorded.
 if ! cd "$RUNNER_RUN" || ! { mkdir -p attempts && : >"attempts/.starts-$SLURM_JOB_ID"; } 2>/dev/null; then
     echo "runner: cannot write to $RUNNER_RUN: the script runs, but runner does not record it" >&2
-    cd "$folder" && exec -c env "${variables[@]}" "${words[@]}" 3>&- 4>&-
+    cd "$folder" && exec -c env -u SHLVL "${variables[@]}" "${words[@]}" 3>&- 4>&-
 fi
 export RUNNER_RUN
 
@@ -166,7 +169,7 @@ set -m
     read -r -u "$start" _
     cd "$folder" || exit
     exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
-    exec -c env "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
+    exec -c env -u SHLVL "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
         RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" "${words[@]}"
 ) &
 child=$!
