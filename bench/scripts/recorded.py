@@ -128,7 +128,7 @@ class Stage:
                 path.unlink(missing_ok=True)
         Path("/home/bash_env").write_text(BASH_ENV)
         Path("/records/.code").write_text(f"{code}\n")
-        submitted.site(Path("/root"))
+        submitted.site(Path("/root"), 'run_folder = "/home/runs"\n')  # not among the files of the script
 
     def run(self, script: corpus.Script, tree: Path, runner: bool, code: int) -> dict[str, Any]:
         """Run the script once; returns what was recorded."""

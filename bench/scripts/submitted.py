@@ -71,9 +71,9 @@ class Lab:
         return self.run((sys.executable, "-m", "runner", "launch", "--site", "lab", *words), folder)
 
 
-def site(home: Path) -> None:
-    """A site without defaults of its own."""
-    write(home, {".config/runner/sites/lab.toml": 'base = "generic-slurm"\n[values]\nengine = "host"\n'})
+def site(home: Path, values: str = "") -> None:
+    """A site without defaults of its own; `values`: lines of its table."""
+    write(home, {".config/runner/sites/lab.toml": f'base = "generic-slurm"\n[values]\nengine = "host"\n{values}'})
 
 
 def plugin(folder: Path) -> Path:

@@ -33,6 +33,7 @@ while IFS= read -r -d '' word; do
     esac
 done </proc/$$/environ
 # Without --export=ALL, Slurm takes the variables from a login shell, but ours has replaced its BASH_ENV.
+# shellcheck disable=SC2016 # the login shell expands it
 [ -z "${bash_env_of_login:-}" ] ||
     bash_env=$(timeout 20 env -i HOME="$HOME" "${SHELL:-bash}" -lc 'printf %s "${BASH_ENV:-}"' 2>&- <&-)
 [ -z "${bash_env:-}" ] || variables+=("BASH_ENV=$bash_env")
