@@ -76,6 +76,7 @@ def sandbox(work: Path, read: Sequence[Path], words: Sequence[str]) -> subproces
         argv += ["--ro-bind", str(path), str(path)]
     argv += ["--bind", str(work), str(work), "--chdir", str(REPOSITORY)]
     environ = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": "/root", "LANG": "C.UTF-8"}
+    environ["PYTHONPATH"] = str(REPOSITORY / "src")
     environ |= {"XDG_CACHE_HOME": str(work / "cache"), "USER": "root", "LOGNAME": "root", "SHELL": "/bin/bash"}
     log = (work / "log.txt").open("wb")
     return subprocess.Popen([*argv, *words], env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

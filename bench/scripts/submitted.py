@@ -106,7 +106,7 @@ def fields(shown: str, job: str) -> dict[str, str]:
         for line in component.splitlines():
             for name, value in re.findall(r"(?:^|\s)([A-Z][\w:/.]*?)=(.*?)(?=\s[A-Z][\w:/.]*=|$)", line):
                 found[prefix + name] = re.sub(rf"(?<!\d){job}(?!\d)", "JOB", value)
-    return {name: value for name, value in found.items() if name.rpartition(":")[2] not in OWN and name not in OWN}
+    return {name: value for name, value in found.items() if re.sub(r"^\d+:", "", name) not in OWN}
 
 
 def submitted(lab: Lab, job: str, folder: Path) -> dict[str, str]:
