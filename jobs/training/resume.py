@@ -144,14 +144,21 @@ def check_old_torch(allowed: bool) -> None:
 
 
 def copy_model(checkpoint: Path, path: Path) -> None:
-    """Copy the Hugging Face model of a checkpoint, without optimizer, schedule and random states."""
-    if not any(checkpoint.glob("*.safetensors")):
+    """Copy the Hugging Face model of a checkpoint, without optimizer, schedule and random states.
+
+    A checkpoint of ZeRO-3 may consist of shards only. They are copied then, as the trainer writes them at the end.
+    """
+    shards = [] if any(checkpoint.glob("*.safetensors")) else list(checkpoint.glob("global_step*"))
+    if not shards and not any(checkpoint.glob("*.safetensors")):
         raise JobError(
             f"{checkpoint} has no model to copy to the final model's folder",
-            "it contains only optimizer shards",
-            'set "stage3_gather_16bit_weights_on_model_save" in the DeepSpeed configuration',
+            "it contains neither weights nor shards",
+            "remove this checkpoint, so that the run resumes from an older one",
         )
     path.mkdir()
+    for folder in shards:
+        shutil.copytree(folder, path / folder.name)
+        shutil.copy2(checkpoint / "latest", path / "latest")
     for source in checkpoint.iterdir():
         if source.is_file() and not any(fnmatch(source.name, pattern) for pattern in TRAINING_STATE):
             shutil.copy2(source, path / source.name)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -255,29 +256,29 @@ def test_an_argument_that_the_file_sets_to_another_value_is_refused(
 @pytest.mark.parametrize("script", ["clm.py", "sft.py"])
 def test_the_file_from_alps_trains_as_it_is(script: str, launcher: Launcher, tmp_path: Path) -> None:
     """No other argument names bf16 or the batch. The final model, which this file leaves in shards, answers."""
-    dropped = (
-        "--per_device",
-        "--gradient_ch",
-        "--activation_ch",
-        *(() if script == "sft.py" else ("--pack", "--max_l")),
-    )
-    words = [word for word in (*SMALL, "--max_steps=2", "--save_strategy=no") if not word.startswith(dropped)]
-    block = () if script == "sft.py" else ("--block_size=32",)
-    attempt = replace(launcher, script=script).finish(tmp_path, *words, *block, "--deepspeed=alps-deepspeed")
+    own = ("--per_device", "--gradient_ch", "--activation_ch", *(() if script == "sft.py" else ("--pack", "--max_l")))
+    typed = [word for word in (*SMALL, "--max_steps=2", "--save_steps=2") if not word.startswith(own)]
+    typed += ["--deepspeed=alps-deepspeed", *(() if script == "sft.py" else ("--block_size=32", "--save_strategy=no"))]
+    attempt = replace(launcher, script=script).finish(tmp_path, *typed)
     assert attempt.code == 0, attempt.output
     assert (attempt.output.count("is ignored: "), attempt.output.count("has no effect: ")) == (2, 3)
     assert "precision: bf16" in attempt.output and "batch: 1 per process x 1 accumulation x 2" in attempt.output
     assert "activations: recomputed" in attempt.output
     assert len(attempt.losses) == 2
-    asked = (
-        sys.executable,
-        str(JOBS / "generate.py"),
-        "--checkpoint",
-        str(tmp_path),
-        "--prompt=a",
-        "--max_new_tokens=2",
-    )
-    done = subprocess.run(asked, env=launcher.environment(tmp_path), capture_output=True, text=True, check=False)
+    assert_shards_answer(launcher, tmp_path)
+    if script == "sft.py":  # started again after its last step, without its final model: the shards are copied
+        final = tmp_path / "checkpoints" / "final"
+        shards = {path.relative_to(final) for path in final.rglob("*.pt")}
+        shutil.rmtree(final)
+        again = launcher.finish(tmp_path, *typed, "--allow_old_torch_load=true", attempt=2)
+        assert again.code == 0 and "step 2 was the last step" in again.output, again.output
+        assert {path.relative_to(final) for path in final.rglob("*.pt")} == shards != set()
+
+
+def assert_shards_answer(launcher: Launcher, run: Path) -> None:
+    """The final model of the run consists of shards, and generates text."""
+    asked = (sys.executable, str(JOBS / "generate.py"), str(run), "--prompt=a", "--max_new_tokens=2")
+    done = subprocess.run(asked, env=launcher.environment(run), capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "ZeRO checkpoint" in done.stderr, done.stderr
 
 
