@@ -256,10 +256,9 @@ class _Reader:
         elif found := re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)").match(self.text, self.position):
             pieces.append(Variable(found[1]))
             self.position = found.end()
-        elif self.text.startswith("$'", self.position):
-            self.position += 1
-            inner = self._until("'")  # an escaped quote inside is rare; at worst the rest is misread
-            pieces.append(inner.encode("latin-1", "backslashreplace").decode("unicode_escape"))
+        elif found := re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.S).match(self.text, self.position):
+            pieces.append(found[1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace"))
+            self.position = found.end()
         elif self.text.startswith(("$(", "${"), self.position):
             marks.add("computed")
             self._nested(self.text[self.position + 1])

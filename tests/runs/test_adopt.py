@@ -395,6 +395,8 @@ def test_lines_before_the_step_run_on_the_host(tmp_path):
         ("apptainer exec x.sif a", "line 2: apptainer exec x.sif a: an EDF cannot name a .sif file"),
         ("srun --container-image=i --pty bash", "line 2: bash: an interactive shell is not a job"),
         ("#SBATCH -a 1-3\nsrun --container-image=i a", "-a 1-3: the tasks of an array would share one run folder"),
+        ("srun --container-image=i a : b", "line 2: :: a job has only one program"),
+        ("srun --container-image=i --container-save=s.sqsh a", "--container-save=s.sqsh: writes in the container"),
         ("#SBATCH -N4\nsrun -N1 --container-image=i a", "-N1: the step uses only a part of the job's 4 nodes"),
         ("#SBATCH -N4\nsrun --container-image=i torchrun --nnodes 2 a.py", "--nnodes 2: the job has 4 nodes"),
         ("srun -n $(nproc) --container-image=i a", "-n $(nproc): only a shell can evaluate this text"),
@@ -420,6 +422,9 @@ def test_what_a_job_file_cannot_say_is_refused_with_its_line(text, why):
         ("srun --container-image=i --container-mounts=$(dirname $PWD) a", "--container-mounts=$(dirname $PWD)"),
         ("cd $(mktemp -d)\nsrun --container-image=i --container-mounts=./a:/b a", "the folder to which it refers"),
         ("srun apptainer exec x.sif a", "line 2: apptainer: an EDF cannot name a .sif file"),
+        ("if a; then M=/a:/b; fi\nsrun --container-image=i --container-mounts=$M a", "$M: it may name several mounts"),
+        ("srun --container-image=i --container-env=$(compgen -e) a", "--container-env=$(compgen -e): only a shell"),
+        ("V=$(list)\nsrun --container-image=i --container-env=$V a", "(${V}): set the variables in [env] of the EDF"),
         ("srun --environment=$E a", "a base environment must be known at launch"),
         ("#SBATCH --container-mounts=/a:/a\\ \\\n#SBATCH --container-image=i\na", "line 2: #SBATCH --container-mounts"),
     ],
@@ -497,6 +502,13 @@ def test_secrets_in_arguments_are_not_copied():
     assert "KEEP=1" in job["host_setup"] and "0a1b2c" not in f"{job}{notes}"
 
 
+def test_a_file_that_the_script_sources_is_said():
+    """It can change any variable."""
+    _, job, notes = from_script("I=/i.sqsh\n. ./settings.sh\nsrun --container-image=$I a\n")
+    assert job["host_setup"] == "cd /here\nI=/i.sqsh\n. ./settings.sh\ntrue\n"
+    assert any("line 3: . ./settings.sh: the options of the step are read as if" in note for note in notes)
+
+
 def test_tasks_that_read_their_ranks_get_them():
     """Runner unsets the ranks of other jobs, also where the script sets them."""
     job = from_script("#SBATCH -n2\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun --container-image=i a\n")[1]
@@ -504,7 +516,7 @@ def test_tasks_that_read_their_ranks_get_them():
 
 
 LINES = r"""
-a 'b c' "d e" f\ g "" '' $A ${A} "$A" "${A}x" ~/x $'t\tb'
+a 'b c' "d e" f\ g "" '' $A ${A} "$A" "${A}x" ~/x $'t\tb' $'it\'s' c
 a --x="$A/y":$A '$A' "\$A" \$A "\\" "a\b" 'it'\''s' a"b"'c'
 a x${U:-d e}y "${U:-d}" ${A:-n} "a#b" a#b # comment
 a \

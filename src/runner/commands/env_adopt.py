@@ -137,7 +137,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
     path = Path(into) if into else Path("the EDF")
     document = read_toml(path) if into else Document(path, {})
     changes = adopted.changes(document.data)
-    if not (adopted.image or adopted.base or adopted.mounts or adopted.env or into):
+    if not (adopted.image or adopted.base or into):
         raise RunnerError(
             f"{name} does not use a container",
             "\n".join(adopted.no_job)

@@ -210,7 +210,11 @@ def _item(value: Value) -> Any:
     """The value for tomlkit. An array with several elements gets one line per element; lines of text stay lines."""
     import tomlkit
 
-    if isinstance(value, str) and value.endswith("\n") and re.fullmatch(r"(?!.*''')[\t\n\x20-\x7e]+", value, re.DOTALL):
+    if (
+        isinstance(value, str)
+        and value.endswith("\n")
+        and re.fullmatch(r"(?!.*''')[^\0-\x08\x0b-\x1f\x7f]+", value, re.DOTALL)
+    ):
         return tomlkit.string(value, literal=True, multiline=True)
     if isinstance(value, str | bool | int):
         return tomlkit.item(value)

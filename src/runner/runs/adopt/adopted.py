@@ -41,6 +41,8 @@ class Adopted:
     """why no EDF can describe the container, each with its line"""
     no_job: list[str] = field(default_factory=list)
     """why no job file can do the same, each with its line"""
+    bare_mounts: set[str] = field(default_factory=set)
+    """names of variables that are a mount on their own, without `:`"""
     gpus: int | None = None
     """how many GPUs `docker run` requests; None: all, or not said"""
     folder: Path | None = None

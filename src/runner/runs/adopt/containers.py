@@ -270,6 +270,8 @@ def _take_pyxis(option: Option, adopted: Adopted) -> None:
         adopted.env.setdefault("PYTHONNOUSERSITE", "1")
     elif name == "container-env":
         _names(value, given, adopted)
+    elif name == "container-save":
+        adopted.refuse(given, "writes in the container of a job are lost: build images with `runner build`")
     elif name in _PYXIS_NOT_NEEDED:
         adopted.not_needed(given, _PYXIS_NOT_NEEDED[name])
     else:
@@ -283,7 +285,6 @@ _PYXIS_NOT_NEEDED = {
 }
 _PYXIS_NOT_CARRIED_OVER = {
     "container-name": "each run creates a new container",
-    "container-save": "writes in a container are lost at the end; build images with `runner build`",
     "container-remap-root": "you have your own user ID in the container",
     "container-unshare": "the host's network, IPC and name are used",
 }
@@ -302,6 +303,7 @@ def _image(value: str, given: str, adopted: Adopted) -> None:
 
 def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
     source, *_ = split_fields(entry)
+    adopted.bare_mounts |= {entry[2:-1]} if re.fullmatch(r"\$\{\w+\}", entry) else set()
     if source in {"tmpfs", "umount"}:
         adopted.not_carried_over(
             f"{given} ({entry})", f"the source of a mount in an EDF is a file or folder, not {source}"
@@ -312,5 +314,7 @@ def _pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
 
 def _names(value: str, given: str, adopted: Adopted) -> None:
     for name in value.split(","):
-        if name not in adopted.env:
+        if "$" in name:
+            adopted.refuse(f"{given} ({name})", "set the variables in [env] of the EDF", edf=True)
+        elif name not in adopted.env:
             adopted.not_carried_over(f"{given} ({name})", "set it in [env] of the EDF, which overrides the image")

@@ -153,6 +153,9 @@ def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
     for name in names(adopted.image):
         if name in scope.computed:
             adopted.refuse(adopted.image, f"the image must be known at launch ({scope.computed[name]})", edf=True)
+    for name in sorted(adopted.bare_mounts):
+        if name in scope.computed or "mount" in name.lower():
+            adopted.refuse(f"${name}", "it may name several mounts: write its value", edf=True)
     if scope.defaults:
         adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read as the defaults in the script")
     wanted = adopted.variables() & scope.computed.keys()
@@ -237,6 +240,10 @@ def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[lis
         program = first.rsplit("/", 1)[-1]
         if step is not None:
             steps.append(step)
+        elif first in {"source", ".", "eval"}:
+            active.append((command, ""))
+            why = "the options of the step are read as if it changes none of their variables"
+            adopted.note(f"line {command.line}: {command.raw}", why)
         elif first == "cd":
             _cd(words[1:], scope, adopted, command)
         elif first in {"ulimit", "umask"} and not command.nested:
@@ -306,6 +313,8 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
     program = rest[0].text.rsplit("/", 1)[-1] if rest else ""
     if program in _ENGINES and len(rest) > 1 and rest[1].text == "run":
         return take_step(program, rest[2:], adopted, draft, scope)
+    if any(word.text == ":" for word in rest):
+        adopted.refuse(":", "a job has only one program")
     if program in _FOREIGN:
         adopted.refuse(rest[0].text, _NO_SIF, edf=True)
     return rest
