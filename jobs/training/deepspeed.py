@@ -38,6 +38,8 @@ ARGUMENTS = {
     "bf16.enabled": "bf16",
     "fp16.enabled": "fp16",
     "optimizer.params.lr": "learning_rate",
+    "optimizer.params.betas.0": "adam_beta1",
+    "optimizer.params.betas.1": "adam_beta2",
     "optimizer.params.eps": "adam_epsilon",
     "optimizer.params.weight_decay": "weight_decay",
     "scheduler.params.warmup_max_lr": "learning_rate",
@@ -86,6 +88,13 @@ def take_arguments(settings: Settings) -> None:
             pass  # one is computed from the other: `settle` compares the result with the file
         else:
             settings.derive(argument, value, f"DeepSpeed file {path.name}: {key}")
+    for chosen, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        if value_of(config, f"{chosen}.enabled") is True and settings.given(other) and settings.get(other):
+            raise JobError(
+                f"{path} sets {chosen}.enabled = true, but --{other} is {settings[other]}",
+                "a training has only one of the two precisions",
+                f'give --{other} false, or write "auto" for {chosen}.enabled in the file',
+            )
 
 
 def settle(settings: Settings, batch: Batch, run: RunFolder) -> tuple[str, ...]:
@@ -168,10 +177,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def value_of(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, or None."""
+    """Return the value of a dotted key, or None; a number in the key is a place in a list."""
+    value: Any = config
     for word in key.split("."):
-        config = config.get(word) if isinstance(config, Mapping) else None  # type: ignore[assignment]
-    return config
+        if isinstance(value, list):
+            value = value[int(word)] if word.isdigit() and int(word) < len(value) else None
+        else:
+            value = value.get(word) if isinstance(value, Mapping) else None
+    return value
 
 
 def stage(config: Mapping[str, Any]) -> int:
@@ -230,5 +243,5 @@ def _refuse_another(path: Path, key: str, value: Any, argument: str, given: Any)
         raise JobError(
             f"{path} sets {key} = {json.dumps(value)}, but {argument} is {given}",
             "the trainer stops if the two values differ",
-            f'write "auto" for {key} in the file, or remove {argument}',
+            f'write "auto" for {key} in the file, or give {argument} {json.dumps(value)}',
         )

@@ -197,7 +197,7 @@ def taken(tmp_path: Path, config: Mapping[str, Any], **values: Any) -> Settings:
     path.write_text(json.dumps(config))
     defaults: dict[str, Any] = {
         "bf16": False, "fp16": False, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
-        "global_batch_size": None, "learning_rate": 5e-5, "micro_batch": None,
+        "global_batch_size": None, "learning_rate": 5e-5, "micro_batch": None, "adam_beta2": 0.999,
     }  # fmt: skip
     chosen = Settings({**settings(tmp_path).values, **defaults, **values, "deepspeed": str(path)}, {})
     chosen.sources |= {name: "command line" for name in (*values, "deepspeed")}
@@ -207,10 +207,15 @@ def taken(tmp_path: Path, config: Mapping[str, Any], **values: Any) -> Settings:
 
 def test_values_of_the_file_become_the_arguments(tmp_path: Path) -> None:
     """The trainer refuses a difference; nobody has to repeat on the command line what the file says."""
-    chosen = taken(tmp_path, {**ALPS, "gradient_clipping": 0.5, "optimizer": {"params": {"lr": 1e-5, "eps": "auto"}}})
-    found = {name: chosen[name] for name in ("bf16", "per_device_train_batch_size", "max_grad_norm", "learning_rate")}
+    chosen = taken(
+        tmp_path, {**ALPS, "gradient_clipping": 0.5, "optimizer": {"params": {"lr": 1e-5, "betas": [0.9, 0.95]}}}
+    )
+    found = {
+        name: chosen[name]
+        for name in ("bf16", "per_device_train_batch_size", "max_grad_norm", "learning_rate", "adam_beta2")
+    }
     assert found == {
-        "bf16": True, "per_device_train_batch_size": 1, "max_grad_norm": 0.5, "learning_rate": 1e-5
+        "bf16": True, "per_device_train_batch_size": 1, "max_grad_norm": 0.5, "learning_rate": 1e-5, "adam_beta2": 0.95
     }  # fmt: skip
     assert chosen.sources["bf16"] == "DeepSpeed file ds.json: bf16.enabled"
     chosen.default({"bf16": False}, "script: no GPU")
@@ -239,6 +244,7 @@ def test_the_files_numbers_of_the_batch_do_not_exclude_each_other(
     [
         ({"bf16": {"enabled": True}}, {"bf16": False}, "sets bf16.enabled = true, but --bf16 is False"),
         ({"train_micro_batch_size_per_gpu": 1}, {"per_device_train_batch_size": 4}, "per_device_train_batch_size is 4"),
+        ({"fp16": {"enabled": True}}, {"bf16": True}, "sets fp16.enabled = true, but --bf16 is True"),
         ({"train_micro_batch_size_per_gpu": 1}, {"micro_batch": "4"}, "= 1, but --micro_batch is 4"),
         ({"train_batch_size": 64}, {"micro_batch": "auto"}, "= 64, but --micro_batch is auto"),
         ({"optimizer": {"params": {"lr": 1e-5}}}, {"learning_rate": 1e-4}, "= 1e-05, but --learning_rate is 0.0001"),
