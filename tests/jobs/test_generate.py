@@ -103,6 +103,18 @@ def test_the_default_is_the_final_model_of_the_run_and_before_its_end_the_newest
     assert f"checkpoint-{STEPS}" in found.notes[0], "the one that was passed over is named"
 
 
+def test_a_run_with_another_output_dir_is_found_by_its_folder(whole: Attempt, tmp_path: Path) -> None:
+    """As with CHECKPOINT_DIR of the GPT-2 job."""
+    shutil.copytree(whole.run / "checkpoints" / "final", tmp_path / "elsewhere" / "final")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "settings.json").write_text(json.dumps({"output_dir": {"value": str(tmp_path / "elsewhere")}}))
+    assert trained.find(run, {}).weights == str(tmp_path / "elsewhere" / "final")
+    (run / "settings.json").write_text("[]")
+    with pytest.raises(JobError, match="is neither a Hugging Face model nor a DeepSpeed checkpoint"):
+        trained.find(run, {})
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,8 +60,9 @@ def find(
     folder = Path(named)
     if not folder.is_dir():
         return _on_hub(str(named), folder)
-    if (folder / "checkpoints").is_dir():
-        folder, notes = _of_run(folder, shards_first)
+    checkpoints = _checkpoints(folder)
+    if checkpoints.is_dir():
+        folder, notes = _of_run(checkpoints, shards_first)
         return _read(folder, shards_first, config, notes, chosen=True)
     if base and not config and not any(_configured(place) for place in _places(folder, _shards(folder) or folder)):
         config = base
@@ -77,15 +79,25 @@ def _on_hub(name: str, path: Path) -> Trained:
     return Trained(HUGGING_FACE, name, name)
 
 
-def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
+def _checkpoints(run: Path) -> Path:
+    """Return the folder of a run's checkpoints: `checkpoints`, or that of its --output_dir."""
+    usual = run / "checkpoints"
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if not usual.is_dir():
+            settings = json.loads((run / "settings.json").read_text(encoding="utf-8"))
+            return Path(settings["output_dir"]["value"])
+    return usual
+
+
+def _of_run(checkpoints: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     """Return a run's final model or its newest complete checkpoint; with `shards_first` prefer the checkpoint."""
     from training import resume
 
-    final = run / "checkpoints" / "final"
+    final = checkpoints / "final"
     if final.is_dir() and not shards_first:
         return final, ()
     skipped: list[str] = []
-    for folder in resume.by_age(run / "checkpoints"):
+    for folder in resume.by_age(checkpoints):
         fault = _fault(folder, every_byte=shards_first)
         if fault is None:
             return folder, tuple(skipped)
@@ -93,7 +105,7 @@ def _of_run(run: Path, shards_first: bool) -> tuple[Path, tuple[str, ...]]:
     if final.is_dir():
         return final, tuple(skipped)
     raise JobError(
-        f"{str(run)!r} has neither a final model nor a complete checkpoint",
+        f"{str(checkpoints)!r} has neither a final model nor a complete checkpoint",
         "; ".join(skipped) or "the run has not saved a checkpoint yet",
         "wait for the run's first checkpoint, or pass another run",
     )
