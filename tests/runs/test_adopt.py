@@ -390,6 +390,7 @@ def test_lines_before_the_step_run_on_the_host(tmp_path):
         ("for i in 1 2; do\nsrun --container-image=i a $i\ndone", "line 3: srun --container-image=i a $i: it is"),
         ("cd x && srun --container-image=i a", "it is inside a condition, a loop or a function, or behind &&"),
         ("srun --container-image=i a | sort > b", "another command reads the output of the step"),
+        ("srun --container-image=i $*", "the script: it has no arguments here"),
         ("srun --container-image=i a <<E\nx\nE", "the step reads this text as its input"),
         ('R="srun --container-image=$I"\nif a; then R="$R -l"; fi\n$R b', "line 4: $R b: only a shell can"),
         ("apptainer exec x.sif a", "line 2: apptainer exec x.sif a: an EDF cannot name a .sif file"),
@@ -500,6 +501,13 @@ def test_secrets_in_arguments_are_not_copied():
     assert not re.search("s3cret|0a1b2c", f"{job}{notes}")
     _, job, notes = from_script("export KEEP=1\nexport WANDB_API_KEY=0a1b2c3d4e5f\nsrun --container-image=i a\n")
     assert "KEEP=1" in job["host_setup"] and "0a1b2c" not in f"{job}{notes}"
+
+
+def test_a_copy_of_the_log_is_not_needed():
+    _, job, notes = from_script("srun --container-image=i a 2>&1 | tee log.txt\n")
+    assert job["command"] == ["a"]
+    assert any("line 2: tee log.txt: not carried over: a run has one log" in note for note in notes)
+    assert "it does not run before the step" in refused("srun --container-image=i a\ntee x <y")
 
 
 def test_a_file_that_the_script_sources_is_said():

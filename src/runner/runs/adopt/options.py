@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runner.bash import Word
+from runner.expansion import literal
+from runner.runs.adopt.adopted import Adopted
 
 
 @dataclass(frozen=True)
@@ -112,3 +115,26 @@ SBATCH = Grammar({**_SLURM_SHORT, "a": "array"}, frozenset((*_SLURM_FLAGS, "wait
 
 # Source: torchrun --help of PyTorch 2.7. Underscores are read as dashes.
 TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help")))
+
+
+def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
+    """The options in the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
+    words: list[Word] = []
+    ended = False
+    for number, line in enumerate(text.splitlines(), 1):
+        ended = ended or bool(line.strip() and not line.lstrip().startswith("#"))
+        if not line.startswith("#SBATCH"):
+            continue
+        if ended:
+            adopted.not_carried_over(f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command")
+            continue
+        try:
+            found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        except ValueError:
+            adopted.refuse(f"line {number}: {line}", "a quote or escape is not closed", edf=True)
+            continue
+        words += [Word(literal(word), word) for word in found]
+    options, rest = split(words, SBATCH)
+    for word in rest[:1]:
+        adopted.refuse(f"#SBATCH … {word.raw}", "this word is not an option")
+    return options

@@ -15,7 +15,7 @@ from runner.expansion import expand, literal, names
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain, secrets_in
 from runner.runs.adopt.job import Draft, Program
-from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN, Grammar, Option, split
+from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN, Grammar, Option, read_directives, split
 from runner.runs.adopt.program import read_program
 from runner.runs.adopt.scope import ASSIGNMENT, Scope
 
@@ -39,6 +39,8 @@ class Step:
     words: tuple[Word, ...]
     before: tuple[Word, ...]
     """assignments in front of the command"""
+    to_tee: bool = False
+    """its output is piped to `tee`"""
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -68,7 +70,7 @@ def read_script(
             f"it is not a shell script; its first line is {first}",
             f"run it unchanged: runner launch ./{name}",
         )
-    directives = (*_directives(text, adopted), *options)
+    directives = (*read_directives(text, adopted), *options)
     container = [option for option in directives if containers.is_flag(option)]
     draft.allocated = bool(directives)
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
@@ -141,7 +143,14 @@ def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: P
         adopted.refuse(found[0].strip(), "host_setup ends before the step")
     head = [f"cd {shlex.quote(str(folder))}"]
     head += [f"SLURM_SUBMIT_DIR={shlex.quote(str(folder))}"] if "SLURM_SUBMIT_DIR" in body else []
-    head += [shlex.join(("set", "--", *arguments))] if re.search(r"\$\{?[0-9@*#]", body) else []
+    all_lines = "\n".join((body, *draft.host_setup))
+    if re.search(r"\$\{?[0-9@*#]", all_lines):
+        head.append(shlex.join(("set", "--", *arguments)))
+        if not arguments:
+            tell = adopted.refuse if re.search(r"'%q ' \"?\$\{?[0-9@*]", all_lines) else adopted.note
+            tell(
+                "the script", "it has no arguments here; with arguments: runner env adopt … -- sbatch SCRIPT ARGUMENTS"
+            )
     draft.host_setup[:] = [*head, *([body] if body else []), *(draft.host_setup or ["true"])]
     adopted.note("the lines before the step", "the lines become host_setup of the job file, which runs on the host")
 
@@ -191,34 +200,12 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     return program
 
 
-def _directives(text: str, adopted: Adopted) -> tuple[Option, ...]:
-    """The options in the `#SBATCH` lines. sbatch reads them up to the first command, and expands nothing in them."""
-    words: list[Word] = []
-    ended = False
-    for number, line in enumerate(text.splitlines(), 1):
-        ended = ended or bool(line.strip() and not line.lstrip().startswith("#"))
-        if not line.startswith("#SBATCH"):
-            continue
-        if ended:
-            adopted.not_carried_over(f"line {number}: {line}", "sbatch ignores #SBATCH lines after the first command")
-            continue
-        try:
-            found = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-        except ValueError:
-            adopted.refuse(f"line {number}: {line}", "a quote or escape is not closed", edf=True)
-            continue
-        words += [Word(literal(word), word) for word in found]
-    options, rest = split(words, SBATCH)
-    for word in rest[:1]:
-        adopted.refuse(f"#SBATCH … {word.raw}", "this word is not an option")
-    return options
-
-
 def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[list[Step], list[tuple[Command, str]]]:
     """(the steps in order, the commands that must run on the host; with a reason if one may start a container)."""
     steps: list[Step] = []
     active: list[tuple[Command, str]] = []
-    for command in commands(text):
+    found = commands(text)
+    for previous, command in zip((None, *found), found, strict=False):
         if command.array:
             scope.assign_array(command)
             continue
@@ -235,6 +222,10 @@ def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[lis
             active += [(command, "")] if first == "export" or "-x" in command.raw.split()[:2] else []
             continue
         if first == ":" and scope.assign_default(words[1:], command):
+            continue
+        if first == "tee" and steps and steps[-1].command.pipe and steps[-1].command is previous:
+            steps[-1] = replace(steps[-1], to_tee=True)
+            adopted.not_carried_over(f"line {command.line}: {command.raw}", "a run has one log: runner logs")
             continue
         step = _step(command, before, scope.resolve(words))
         program = first.rsplit("/", 1)[-1]
@@ -286,7 +277,7 @@ def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
             adopted.refuse(redirection, "the step reads this text as its input")
         elif not re.fullmatch(r"\d*>&\d", redirection):
             adopted.not_carried_over(redirection, "a run has one log: runner logs")
-    if step.command.pipe:
+    if step.command.pipe and not step.to_tee:
         adopted.refuse("|", "another command reads the output of the step")
     if step.command.nested:
         adopted.refuse(step.command.raw, "it is inside a condition, a loop or a function, or behind && or ||")
