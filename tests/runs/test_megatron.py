@@ -3,6 +3,7 @@
 bench/megatron_arguments.py gives the same arguments to Megatron's own parser, which needs Python 3.12.
 """
 
+import json
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -253,3 +254,17 @@ def test_why_explains_errors_of_megatron(code: str, tmp_path: Path, capsys: pyte
         (tmp_path / "log").write_text(f"Traceback (most recent call last):\n{text}")
         run(["why", "--log", str(tmp_path / "log")])
         assert f"cause:    {code}: " in capsys.readouterr().out
+
+
+def test_memory_shows_the_ways_to_split_a_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["memory", "--megatron", "18.4B", "--gpus", "16", "--gpu", "H100", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == 18_444_251_136
+    first = next(each for each in found["estimates"] if each["fits"])
+    assert first["layout"] == {"tensor": 2, "pipeline": 1, "context": 1, "recompute": False}
+    assert run(["memory", "--megatron", "30,3072,32", "--gpus", "8", "--gpu", "L4"]) == 0
+    assert run(["memory", "--megatron", "310.1B", "--gpus", "8", "--gpu", "L4"]) == 1
+    assert "TENSOR  PIPELINE  CONTEXT  RECOMPUTE  WEIGHTS" in capsys.readouterr().out
+    for wrong in ("7.6B", "30,3072", "30,3072,7", "0,0,0"):
+        assert run(["memory", "--megatron", wrong, "--gpus", "8"]) == 1
+        assert f"cannot split --megatron {wrong} over 8 GPUs" in capsys.readouterr().err

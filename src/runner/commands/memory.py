@@ -29,7 +29,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
     )
+    verb.add_argument("--megatron", metavar="SIZE", help="Megatron GPT: 1.7B to 310.1B, or LAYERS,HIDDEN,HEADS")
     verb.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of the whole job (default: 1)")
+    verb.add_argument("--gpus_per_node", type=int, metavar="N", help="for --megatron (default: the site's, or 8)")
     verb.add_argument(
         "--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and forward pass"
     )
@@ -76,6 +78,8 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     from runner.memory.estimate import Plan, estimate
     from runner.memory.shape import count_weights
 
+    if args.megatron:
+        return _show_megatron(args, console)
     shape = _shape(args)
     length = args.length or min(2048, shape.positions or 2048)
     if shape.positions and length > shape.positions:
@@ -108,6 +112,52 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
         )
         _table(found, gpu, console)
     return _verdict(found, gpu, console)
+
+
+MOST_ROWS = 12
+
+
+def _show_megatron(args: argparse.Namespace, console: Console) -> int:
+    """Print a line per way to split Megatron's GPT, in the order in which `launch` tries them."""
+    from dataclasses import asdict
+
+    from runner.detection import find_site
+    from runner.memory.megatron import SIZES, Work, estimate, gpt, layouts
+    from runner.memory.shape import count_weights, fits_on
+
+    own = args.megatron.split(",")
+    size = tuple(map(int, own)) if len(own) == 3 and all(map(str.isdigit, own)) else SIZES.get(args.megatron)
+    length, gpu = args.length or 2048, _gpu_bytes(args)
+    per_node = args.gpus_per_node or find_site(args.site, os.environ)[0].gpus_per_node or 8
+    work = Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
+    shape = gpt(size[0], size[1], size[2], length) if size and all(size) else None
+    found = (
+        [estimate(shape, layout, work) for layout in layouts(shape, min(args.gpus, per_node), work)] if shape else []
+    )
+    if shape is None or not found:
+        raise RunnerError(
+            f"cannot split --megatron {args.megatron} over {args.gpus} GPUs",
+            f"a size is {', '.join(SIZES)} or LAYERS,HIDDEN,HEADS; the heads must divide the hidden size",
+            "--megatron 7.5B --gpus 8",
+        )
+    fits = [fits_on(each.total, gpu) if gpu else None for each in found]
+    start = max(0, min(fits.index(True) - 3 if True in fits else 0, len(found) - MOST_ROWS))
+    shown = list(zip(found, fits, strict=True))[start : start + MOST_ROWS]
+    if args.json:
+        parts = [
+            {**asdict(each), "layout": each.layout._asdict(), "total": each.total, "fits": fit} for each, fit in shown
+        ]
+        console.answer_json({"parameters": count_weights(shape).total, "gpu_bytes": gpu, "estimates": parts})
+        return int(gpu is not None and True not in fits)
+    console.say(f"{count_weights(shape).total:,} parameters; {args.gpus} GPUs; GiB per GPU:")
+    names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
+    rows = [
+        (*map(str, each.layout[:3]), "full" if each.layout.recompute else "no",
+         *(_gib(getattr(each, name)) for name in names), {True: "yes", False: "no", None: "?"}[fit])
+        for each, fit in shown
+    ]  # fmt: skip
+    console.table(("TENSOR", "PIPELINE", "CONTEXT", "RECOMPUTE", *(name.upper() for name in names), "FITS"), rows)
+    return int(gpu is not None and True not in fits)
 
 
 def _shape(args: argparse.Namespace) -> Shape:

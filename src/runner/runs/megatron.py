@@ -149,7 +149,7 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
         raise RunnerError(
             f"the model needs more memory than {job.gpus} GPUs have",
             f"the best split needs {totals[least] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU ({least.text})",
-            "more --nodes, or a smaller --size; the estimate alone: runner memory --megatron SIZE",
+            "more --nodes, or a smaller --size; all ways to split it: runner memory --megatron SIZE",
         )
     chosen = fitting[0] if fitting else asked
     copies = micro * (job.gpus // chosen.gpus)
