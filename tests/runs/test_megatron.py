@@ -6,6 +6,7 @@ bench/megatron_arguments.py gives the same arguments to Megatron's own parser, w
 import json
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,8 @@ from runner.memory.shape import GIB, count_weights
 from runner.project import find_project
 from runner.runs.hub import argument_values
 from runner.runs.launch import Request, RunPlan, prepare
+from runner.runs.run import Run, save
+from runner.runs.sweep import with_values
 from tests.runs.scripts import given
 
 ROOT = Path(__file__).parents[2]
@@ -87,6 +90,7 @@ def test_variables_describe_the_model_as_in_the_batch_script_of_aws() -> None:
     assert found["num_layers"] == "32", "an argument counts more than a variable"
     assert "--size 1.7B contradicts the variable NUM_LAYERS=64" in refused("--size", "1.7B", environ=variables)
     assert options(*MOCK)["hidden_size"] == "4096", "without a size: 7.5B"
+    assert options("--kv-channels", "128", *MOCK, nodes=16, environ={**variables, "NUM_ATTENTION_HEADS": "48"})
 
 
 def test_the_reason_for_the_sizes_is_shown() -> None:
@@ -209,8 +213,21 @@ def test_missing_files_and_empty_sets(data: Path) -> None:
 def test_a_launch_is_refused_where_a_dry_run_only_warns(data: Path) -> None:
     words = ("--vocab-file", f"{data}/v.json", "--merge-file", f"{data}/merges.txt", *MOCK)
     request = Request(job="megatron-gpt", site="local", engine="host", words=words, given=given(gpus_per_node=8))
+    environ = {**BARE, "RUNNER_RUNS": str(data / "runs")}
     with pytest.raises(RunnerError, match=r"--vocab-file: the file .*v\.json does not exist"):
-        prepare(request, find_project(ROOT), {**BARE, "RUNNER_RUNS": str(data / "runs")}, Quiet())
+        prepare(request, find_project(ROOT), environ, Quiet())
+    earlier = data / "runs/megatron-data-0001"  # this run may create the file
+    earlier.mkdir(parents=True)
+    save(Run(earlier.name, earlier, "megatron-data", "local", "local", "2026-11-23T00:00:00Z"))
+    plan = prepare(replace(request, after=(earlier.name,)), find_project(ROOT), environ, Quiet())
+    assert any("v.json does not exist" in note for note in plan.notes)
+
+
+def test_a_sweep_over_sizes_is_refused() -> None:
+    plan = planned("--size", "1.7B", *MOCK)
+    assert with_values(plan, {"lr": "1e-4"}).job.arguments[-2:] == ("--lr", "1e-4")
+    with pytest.raises(RunnerError, match="--sweep does not work with size"):
+        with_values(plan, {"size": "3.6B"})
 
 
 # The last lines of real tracebacks: arguments.py and pretrain_gpt.py at core_v0.19.0; an older core.

@@ -20,6 +20,7 @@ SET_UPS: dict[str, tuple[str, str | None, tuple[str, ...]]] = {
     "clm-gpt2-2x8": ("twcc", None, ("--train_file", "/data/corpus.jsonl")),
     "llama31-8b-sft": ("aws-parallelcluster", None, ()),
     "alps-zero3-llama2-7b": ("alps-clariden", None, ()),
+    "megatron-gpt": ("alps-clariden", None, ("--size", "3.6B", "--mock-data", "--benchmark")),
 }
 
 

@@ -130,7 +130,7 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     length, gpu = args.length or 2048, _gpu_bytes(args)
     per_node = args.gpus_per_node or find_site(args.site, os.environ)[0].gpus_per_node or 8
     work = Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
-    shape = gpt(size[0], size[1], size[2], length) if size and all(size) else None
+    shape = gpt(size[0], size[1], size[2], length) if size and all(size) and size[1] % size[2] == 0 else None
     found = (
         [estimate(shape, layout, work) for layout in layouts(shape, min(args.gpus, per_node), work)] if shape else []
     )

@@ -117,8 +117,6 @@ def layouts(shape: Shape, gpus_per_node: int, work: Work) -> list[Layout]:
 
 def problem(shape: Shape, layout: Layout, work: Work) -> str:
     """Why Megatron refuses the layout; empty if it does not."""
-    if shape.hidden % shape.heads:
-        return f"{shape.heads} attention heads do not divide the hidden size {shape.hidden}"
     if shape.heads % layout.tensor:
         return f"tensor parallel size {layout.tensor} does not divide the {shape.heads} attention heads"
     if shape.layers % layout.pipeline:

@@ -120,7 +120,7 @@ def prepare(
     job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, site.runs(environ, project))
-    job = _checked_arguments(job, site, environ, program.main, report, strict=not request.dry_run)
+    job = _checked_arguments(job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs))
     job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git runs while the script is rendered
     environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
@@ -248,7 +248,10 @@ def _no_account(site: Site) -> str:
 def _checked_arguments(
     job: Job, site: Site, environ: Mapping[str, str], code: Path | None, report: Report, *, strict: bool
 ) -> Job:
-    """The job, with complete arguments if it asks for that. With `strict`, raises RunnerError for missing files."""
+    """The job, with complete arguments if it asks for that. With `strict`, raises RunnerError for missing files.
+
+    Not strict for a dry run, and after a run that may create the files.
+    """
     if not job.check_arguments:
         return job
     from runner.runs import megatron  # few jobs need it

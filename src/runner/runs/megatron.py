@@ -20,6 +20,8 @@ from runner.runs.job import Job
 from runner.site import Site
 
 NAME = "megatron-gpt"
+NOT_SWEPT = ("size", "benchmark")
+"""arguments that Megatron does not know"""
 SHAPE = ("num_layers", "hidden_size", "num_attention_heads")
 """arguments; in capitals, they are the names of the variables"""
 DEFAULT_SIZE = "7.5B"
@@ -51,6 +53,12 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
     tokens = _number(options, "seq_length", 2048)
     numbers = {**_size(argument_values(job.arguments), environ), "seq_length": tokens}
     layers, hidden, heads, _ = numbers.values()
+    if not layers * heads or (hidden % heads and "kv_channels" not in options):
+        raise RunnerError(
+            "Megatron cannot build this model",
+            f"{heads} attention heads do not divide the hidden size {hidden}",
+            "change one of the two, or add --kv-channels N",
+        )
     shape = gpt(layers, hidden, heads, tokens, _number(options, "vocab_size", VOCABULARY))
     layout, batch, why = _sizes(shape, job, site, options)
     numbers |= {"max_position_embeddings": tokens, "micro_batch_size": 1, "global_batch_size": batch}

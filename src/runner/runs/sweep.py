@@ -86,6 +86,15 @@ def parse(words: Sequence[str], at_once: int | None) -> Sweep | None:
 
 def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
     """The plan for one combination."""
+    from runner.runs.megatron import NOT_SWEPT  # few sweeps need it
+
+    for name in values if plan.job.check_arguments else ():
+        if name in NOT_SWEPT:
+            raise RunnerError(
+                f"--sweep does not work with {name}",
+                f"the job checks its arguments once, and its program has no --{name}",
+                f"launch each value by itself, with -- --{name}",
+            )
     job = _job(plan.job, values)
     if plan.batch is not None:
         from runner.runs.batch import submission  # slow, and most sweeps have none
