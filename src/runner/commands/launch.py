@@ -297,18 +297,7 @@ def _sweep_of(args: argparse.Namespace) -> Sweep | None:
         return None
     from runner.runs.sweep import parse
 
-    sweep = parse(args.sweep, args.at_once)
-    if sweep is not None and args.wait:
-        raise RunnerError(
-            "--wait does not work with --sweep", "--wait would mix the output of all runs",
-            "runner watch $(runner launch --sweep …)", exit_code=2,
-        )  # fmt: skip
-    if sweep is not None and args.chain:
-        raise RunnerError(
-            "--chain does not work with --sweep", "a chain belongs to a single run, and a sweep is an array job",
-            "use [restart] in the job file instead: each run of the sweep then restarts by itself", exit_code=2,
-        )  # fmt: skip
-    return sweep
+    return parse(args.sweep, args.at_once)
 
 
 def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
@@ -327,9 +316,15 @@ def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
 def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
     """The tasks of a batch script that is an array; empty for all other jobs."""
     tasks = plan.batch.array_tasks if plan.batch else ()
-    for option in ("--chain",) if args.chain else ("--sweep",) if args.sweep else ():
-        if tasks:
-            raise RunnerError(f"{option} does not work with an array", "its tasks are the runs", f"leave out {option}")
+    if args.chain and (args.sweep or tasks):
+        what = f"--chain does not work with {'--sweep' if args.sweep else 'an array'}"
+        raise RunnerError(
+            what, "a chain belongs to a single run", "use --restart, or [restart] in the job file", exit_code=2
+        )
+    if args.sweep and tasks:
+        raise RunnerError(
+            "--sweep does not work with an array", "its tasks are the runs", "leave out --sweep", exit_code=2
+        )
     return tasks
 
 
@@ -354,7 +349,7 @@ def _launch_sweep(
 
 
 def _wait_for_all(runs: tuple[Run, ...], console: Console) -> int:
-    """Wait for the runs of an array, and return the highest exit code."""
+    """Wait for the runs of a sweep or array, and return the highest exit code."""
     from runner.runs.follow import result_code
     from runner.runs.run import reloaded
     from runner.runs.status import RunStatus, watch

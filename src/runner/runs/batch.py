@@ -100,11 +100,8 @@ def _read(word: str, path: Path) -> str:
             raise RunnerError(f"sbatch would reject {word}", why, fix)
     text = data.decode(errors="surrogateescape")
     if not re.search("^#SBATCH", text, re.MULTILINE):
-        raise RunnerError(
-            f"{word} is not a batch script",
-            "it has no #SBATCH line",
-            f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}",
-        )
+        fix = f"add `#SBATCH` lines; or, to run it in an environment: runner launch --script {word}"
+        raise RunnerError(f"{word} is not a batch script", "it has no #SBATCH line", fix)
     return text
 
 
@@ -211,11 +208,8 @@ def in_snapshot(batch: Batch, main: Path | None) -> Batch:
     """The script as it is in the snapshot of `main`, submitted from the same folder there."""
     path = (batch.folder / Path(batch.word).expanduser()).resolve()
     if main is None or not path.is_relative_to(main):
-        raise RunnerError(
-            f"cannot run {batch.word} from a snapshot",
-            f"it is not in {main}" if main else "it is not in a project or a git repository",
-            "leave out --from-snapshot, or launch in the script's project",
-        )
+        why = f"it is not in {main or 'a project or a git repository'}"
+        raise RunnerError(f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot")
     folder = batch.folder if batch.folder.is_relative_to(main) else main
     word = os.path.relpath(path, folder)
     return replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(main)))
@@ -223,10 +217,8 @@ def in_snapshot(batch: Batch, main: Path | None) -> Batch:
 
 def restart_of(layers: Sequence[Layer]) -> Restart | None:
     """The restart policy that the user requested; a chain has one by itself."""
-    found, chain = (
-        next((value(layer, name) for layer in layers if name in layer), None) for name in ("restart", "chain")
-    )
-    return found or (Restart(time_limit=chain - 1) if chain else None)
+    chain = setting_of("chain", layers).value
+    return setting_of("restart", layers).value or (Restart(time_limit=chain - 1) if chain else None)
 
 
 def job_of(batch: Batch, layers: Sequence[Layer], environment: Environment) -> Job:
@@ -258,12 +250,10 @@ def _resources(batch: Batch) -> Resources:
     gres = re.search(r"\bgpu(?::[^:,]+)?:(\d+)", batch.option("gres"))
     tasks = number("ntasks-per-node") or -(-number("ntasks") // nodes) or 1
     gpus = number("gpus-per-node") or (int(gres[1]) if gres else 0) or -(-number("gpus") // nodes)
-    minutes = None
+    found = Resources(nodes, gpus or number("gpus-per-task") * tasks, account=batch.option("account") or None)
     with suppress(RunnerError):
-        minutes = time_limit_minutes(batch.option("time"), "time")
-    return Resources(
-        nodes, gpus or number("gpus-per-task") * tasks, time_minutes=minutes, account=batch.option("account") or None
-    )
+        return replace(found, time_minutes=time_limit_minutes(batch.option("time"), "time"))
+    return found
 
 
 def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:

@@ -127,20 +127,10 @@ def prepare(
     attachment = attach(environment, site, engine)
     script = scheduler.script(job, attachment, site)
     taken = asked()
-    return RunPlan(
-        site,
-        environment,
-        image,
-        engine,
-        attachment,
-        replace(job, environment=environment),
-        program,
-        taken,
-        script,
-        {**_files(job, environment, attachment, waits, project), SCRIPT: script},
-        (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken)),
-        waits,
-    )
+    files = {**_files(job, environment, attachment, waits, project), SCRIPT: script}
+    notes = (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken))
+    job = replace(job, environment=environment)
+    return RunPlan(site, environment, image, engine, attachment, job, program, taken, script, files, notes, waits)
 
 
 def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Project) -> Dependencies:
@@ -192,25 +182,11 @@ def _prepare_batch(
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:
         script = batch.in_snapshot(script, main)
-    return RunPlan(
-        site,
-        environment,
-        LaunchImage(""),
-        "host",
-        Attachment(),
-        job,
-        Program(None, (), main),
-        taken,
-        script.text,
-        {
-            **_files(job, environment, Attachment(), waits, project),
-            **batch.files(script, job, environ, site),
-            trainer.FILE: trainer.render(job.trainer, project, (*job.arguments, *script.text.split())),
-        },
-        (*notes, *trouble, *taken.notes, *_left_out(taken)),
-        waits,
-        script,
-    )
+    none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
+    files = {**_files(job, environment, none, waits, project), **batch.files(script, job, environ, site)}
+    notes = (*notes, *trouble, *taken.notes, *_left_out(taken))
+    text = script.text
+    return RunPlan(site, environment, image, "host", none, job, program, taken, text, files, notes, waits, script)
 
 
 def _snapshot_of_batch(script: Batch, project: Project, *, strict: bool) -> tuple[Path | None, Snapshot, list[str]]:
