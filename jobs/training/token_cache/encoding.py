@@ -16,7 +16,7 @@ import numpy as np
 from training.token_cache.layout import Array
 
 # Of each list of texts (some megabytes), this much of the first and of the longest is encoded both ways.
-SAMPLE_CHARACTERS = 2048
+SAMPLE_CHARACTERS = 1024
 # What pre-tokenizers and normalizers are known to disagree on.
 HARD = (
     "", " ", "  \n\n \t x", "don't I'LL we'Ve o'clock", "a1b22c333 4444 55555 3.14e-10",
