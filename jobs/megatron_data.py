@@ -34,8 +34,12 @@ def main(argv: Sequence[str]) -> int:
         arguments = parser().parse_args(argv)
         check(arguments)
         run_module.point_caches(run_module.from_environment(os.environ, "megatron_data"), os.environ)
+        from training import hub_files
         from training.token_cache import pairs, tokenizers_of_megatron
 
+        arguments.input = [hub_files.local(word) for word in arguments.input]
+        for name in ("vocab_file", "merge_file", "tokenizer_model"):
+            setattr(arguments, name, hub_files.local(getattr(arguments, name)))
         paths = pairs.named(arguments.input)
         state = tokenizers_of_megatron.load(arguments)
         job = pairs.Job(

@@ -1,4 +1,4 @@
-"""Download models, tokenizers and datasets from the Hugging Face hub into a cache for jobs without network access.
+"""Download models, tokenizers, datasets and files by URL into a cache for jobs without network access.
 
     python jobs/prefetch.py --home CACHE/huggingface --wanted '{"kind": "model", "name": "openai-community/gpt2"}'
 
@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
+import shutil
 import sys
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -31,10 +35,10 @@ DRY_RUN_ANSWER_SECONDS = 10.0  # and no retries, because a dry run may fail with
 
 @dataclass(frozen=True)
 class Wanted:
-    """A repository to download."""
+    """A repository or file to download."""
 
-    kind: str  # model or dataset
-    name: str
+    kind: str  # model, dataset or file
+    name: str  # of a file: URL#sha256=CHECKSUM
     revision: str = "main"
     # for a dataset: its configuration; for a model: `tokenizer`, to get only the configuration and the tokenizer
     part: str = ""
@@ -46,6 +50,8 @@ class Wanted:
     @property
     def note(self) -> str:
         """The name of the file that records the download. runner looks for the same name."""
+        if self.kind == "file":
+            return f"files--{self.name[-64:]}.json"
         words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
         return "--".join(word for word in words if word) + ".json"
 
@@ -57,7 +63,8 @@ def main(argv: Sequence[str]) -> int:
         home = arguments.home.absolute()
         prepare(home)
         for text in arguments.wanted:
-            record = fetch(Wanted(**json.loads(text)), home, dry_run=arguments.dry_run)
+            wanted = Wanted(**json.loads(text))
+            record = (fetch_file if wanted.kind == "file" else fetch)(wanted, home, dry_run=arguments.dry_run)
             print(json.dumps(record) if arguments.json else record["folder"], flush=True)
     return 0
 
@@ -125,6 +132,51 @@ def fetch(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any
         files.write_text(folder.parents[1] / "refs" / wanted.revision, info.sha)
     files.write_json(home / "prefetched" / wanted.note, record)
     return record
+
+
+def fetch_file(wanted: Wanted, home: Path, *, dry_run: bool = False) -> dict[str, Any]:
+    """Download one file unless it is complete, and return the record to write when its checksum is right."""
+    url, _, checksum = wanted.name.rpartition("#sha256=")
+    folder = home / "hub" / "files" / "snapshots" / checksum
+    path = folder / (Path(urllib.parse.urlsplit(url).path).name or "file")
+    record = {**asdict(wanted), "commit": checksum, "folder": str(folder)}
+    if dry_run:
+        say(f"{url}: {'in the cache' if path.is_file() else 'to download'}")
+        return {**record, "files": {path.name: path.stat().st_size} if path.is_file() else {}}
+    if not path.is_file() or _sha256(path) != checksum:
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = files.unfinished(path)
+        try:
+            with hub_errors(wanted):
+                patiently(lambda: _download(url, partial))
+            found = _sha256(partial)
+            if found != checksum:
+                why, fix = f"its SHA-256 is {found}", "check the URL and its checksum: the file may have changed"
+                raise JobError(f"{url} is not the expected file", why, fix)
+            partial.replace(path)
+            files.sync_folder(folder)
+        finally:
+            partial.unlink(missing_ok=True)
+    say(f"{url}: {amount([path.stat().st_size])}")
+    record["files"] = {path.name: path.stat().st_size}
+    files.write_json(home / "prefetched" / wanted.note, record)
+    return record
+
+
+def _download(url: str, path: Path) -> None:
+    with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer, path.open("wb") as file:
+        shutil.copyfileobj(answer, file, 1 << 20)
+        if answer.headers["Content-Length"] not in (None, str(file.tell())):
+            raise ConnectionError(f"{url} ended after {file.tell()} bytes")
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def wrong(folder: Path, wanted: Mapping[str, int]) -> list[str]:
@@ -204,6 +256,7 @@ def hub_errors(wanted: Wanted) -> Iterator[None]:
     except Exception as error:  # exceptions of the HTTP library, which differs between versions
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+        endpoint = wanted.name if wanted.kind == "file" else endpoint
         fix = f"check that {endpoint} can be reached (proxies, HF_ENDPOINT), and try again: downloaded files are kept"
         raise JobError(what, first, fix) from error
 

@@ -1,10 +1,14 @@
-"""Which files of a repository on the hub a job reads."""
+"""Which files of a repository on the hub a job reads, and where a file with a URL is in the cache."""
 
 from __future__ import annotations
 
 import fnmatch
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from training.errors import JobError
 
 # Weights in other formats, which nothing here loads where there are safetensors; and copies of another layout.
 OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.ot", "*.onnx", "*.gguf", "*.tflite", "*.mlmodel")
@@ -46,3 +50,19 @@ def as_list(value: Any) -> list[Any]:
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def local(word: str | None) -> str | None:
+    """Return the path of URL#sha256=CHECKSUM in the cache, where `runner prefetch` puts it; other words stay.
+
+    Raises JobError if the file is not in the cache.
+    """
+    url, mark, checksum = (word or "").rpartition("#sha256=")
+    if not mark or "://" not in url:
+        return word
+    homes = (os.environ.get("HF_HOME"), os.environ.get("RUNNER_CACHE", "") + "/huggingface")
+    for home in filter(None, homes):
+        for path in (Path(home) / "hub" / "files" / "snapshots" / checksum).glob("[!.]*"):
+            return str(path)
+    raise JobError(f"{url} is not in the cache", "a job does not download files", "run with the same arguments: runner"
+                   " prefetch JOB")  # fmt: skip

@@ -85,6 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
     fast.save_pretrained(str(folder / "around"))
+    (folder / "a.json").write_text(json.dumps({letter: number for number, letter in enumerate("abcdefghij")}))
     lines = [json.dumps(row, ensure_ascii=number % 2 == 0) + "\n" for number, row in enumerate(ROWS)]
     text = "".join(lines).encode()
     (folder / "rows.jsonl").write_bytes(text)
@@ -306,6 +307,7 @@ def test_a_line_without_text_is_named(folder: Path, tmp_path: Path, line: str, e
         (("--input", __file__), f"cannot read {__file__!r}"),
         (("--vocab-file", "nothing"), "--vocab-file: there is no file 'nothing'"),
         (("--vocab-file", "{}/rows.jsonl"), "cannot read '{}/rows.jsonl' and '{}/gpt2/merges.txt' as a vocabulary"),
+        (("--vocab-file", "{}/a.json"), "cannot read '{}/a.json' and '{}/gpt2/merges.txt' as a vocabulary"),
         (("--tokenizer-type", "HuggingFaceTokenizer"), "--tokenizer-model is missing"),
     ],
 )

@@ -1,5 +1,6 @@
 """What a job names on the hub is brought whole or not at all, and is then read without network."""
 
+import hashlib
 import json
 import os
 import signal
@@ -198,4 +199,47 @@ def test_a_job_without_network_reads_what_was_fetched(hub: Hub, tmp_path: Path) 
         env=environ(hub, **variables), capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "['one', 'two', 'three']", done.stderr
+    assert not hub.requests
+
+
+def test_files_by_url_are_kept_if_their_checksum_is_right_and_read_without_network(hub: Hub, tmp_path: Path) -> None:
+    """A connection that breaks is tried again; other content is refused and leaves nothing; the job reads the copy."""
+    files = {
+        "words.jsonl": ROWS,
+        "vocab.json": json.dumps({letter: number for number, letter in enumerate('"abcdefghijklmnopqrstuvwxyz')}),
+        "merges.txt": "#version: 0.2\n",
+    }
+    hub.put("dataset", "any/files", files)
+    urls = {
+        name: f"{hub.url}/datasets/any/files/resolve/main/{name}#sha256={hashlib.sha256(text.encode()).hexdigest()}"
+        for name, text in files.items()
+    }
+    hub.cut["words.jsonl"] = 10
+    home = tmp_path / "huggingface"
+    wanted = [{"kind": "file", "name": url} for url in urls.values()]
+    folder = Path(fetch(hub, home, *wanted).stdout.splitlines()[0])
+    assert (folder / "words.jsonl").read_text() == ROWS
+    assert note(home, f"files--{folder.name}.json")["files"] == {"words.jsonl": len(ROWS)}
+    hub.requests.clear()
+    fetch(hub, home, *wanted)
+    assert not hub.requests, "a complete file is not downloaded again"
+    (folder / "words.jsonl").write_text("damaged")
+    fetch(hub, home, *wanted)
+    assert (folder / "words.jsonl").read_text() == ROWS
+
+    other = {"kind": "file", "name": urls["words.jsonl"][:-64] + "0" * 64}
+    assert (
+        f"is not the expected file\n  because: its SHA-256 is {folder.name}" in fetch(hub, home, other, code=1).stderr
+    )
+    assert not list(home.glob(f"*/*/*/{'0' * 64}/*")) + list(home.glob("*/*000.json"))
+
+    hub.requests.clear()
+    script = (sys.executable, str(JOBS / "megatron_data.py"), "--output-prefix", str(tmp_path / "x"), "--workers=1")
+    flags = ("--input", urls["words.jsonl"], "--vocab-file", urls["vocab.json"], "--merge-file", urls["merges.txt"])
+    variables = {"HF_HUB_OFFLINE": "1", "RUNNER_CACHE": str(tmp_path), "RUNNER_RUN": str(tmp_path / "run")}
+    command = (*script, *flags, "--tokenizer-type=GPT2BPETokenizer")
+    done = subprocess.run(command, env=environ(hub, **variables), capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    ids = [15, 14, 5, 20, 23, 15, 20, 8, 18, 5, 5]
+    assert (tmp_path / "x_text_document.bin").read_bytes() == b"".join(each.to_bytes(2, "little") for each in ids)
     assert not hub.requests

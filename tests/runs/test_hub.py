@@ -19,6 +19,7 @@ from runner.site_files import load_site
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL, DATA = Repository("model", "org/m"), Repository("dataset", "org/d")
+FILE = Repository("file", f"https://example.org/vocab.json#sha256={'0a' * 32}")
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,13 @@ MODEL, DATA = Repository("model", "org/m"), Repository("dataset", "org/d")
         (("--model_name_or_path", "~/m", "--dataset_name", "rows.jsonl"), ()),
         (("--dataset_name", "folder/here"), ()),
         (("--dataset_name", "a/b/c"), ()),
+        (("--vocab-file", FILE.name, f"--merge-file={FILE.name}", "--input", "x", FILE.name), (FILE,)),
+        (("--vocab-file", "https://example.org/vocab.json"), ()),
+        (
+            ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "org/m"),
+            (MODEL._replace(part="tokenizer"),),
+        ),
+        (("--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", "tokenizer.model"), ()),
         (("--model_name_or_path",), ()),
         (("--model_name_or_path", "--packing"), ()),
         (("--config", "train.yaml"), (Repository("model", "org/y"), Repository("dataset", "org/d"))),
@@ -133,6 +141,16 @@ def test_a_file_that_is_missing_is_found_before_submission(tmp_path: Path) -> No
         settled(tmp_path, *NAMES)
     assert str(file) in caught.value.why and "runner prefetch train" in caught.value.fix
     assert "incomplete" in settled(tmp_path, *NAMES, strict=False)[1][0], "a dry run warns"
+
+
+def test_a_file_by_url_must_be_prefetched(tmp_path: Path) -> None:
+    """The job does not download it, with the network or without."""
+    words = ("--vocab-file", FILE.name)
+    with pytest.raises(RunnerError, match="cannot find the file 'https://example") as caught:
+        settled(tmp_path, *words)
+    assert caught.value.fix.endswith("runner prefetch train")
+    noted(tmp_path / hub.HOME, FILE)
+    assert settled(tmp_path, *words)[0].env == {"HF_HUB_OFFLINE": "1"}
 
 
 def test_a_job_that_is_offline_and_lacks_something_is_refused(tmp_path: Path) -> None:

@@ -40,7 +40,9 @@ def _gpt2(arguments: argparse.Namespace) -> TokenizerState:
         _need(flag, path)
     try:
         tokenizer = Tokenizer(models.BPE.from_file(arguments.vocab_file, arguments.merge_file))
-    except Exception as error:  # tokenizers raises Exception itself
+    except BaseException as error:  # tokenizers raises Exception itself, and a panic of Rust is not even that
+        if isinstance(error, KeyboardInterrupt):
+            raise
         what = f"cannot read {arguments.vocab_file!r} and {arguments.merge_file!r} as a vocabulary"
         raise JobError(what, str(error), "give GPT-2's vocab.json and merges.txt") from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -30,6 +30,7 @@ _NAMES = {
     "tokenizer_name": ("model", "tokenizer"),
     "tokenizer_name_or_path": ("model", "tokenizer"),
     "config_name": ("model", "tokenizer"),
+    "tokenizer_model": ("model", "tokenizer"),
     "dataset_name": ("dataset", ""),
 }
 _PARTS = ("dataset_config", "dataset_config_name")
@@ -37,14 +38,15 @@ _REVISIONS = {"model": ("model_revision",), "dataset": ("dataset_revision",)}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # a string, so that it is compiled only if a job names something
 _FILE = r"\.(jsonl?|parquet|csv|txt|arrow|py|ya?ml|gz|zst)$"
+_URL = r"https?://\S+#sha256=[0-9a-f]{64}$"
 _LINE = r"(?m)^([A-Za-z_]+)\s*:\s*(?:\"([^\"]*)\"|'([^']*)'|([^#\s]+))"
 
 
 class Repository(NamedTuple):
-    """A repository of the hub."""
+    """A repository of the hub, or a file with its URL and checksum."""
 
     kind: str
-    """model or dataset"""
+    """model, dataset or file"""
     name: str
     revision: str = "main"
     part: str = ""
@@ -56,6 +58,8 @@ class Repository(NamedTuple):
     @property
     def note(self) -> str:
         """The name of the file that records the prefetch. jobs/prefetch.py writes it."""
+        if self.kind == "file":
+            return f"files--{self.name[-64:]}.json"
         words = (f"{self.kind}s", *self.name.split("/"), self.revision.replace("/", "-"), self.part.replace("/", "-"))
         return "--".join(word for word in words if word) + ".json"
 
@@ -77,11 +81,14 @@ def repositories(arguments: Sequence[str], folders: Iterable[Path] = ()) -> tupl
         name = values.get(argument, "")
         if not _NAME.fullmatch(name) or re.search(_FILE, name) or name in OWN:
             continue
+        if argument == "tokenizer_model" and values.get("tokenizer_type") != "HuggingFaceTokenizer":
+            continue  # a file of SentencePiece
         if any((root / name).exists() for root in roots):
             continue
         revision = next((values[key] for key in _REVISIONS[kind] if key in values), "main")
         named = next((values[key] for key in _PARTS if key in values), "") if kind == "dataset" else part
         found[Repository(kind, name, revision, named)] = None
+    found.update({Repository("file", url[0]): None for word in arguments if (url := re.search(_URL, word))})
     whole = {(each.kind, each.name, each.revision) for each in found if each.kind == "model" and not each.part}
     return tuple(each for each in found if not each.part or (each.kind, each.name, each.revision) not in whole)
 
@@ -162,7 +169,7 @@ def revisions(words: Sequence[str], run_folder: Path, env: Mapping[str, str]) ->
     """`model NAME` or `dataset NAME` -> commit, for the hub repositories that a job's command names."""
     named = env.get("HF_HOME", "")
     home = Path(named) if named.startswith("/") else shared_cache(run_folder, os.environ) / HOME
-    return {f"{each.kind} {each.name}": _commit(home, each) for each in repositories(words)}
+    return {f"{each.kind} {each.name}": _commit(home, each) for each in repositories(words) if each.kind != "file"}
 
 
 def _commit(home: Path, each: Repository) -> str:
@@ -229,11 +236,11 @@ def _settled(
     absent = [each for each, state in states.items() if not state.ready]
     if not absent:
         return _kept_offline(job, given, named, project)
+    lacking = [each for each in absent if each.kind == "file" or (offline and not in_hub_cache(home, each))]
+    if lacking:
+        why = f"{f'{OFFLINE} is set, and ' if offline else ''}{home} does not contain it"
+        raise _error(f"the job cannot find the {lacking[0]}", why, job)
     if offline:
-        lacking = [each for each in absent if not in_hub_cache(home, each)]
-        if lacking:
-            why = f"{OFFLINE} is set, and {home} does not contain it"
-            raise _error(f"the job cannot find the {lacking[0]}", why, job)
         return job, ()
     listed = ", ".join(map(str, absent))
     return job, (

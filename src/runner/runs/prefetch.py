@@ -1,4 +1,4 @@
-"""`runner prefetch`: download the models and datasets that a job names on the hub into the job's cache."""
+"""`runner prefetch`: download the models, datasets and files that a job names into the job's cache."""
 
 from __future__ import annotations
 
