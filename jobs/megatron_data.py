@@ -81,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     add("--partitions", type=int, default=1, help="cut the input into N parts; finished parts survive an interruption")
     add("--partition", type=int, help="make only part I, from 0; the task that finishes last joins the parts")
     add("--keep-sequential-samples", action="store_true", help="always so: parts are joined in the order of the input")
-    add("--log-interval", type=int, default=1000, help="print a line after at least so many documents")
+    add("--log-interval", type=int, default=1000, help="print the speed after at least N documents")
     add("--use-gigatoken", action="store_true", help="always so, where gigatoken returns the same ids")
     for name in NOT_HERE:
         add(f"--{name.replace('_', '-')}", action="store_true", help=argparse.SUPPRESS)
