@@ -106,6 +106,21 @@ def test_steps_that_every_rank_prints_are_counted_once(tmp_path: Path) -> None:
     assert start(run) == 0 and steps(run) == [(1, 1), (1, 2), (1, 3)]
 
 
+def test_one_process_of_torchrun(tmp_path: Path) -> None:
+    """Its output is in job.log and in a file of its own, and counts once."""
+    run = trainer_run(tmp_path, "echo nothing")
+    own = run / "attempts/1/node-0/x/attempt_0/0/stdout.log"
+    own.parent.mkdir(parents=True)
+    own.write_text("step 9 loss 2\n")
+    script = f'RUNNER_RUN={run}; RUNNER_ATTEMPT={run}/attempts/1; . "$0"; declare -A read_bytes=(); logs_to_read'
+    done = subprocess.run(("bash", "-uc", script, run / "payload/trainer.sh"), capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    (own.parents[1] / "1").mkdir()
+    (own.parents[1] / "1/stdout.log").touch()
+    done = subprocess.run(("bash", "-uc", script, run / "payload/trainer.sh"), capture_output=True, text=True)
+    assert done.stdout == f"{own.parents[1]}/1/stdout.log\n"
+
+
 def test_a_hang_is_found(tmp_path: Path) -> None:
     run = trainer_run(tmp_path, "echo step 1 loss 2; echo step 2 loss 2; exec sleep 600", hang_seconds=5)
     start(run)

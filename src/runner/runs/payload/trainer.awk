@@ -147,7 +147,7 @@ function take(t,    key) {
         delete v["step"]
         # A progress bar has the step. Its next line is printed right after these values, unless stdout and stderr take
         # different ways, as with torchrun. Then the bar that was printed last has the step, if no step takes less than 0.2 s.
-        if (("loss" in v) && state["step"] != "" && ((tee && state["pace." t] >= 0.2) || state["at_file." t] != file)) {
+        if (("loss" in v) && state["step"] != "" && ((tee && state["pace." t] >= 0.2) || other_stream(t))) {
             v["step"] = state["at." t]
             v["step_seconds"] = state["pace." t]
             return take_step(t)
@@ -171,6 +171,11 @@ function take(t,    key) {
     }
     if ("step_seconds" in v) state["pace." t] = v["step_seconds"]
     return take_step(t)
+}
+
+# Succeed if the last step of trainer T was in job.err and this line is in job.log, or the other way round.
+function other_stream(t) {
+    return state["at_file." t] != file && file !~ /\/attempts\// && state["at_file." t] !~ /\/attempts\//
 }
 
 # take_step T: use the values v of trainer T, which have a step. Returns 1 if no other trainer needs to see the line.

@@ -8,7 +8,7 @@
 # wakes it; it reads once more and ends if PID has ended.
 follow_log() {
     local pid=$1 wake=$2 metrics=$RUNNER_RUN/metrics.jsonl pause=${RUNNER_WATCH_SECONDS:-5} log size now before
-    local last=0 state='' found=''
+    local last=0 state='' found='' steps=0 grew=0 silence=0
     local -A read_bytes=()
     shift 2
     for log; do read_bytes[${log%=*}]=${log##*=}; done
@@ -48,7 +48,7 @@ read_logs() {
     state=
     while IFS= read -r line; do
         case $line in
-        '{'*) found+=$line$'\n' ;;
+        '{'*) found+=$line$'\n' steps=$((steps + 1)) ;;
         's '*) state+=$'\001'$line$'\n' ;;
         bytes\ *)
             log=${line#bytes * }
@@ -63,8 +63,14 @@ read_logs() {
         new_text | LC_ALL=C awk -v now="$now" -v before="$before" -v attempt="${RUNNER_ATTEMPT##*/}" -v last="$last" \
             -v world="${world:-0}" -f "$RUNNER_RUN/payload/trainer.awk" "$RUNNER_RUN/trainers" -
     )
-    # after the first step, a log that grows is a sign of life
-    [ -z "$grown" ] || [ ! -e "$RUNNER_ATTEMPT/trainer" ] || touch "$RUNNER_ATTEMPT/heartbeat" 2>/dev/null
+    # After the first step, a log that grows is a sign of life. A program that was once silent for long may be so again, up to
+    # three times as long; before the second step, nobody knows.
+    [ -e "$RUNNER_ATTEMPT/trainer" ] || return 0
+    if [ -n "$grown" ]; then
+        ((grew == 0 || now - grew <= silence)) || silence=$((now - grew))
+        grew=$now
+    fi
+    if [ -n "$grown" ] || ((steps < 2 || now - grew <= 3 * silence)); then touch "$RUNNER_ATTEMPT/heartbeat"; fi 2>/dev/null
 }
 
 # Print the state and the new text of each log, in the form that trainer.awk reads.
@@ -89,6 +95,6 @@ logs_to_read() {
     local pattern
     [ "${#read_bytes[@]}" = 0 ] || printf '%s\n' "${!read_bytes[@]}"
     for pattern in rank-*.log 'node-*/*/attempt_*/*/stdout.log'; do
-        compgen -G "$RUNNER_ATTEMPT/$pattern" | sort -V | tail -n 1
+        compgen -G "$RUNNER_ATTEMPT/$pattern" | sort -V | tail -n 1 | grep -v '/node-0/.*/0/stdout\.log$' # it is in job.log
     done
 }
