@@ -227,7 +227,7 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
     for word in (
         "--job-name=train: a run is named after its job file: rename the file to train.toml",
         "line 10: export HF_TOKEN=…: not carried over: it is a secret",
-        "line 13: WHEN=$(date +%s): the EDF needs ${WHEN}: host_setup of the job file exports it",
+        "line 13: WHEN=$(date +%s): the EDF uses ${WHEN}, so host_setup of the job file now exports WHEN",
         "line 23: srun hostname: it only prints",
         "line 24: #SBATCH --nodes=9: not carried over",
         "> log.txt: not carried over: a run has one log",

@@ -169,7 +169,7 @@ def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
         adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read as the defaults in the script")
     wanted = adopted.variables() & scope.computed.keys()
     for name in sorted(wanted):
-        adopted.note(scope.computed[name], f"the EDF needs ${{{name}}}: host_setup of the job file exports it")
+        adopted.note(scope.computed[name], f"the EDF uses ${{{name}}}, so host_setup of the job file now exports {name}")
     return wanted
 
 
