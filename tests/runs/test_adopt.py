@@ -227,7 +227,7 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
     for word in (
         "--job-name=train: a run is named after its job file: rename the file to train.toml",
         "line 10: export HF_TOKEN=…: not carried over: it is a secret",
-        "line 13: WHEN=$(date +%s): the EDF uses ${WHEN}, so host_setup of the job file now exports WHEN",
+        "line 13: WHEN=$(date +%s): the EDF uses ${WHEN}, so host_setup now exports WHEN",
         "line 23: srun hostname: it only prints",
         "line 24: #SBATCH --nodes=9: not carried over",
         "> log.txt: not carried over: a run has one log",
@@ -396,7 +396,7 @@ def test_lines_before_the_step_run_on_the_host(tmp_path):
         ("apptainer exec x.sif a", "line 2: apptainer exec x.sif a: an EDF cannot name a .sif file"),
         ("srun --container-image=i --pty bash", "line 2: bash: an interactive shell is not a job"),
         ("#SBATCH -a 1-3\nsrun --container-image=i a", "-a 1-3: the tasks of an array would share one run folder"),
-        ("srun --container-image=i a : b", "line 2: :: a job has only one program"),
+        ("srun --container-image=i a : b", "line 2: the separator `:` of srun: it starts several programs, but a job has only one"),
         ("srun --container-image=i --container-save=s.sqsh a", "--container-save=s.sqsh: writes in the container"),
         ("#SBATCH -N4\nsrun -N1 --container-image=i a", "-N1: the step uses only a part of the job's 4 nodes"),
         ("#SBATCH -N4\nsrun --container-image=i torchrun --nnodes 2 a.py", "--nnodes 2: the job has 4 nodes"),

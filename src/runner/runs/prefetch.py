@@ -79,8 +79,8 @@ def prepared(
         return
     if prefetch.engine in ONLY_BY_SRUN:
         report.say(
-            f"downloading on a compute node with srun, as the engine {prefetch.engine} requires"
-            " (on this machine: --engine host)"
+            f"downloading on a compute node, because the engine {prefetch.engine} works only there"
+            "; to download on this machine instead: --engine host"
         )
     request = ShellRequest(
         where=prefetch.environment,

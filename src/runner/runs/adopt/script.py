@@ -169,7 +169,7 @@ def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
         adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read as the defaults in the script")
     wanted = adopted.variables() & scope.computed.keys()
     for name in sorted(wanted):
-        adopted.note(scope.computed[name], f"the EDF uses ${{{name}}}, so host_setup of the job file now exports {name}")
+        adopted.note(scope.computed[name], f"the EDF uses ${{{name}}}, so host_setup now exports {name}")
     return wanted
 
 
@@ -305,7 +305,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
     if program in _ENGINES and len(rest) > 1 and rest[1].text == "run":
         return take_step(program, rest[2:], adopted, draft, scope)
     if any(word.text == ":" for word in rest):
-        adopted.refuse(":", "a job has only one program")
+        adopted.refuse("the separator `:` of srun", "it starts several programs, but a job has only one")
     if program in _FOREIGN:
         adopted.refuse(rest[0].text, _NO_SIF, edf=True)
     return rest
