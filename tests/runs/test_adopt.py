@@ -396,7 +396,7 @@ def test_lines_before_the_step_run_on_the_host(tmp_path):
         ("apptainer exec x.sif a", "line 2: apptainer exec x.sif a: an EDF cannot name a .sif file"),
         ("srun --container-image=i --pty bash", "line 2: bash: an interactive shell is not a job"),
         ("#SBATCH -a 1-3\nsrun --container-image=i a", "-a 1-3: the tasks of an array would share one run folder"),
-        ("srun --container-image=i a : b", "line 2: the separator `:` of srun: it starts several programs, but a job has only one"),
+        ("srun --container-image=i a : b", "line 2: srun `:`: it starts several programs, but a job has only one"),
         ("srun --container-image=i --container-save=s.sqsh a", "--container-save=s.sqsh: writes in the container"),
         ("#SBATCH -N4\nsrun -N1 --container-image=i a", "-N1: the step uses only a part of the job's 4 nodes"),
         ("#SBATCH -N4\nsrun --container-image=i torchrun --nnodes 2 a.py", "--nnodes 2: the job has 4 nodes"),

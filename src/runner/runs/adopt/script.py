@@ -305,7 +305,7 @@ def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, 
     if program in _ENGINES and len(rest) > 1 and rest[1].text == "run":
         return take_step(program, rest[2:], adopted, draft, scope)
     if any(word.text == ":" for word in rest):
-        adopted.refuse("the separator `:` of srun", "it starts several programs, but a job has only one")
+        adopted.refuse("srun `:`", "it starts several programs, but a job has only one")
     if program in _FOREIGN:
         adopted.refuse(rest[0].text, _NO_SIF, edf=True)
     return rest
