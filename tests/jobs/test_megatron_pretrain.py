@@ -140,7 +140,7 @@ def test_a_launch_saves_at_the_signal_and_restarts(home: Path, tmp_path: Path) -
     pytest.importorskip("torch")
     project = tmp_path / "project"
     job = (
-        f'script = "{JOBS}/megatron_pretrain.py"\nlauncher = "torchrun"\n'
+        f'script = "{JOBS}/megatron_pretrain.py"\nlauncher = "torchrun"\ntrainer = "megatron-lm"\n'
         'arguments = ["pretrain_gpt.py", "--save", "{run}/checkpoints", "--load", "{run}/checkpoints",\n'
         '  "--exit-signal-handler", "--exit-signal", "SIGUSR2", "--train-iters", "5", "--slow"]\n'
         f'[env]\nMEGATRON_HOME = "{home}"\n[resources]\ntasks_per_node = 2\n[restart]\ntime_limit = 1\n'
@@ -157,4 +157,7 @@ def test_a_launch_saves_at_the_signal_and_restarts(home: Path, tmp_path: Path) -
     assert json.loads((run / "attempts/1/continue").read_text()) == {"step": 1}
     assert f"successfully loaded checkpoint from {run}/checkpoints at iteration 1" in log
     assert (run / "checkpoints/latest_checkpointed_iteration.txt").read_text() == "5"
-    assert runner.status(run.name)["state"] == "COMPLETED"
+    status = runner.status(run.name)
+    assert (status["state"], status["step"], status["total_steps"]) == ("COMPLETED", 5, 5), (
+        "read from the last rank's log"
+    )

@@ -201,6 +201,7 @@ def test_missing_files_and_empty_sets(data: Path) -> None:
     assert f"--merge-file: the file {data}/m.txt" in on_host(data, *vocabulary[:3], f"{data}/m.txt", *corpus)
     assert f"--data-path: the file {data}/other.bin" in on_host(data, *vocabulary, "--data-path", f"{data}/other")
     assert "there is no training data" in on_host(data, *vocabulary)
+    assert on_host(data, *vocabulary, "--data-path", "/absent", f"--data-path={corpus[1]}") == "", "the last one counts"
     assert "the test set of" in on_host(data, *vocabulary, *corpus, "--split", "98,1.9,0.1")
     assert "the validation set of" in on_host(data, *vocabulary, *corpus, "--split", "99.9,0.1,0")
     (data / "text_document.idx").write_bytes(b"x" * 40)

@@ -31,7 +31,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--megatron", metavar="SIZE", help="Megatron GPT: 1.7B to 310.1B, or LAYERS,HIDDEN,HEADS")
     verb.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of the whole job (default: 1)")
-    verb.add_argument("--gpus_per_node", type=int, metavar="N", help="for --megatron (default: the site's, or 8)")
     verb.add_argument(
         "--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and forward pass"
     )
@@ -128,7 +127,7 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     own = args.megatron.split(",")
     size = tuple(map(int, own)) if len(own) == 3 and all(map(str.isdigit, own)) else SIZES.get(args.megatron)
     length, gpu = args.length or 2048, _gpu_bytes(args)
-    per_node = args.gpus_per_node or find_site(args.site, os.environ)[0].gpus_per_node or 8
+    per_node = find_site(args.site, os.environ)[0].gpus_per_node or 8
     work = Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
     shape = gpt(size[0], size[1], size[2], length) if size and all(size) and size[1] % size[2] == 0 else None
     found = (

@@ -44,15 +44,12 @@ class Layout(NamedTuple):
         return sizes + recompute
 
 
-@dataclass(frozen=True)
-class Work:
-    """What each GPU trains on."""
+class Work(NamedTuple):
+    """What the GPUs train on."""
 
     gpus: int
     length: int = 2048
     micro_batch: int = 1
-    micro_batches: int = 64
-    """of one replica, per iteration"""
 
 
 @dataclass(frozen=True)
@@ -93,12 +90,9 @@ def estimate(shape: Shape, layout: Layout, work: Work) -> Estimate:
     kept = 2 * hidden if layout.recompute else layer
     once = layer if layout.recompute else 0  # the layer that is being recomputed
     logits = 10 * hidden * shape.vocabulary // shape.hidden  # in 16 bits, in fp32, and their gradient
-    in_flight = min(layout.pipeline, work.micro_batches)
-    first, last = in_flight * layers * kept + once, layers * kept + once
-    if layout.pipeline > 1 and last + logits < first:
-        activations, logits = first, 0
-    else:
-        activations = last
+    # the first stage holds one micro batch per stage, and the last one holds the logits
+    first, last = layout.pipeline * layers * kept + once, layers * kept + once
+    activations, logits = (first, 0) if first > last + logits else (last, logits)
     shards = work.gpus // (layout.tensor * layout.pipeline)
     return Estimate(layout, work.micro_batch, 2 * stage, 4 * stage, 12 * -(-stage // shards), activations, logits)
 

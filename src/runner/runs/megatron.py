@@ -9,6 +9,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
@@ -131,7 +132,7 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     recompute = options.get("recompute_granularity") == "full"
     asked = Layout(given[0] or 1, given[1] or 1, given[2] or 1, recompute)
     micro, batch = _number(options, "micro_batch_size", 1), _number(options, "global_batch_size", 0)
-    work = Work(job.gpus, shape.positions, micro, max(1, (batch or BATCH) * asked.gpus // (job.gpus * micro)))
+    work = Work(job.gpus, shape.positions, micro)
     if fault := problem(shape, asked, work):
         raise RunnerError("Megatron cannot split this model", fault, "change that size, or the number of --nodes")
     fixed = all(given[:2])
@@ -220,13 +221,10 @@ def _shares(options: Options) -> list[float]:
 
 def _data_paths(words: Sequence[str]) -> list[str]:
     """The prefixes after --data-path, without the weights between them."""
-    found: list[str] = []
-    inside = False
-    for word in words:
-        inside = word == "--data-path" or (inside and not word.startswith("--"))
-        if inside and word != "--data-path" and not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", word):
-            found.append(word)
-    return found
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--data-path=") else (word,))]
+    rest = apart[len(apart) - apart[::-1].index("--data-path") :] if "--data-path" in apart else ()
+    paths = takewhile(lambda word: not word.startswith("--"), rest)
+    return [path for path in paths if not re.fullmatch(r"\d*\.?\d+(e-?\d+)?", path)]
 
 
 def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
