@@ -103,7 +103,7 @@ def play(scripts: Sequence[corpus.Script], chosen: Any, work: Path) -> dict[str,
 
 
 class Stage:
-    """A lab inside of a sandbox, and the places that every run starts with anew."""
+    """A lab inside of a sandbox. Every run starts with the same files."""
 
     def __init__(self, slurm: SlurmLab, source: Path) -> None:
         self.slurm = slurm
@@ -199,7 +199,9 @@ def supply(folder: Path, text: str, environ: Mapping[str, str]) -> dict[str, str
     values = {name: f"/scratch/{name}" for name in sorted(used) if name not in environ and not name.startswith(own)}
     known = {**environ, **values}
     outputs = [
-        str(Path(value).parent) for name, value in options(text) if name in ("output", "error") and "%" not in value
+        str(Path(value).parent)
+        for name, value in options(text)
+        if name in ("output", "error") and "%" not in str(Path(value).parent)
     ]
     folders = [*outputs, *re.findall(r"(?m)^\s*(?:cd|pushd)\s+([^\s;&|]+)", text), *values.values()]
     files = re.findall(r"(?m)(?:^|&&|;)\s*(?:source|\.)\s+([^\s;&|]+)", text)

@@ -49,7 +49,7 @@ fi
 # If the run folder cannot be written, the script runs all the same, but nothing is recorded.
 if ! cd "$RUNNER_RUN" || ! { mkdir -p attempts && : >"attempts/.starts-$SLURM_JOB_ID"; } 2>/dev/null; then
     echo "runner: cannot write to $RUNNER_RUN: the script runs, but runner does not record it" >&2
-    cd "$folder" && exec -c env -u SHLVL "${variables[@]}" "${words[@]}" 3>&- 4>&-
+    cd "$folder" && exec -c env "${variables[@]}" "${words[@]}" 3>&- 4>&-
 fi
 export RUNNER_RUN
 
@@ -170,7 +170,7 @@ set -m
     read -r -u "$start" _
     cd "$folder" || exit
     exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
-    exec -c env -u SHLVL "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
+    exec -c env "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
         RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" "${words[@]}"
 ) &
 child=$!
