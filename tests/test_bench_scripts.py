@@ -1,6 +1,12 @@
-"""The comparison of public batch scripts: what it reads, and what it ignores."""
+"""The comparison of public batch scripts: what it reads, what it ignores, and that its list and the page agree."""
 
-from bench.scripts import recorded, shape, submitted
+import re
+from collections import Counter
+from pathlib import Path
+
+from bench.scripts import corpus, recorded, shape, submitted
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 
 
 def test_the_lab_has_what_the_lines_name():
@@ -34,3 +40,22 @@ def test_what_varies_between_two_plain_runs_is_not_a_difference():
     assert recorded.differences(first, second, {"a": "port 4713 y", "b": "1"}) == {"a": ["port 4711 x", "port 4713 y"]}
     assert recorded.differences(first, second, {"a": "port 4713 x", "b": "2"}) == {"b": ["1", "2"]}
     assert recorded.differences(first, second, {"a": "port 4713 x"}) == {"b": ["1", "(none)"]}
+
+
+def test_the_page_has_the_counts_of_the_list():
+    scripts = corpus.read_list()
+    assert len({script.sha256 for script in scripts}) == len(scripts)
+    accepted = [script for script in scripts if script.test_only == "accepted"]
+    submitted_as = Counter(script.submitted.split(":")[0] for script in accepted)
+    calls = Counter(script.calls.split(":")[0] for script in accepted)
+    assert set(submitted_as) <= {"same", "wrapper"}
+    assert set(calls) <= {"same", "not run"}
+    section = PAGE.read_text().partition("## Public batch scripts")[2].partition("\n## ")[0]
+    figures = [
+        len(scripts),
+        len({script.repository for script in scripts}),
+        len(accepted),
+        *submitted_as.values(),
+        *calls.values(),
+    ]
+    assert [figure for figure in figures if not re.search(rf"(?<!\d){figure}(?!\d)", section)] == []
