@@ -3,8 +3,8 @@
     python jobs/megatron_data.py --input 'corpus/*.jsonl' --output-prefix data/gpt2 --append-eod \\
         --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt
 
-stdout is one prefix per key, as `--data-path` of pretrain_gpt.py takes it: data/gpt2_text_document. Documents keep the
-order of the files, which are sorted by name, and of their lines. The files appear only when they are complete.
+When all parts are complete, stdout is one prefix per key, as `--data-path` of pretrain_gpt.py takes it. Documents keep
+the order of the files, which are sorted by name, and of their lines.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def main(argv: Sequence[str]) -> int:
             arguments.output_prefix.absolute(), tuple(arguments.json_keys), paths, state, arguments.partitions
         )
         with contextlib.redirect_stdout(sys.stderr):
-            pairs.make(job, arguments.partition, arguments.workers or len(os.sched_getaffinity(0)), Progress(arguments))
-        for key in arguments.json_keys:
+            workers = arguments.workers or len(os.sched_getaffinity(0))
+            complete = pairs.make(job, arguments.partition, workers, Progress(arguments))
+        for key in arguments.json_keys if complete else ():
             print(pairs.prefix(job.prefix, key))
     return 0
 

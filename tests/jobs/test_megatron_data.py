@@ -219,7 +219,7 @@ def test_other_files_are_not_overwritten_and_the_same_are_not_made_again(folder:
         make(folder, words[:-1], prefix)
 
 
-def make(folder: Path, words: Sequence[str], prefix: Path, part: int | None = None) -> None:
+def make(folder: Path, words: Sequence[str], prefix: Path) -> None:
     """What main does, without its exit at an error."""
     from training.token_cache import tokenizers_of_megatron
 
@@ -230,6 +230,19 @@ def make(folder: Path, words: Sequence[str], prefix: Path, part: int | None = No
     paths = pairs.named(arguments.input)
     job = pairs.Job(prefix, tuple(arguments.json_keys), paths, state, arguments.partitions)
     pairs.make(job, arguments.partition, arguments.workers or 1, megatron_data.Progress(arguments))
+
+
+def test_a_place_that_cannot_be_written_to_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match=r"cannot write .*/file/x") as caught:
+        make(folder, (*GPT2, *ROW), tmp_path / "file" / "x")
+    assert "file" in caught.value.why
+
+
+def test_only_complete_files_are_printed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part, printed in (("0", ""), ("1", f"{tmp_path}/x_text_document\n")):
+        run(folder, (*GPT2, *ROW, "--partitions", "2", "--partition", part), tmp_path / "x")
+        assert capsys.readouterr().out == printed
 
 
 def test_tasks_of_an_array_make_the_same_bytes_and_the_last_one_joins(

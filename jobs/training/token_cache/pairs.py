@@ -74,17 +74,28 @@ def prefix(start: Path, key: str) -> Path:
     return start.with_name(f"{start.name}_{key}_document")
 
 
-def make(job: Job, part: int | None, workers: int, progress: Progress) -> None:
-    """Write the files of all keys, or one part of them. Raises JobError if others would be overwritten."""
+def make(job: Job, part: int | None, workers: int, progress: Progress) -> bool:
+    """Write the files of all keys, or one part of them; return whether all parts are complete.
+
+    Raises JobError if other files would be overwritten, and for a folder that cannot be written to.
+    """
+    try:
+        return _make(job, part, workers, progress)
+    except OSError as error:
+        fix = "check the space and the permissions, or give another --output-prefix"
+        raise JobError(f"cannot write {job.prefix}", str(error), fix) from error
+
+
+def _make(job: Job, part: int | None, workers: int, progress: Progress) -> bool:
     identity = job.identity
     record = job.prefix.with_name(f"{job.prefix.name}.json")
     if _is_done(job, record, identity):
-        print(f"{record} says that these files exist already")
-        return
+        print(f"these files exist already, as {record} records")
+        return True
     job.prefix.parent.mkdir(parents=True, exist_ok=True)
     if job.parts == 1:
         _one(job, job.prefix, 0, workers, progress, record, identity)
-        return
+        return True
     folder = job.prefix.with_name(f"{job.prefix.name}.parts-{identity['identity']}")
     folder.mkdir(exist_ok=True)
     starts = [folder / str(number) for number in range(job.parts)]
@@ -93,13 +104,14 @@ def make(job: Job, part: int | None, workers: int, progress: Progress) -> None:
     missing = [number for number, start in enumerate(starts) if not _complete(job, start)]
     if missing:
         print(f"part {part} is complete; missing: {', '.join(map(str, missing))}")
-        return
+        return False
     try:
         _join(job, starts, record, identity)
     except FileNotFoundError:
         if not _is_done(job, record, identity):  # another task has joined the parts, and removed them
             raise
     shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def _is_done(job: Job, record: Path, identity: dict[str, Any]) -> bool:
