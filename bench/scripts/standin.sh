@@ -31,6 +31,7 @@ call=$(/usr/bin/mktemp -d "/records/$(/usr/bin/date +%s%N).XXXXXX")
 {
     /usr/bin/printf '%s\n' "$streams" "umask $(umask)"
     /usr/bin/grep -E '^Sig(Blk|Ign)' /proc/self/status
+    # shellcheck disable=SC3045 # dash and bash have it
     ulimit -a
 } >"$call/process"
 : >"$call/done"
