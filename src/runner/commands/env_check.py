@@ -72,7 +72,9 @@ def _list(word: str, console: Console) -> int:
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
         raise RunnerError(
-            f"no code contains {word!r}", "the code or its meaning must contain it", "runner env check --list"
+            f"there is no code for {word!r}",
+            "no code contains this word, and no meaning of a code",
+            "runner env check --list",
         )
     for code, known in ({word: found[word]} if word in found else found).items():
         console.line(f"{code} ({', '.join(known.severities)}): {known.title}\n  try: {known.fix}")

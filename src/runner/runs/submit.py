@@ -94,7 +94,7 @@ def _without_secrets(plan: RunPlan, batch: Batch, report: Report) -> RunPlan:
     except RunnerError as error:
         if batch.in_snapshot is not None or not batch.reads_bash_env:  # it runs from a copy
             raise
-        report.warn(f"no copy of the code and of the script: {error.what}")
+        report.warn(f"the run folder gets no copy of the code, and none of the script: {error.what}")
         files = {name: text for name, text in plan.files.items() if name != batch.kept}
         return replace(plan, snapshot=Snapshot((), None), files=files)
     return plan

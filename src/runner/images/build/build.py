@@ -91,7 +91,9 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
         before = debian_steps(made, context.engine, context.platform, base.reference)
-        report.warn("the script below builds the Debian base; `runner build` would try to pull the other base first")
+        report.warn(
+            f"the script below builds a Debian base, but `runner build` would first try to pull {recipe.bases[0]}"
+        )
     settings = offered_settings(context.engine, base, environ)
     clean = {name: host_settings.without_credentials(text) for name, text in settings.files.items()}
     if clean != dict(settings.files):
