@@ -117,7 +117,7 @@ def check_prepared(trainer: Any, name: str, count: int | None) -> str:
         raise JobError(
             f"the tokenizer has {tokens} tokens, but the model's vocabulary has {vocabulary}",
             "the model has no embedding for the extra tokens; perhaps the tokenizer belongs to another model",
-            "use the model's own tokenizer, or add the tokens: --chat_template_path NAME of a model that has them",
+            "use the model's own tokenizer; to add the tokens to the model: --chat_template_path MODEL",
         )
     rows, length = trainer.train_dataset, trainer.args.max_length
     if not hasattr(rows, "__len__"):

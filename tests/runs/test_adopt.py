@@ -693,7 +693,7 @@ def test_a_refused_job_writes_nothing_and_offers_the_script_itself(tmp_path):
     assert "runner launch PATH" in done.stderr
     edf = runner(tmp_path, "job.sh")
     assert edf.returncode == 0 and 'image = "i"' in edf.stdout
-    assert "no job file can do the same: line 3: tar cf x.tar out" in edf.stderr
+    assert "no job file can do the same as this script: line 3: tar cf x.tar out" in edf.stderr
 
 
 def test_a_job_that_is_adopted_in_a_subfolder_finds_its_environment(tmp_path):

@@ -58,7 +58,9 @@ def _sentencepiece(arguments: argparse.Namespace) -> TokenizerState:
         from sentencepiece import SentencePieceProcessor
     except ImportError as error:
         what, why = "Python has no package sentencepiece", "SentencePieceTokenizer needs it"
-        raise JobError(what, why, "use an image with it, or a tokenizer.json with HuggingFaceTokenizer") from error
+        raise JobError(
+            what, why, "use an image that has sentencepiece, or --tokenizer-type HuggingFaceTokenizer"
+        ) from error
     model = Path(arguments.tokenizer_model).read_bytes()
     try:
         tokenizer = SentencePieceProcessor(model_proto=model)

@@ -55,7 +55,7 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
             "run a batch script unchanged: runner launch PATH",
         )
     for note in adopted.no_job:
-        console.say(f"no job file can do the same: {note}")
+        console.say(f"no job file can do the same as this script: {note}")
     written: list[tuple[Path, str]] = []
     edf = Path(args.into or args.output) if args.into or args.output else None
     text = _edf_text(args.into, adopted, name, console)

@@ -95,7 +95,9 @@ def slashed(environment: Environment, engine: str) -> str:
     image = parse_reference(environment.image)
     if image.user:
         why = f"{environment.image!r} contains a user name for the login, but only enroot supports user names there"
-        raise refuse(environment, "image", engine, why, f"log in ({engine} login …) and write {image.with_slash}")
+        raise refuse(
+            environment, "image", engine, why, f'log in with {engine} login, and use image = "{image.with_slash}"'
+        )
     return image.with_slash
 
 

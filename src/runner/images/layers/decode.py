@@ -218,7 +218,7 @@ def _bomb(layer: Layer, plain: int, read: int) -> RunnerError:
     return RunnerError(
         f"cannot import the layer {layer.digest or layer.diff_id}",
         f"{read} bytes of the layer decompress to more than {plain >> 30} GiB, as in a decompression bomb",
-        "build the image without this file",
+        "find the huge file in this layer, and build the image without it",
     )
 
 
