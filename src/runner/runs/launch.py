@@ -140,16 +140,16 @@ def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Pr
 
 
 def _files(
-    job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, project: Project
+    job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, project: Project, text: str = ""
 ) -> dict[str, str]:
-    """The files of the run folder, without the batch script."""
+    """The files of the run folder, without the batch script. `text`: the user's own, which may name the checkpoints."""
     return {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
         **attachment.files,
         **payload.files(batch=job.batch is not None),
         **waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
-        trainer.FILE: trainer.render(job.trainer, project, (*job.command, *job.arguments)),
+        trainer.FILE: trainer.render(job.trainer, project, (*job.command, *job.arguments, *text.split())),
     }
 
 
@@ -183,7 +183,7 @@ def _prepare_batch(
     if request.from_snapshot:
         script = batch.in_snapshot(script, main)
     none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
-    files = {**_files(job, environment, none, waits, project), **batch.files(script, job, environ, site)}
+    files = _files(job, environment, none, waits, project, script.text) | batch.files(script, job, environ, site)
     notes = (*notes, *trouble, *taken.notes, *_left_out(taken))
     text = script.text
     return RunPlan(site, environment, image, "host", none, job, program, taken, text, files, notes, waits, script)
