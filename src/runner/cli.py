@@ -154,6 +154,14 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
     return args
 
 
+def _stopped(error: BaseException | None) -> bool:
+    """Whether Ctrl-C caused the error: Python wraps one that arrives while a class is created, and cleaning up after
+    Ctrl-C may fail."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 def run(argv: Sequence[str]) -> int:
     """Carry out a command line; returns the exit code."""
     own = split_rest(argv)[0]
@@ -177,7 +185,7 @@ def run(argv: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python wraps one that arrives while a class is created
+        if _stopped(error):
             console.error_line("runner: stopped by Ctrl-C")
             return 130
         return console.bug(error, argv)

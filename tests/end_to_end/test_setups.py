@@ -4,6 +4,7 @@ The scripts follow the published descriptions of the set-ups. The cluster has th
 that this machine lacks are stand-ins that write down how they are called.
 """
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -282,12 +283,13 @@ def test_google_cloud_run_llm(
 
 def test_google_cloud_packages_of_pip_user(user: User, project: Path) -> None:
     """A job of runner's without a container finds what `pip3 install --user` has installed, and the shell's EPOCHS."""
-    site = user.runner("shell", "plain", "--", "python3", "-m", "site", "--user-site").stdout.strip()
+    python = Path(sys.executable).resolve()  # of the system: a virtual environment has no packages of the user's
+    site = user.runner("shell", "plain", "--", str(python), "-m", "site", "--user-site").stdout.strip()
     write(Path(site), {"only_there.py": "WORD = 'from the home folder'\n"})
     code = "import os, only_there; print(only_there.WORD, os.environ['EPOCHS'])"
     mine = Runner(project, {**user.runner.environ, "EPOCHS": "5"}, "gcp-g2")
     words = ("--partition", "g2gpu", "--gpus-per-node", "1", "--no-preflight", "--engine", "host", "--env", "host")
-    _, log = mine.finished(*words, "--", "python3", "-c", code)
+    _, log = mine.finished(*words, "--", str(python), "-c", code)
     assert "from the home folder 5\n" in log
 
 

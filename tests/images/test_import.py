@@ -347,7 +347,7 @@ def test_ctrl_c_leaves_nothing(heavy: Bench) -> None:
     child = heavy.start("import", "heavy")
     until(lambda: list(heavy.images.glob(".*.import")))
     child.send_signal(signal.SIGINT)
-    assert child.wait(timeout=600) == 130
+    assert child.wait(timeout=600) == 130, child.communicate()[1]
     assert heavy.files() == []
     assert heavy.left_containers() == ""
 

@@ -36,12 +36,22 @@ rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 received = []
 if args.exit_signal_handler:
     signal.signal(signal.Signals[args.exit_signal], lambda *_: received.append(1))
-run = Path(os.environ["RUNNER_RUN"])
+run, attempt = Path(os.environ["RUNNER_RUN"]), Path(os.environ["RUNNER_ATTEMPT"])
 tracker = Path(args.load or "none") / "latest_checkpointed_iteration.txt"
 iteration = int(tracker.read_text()) if tracker.is_file() else 0
 if rank == 0:
     print(f"  successfully loaded checkpoint from {args.load} at iteration {iteration}" if iteration else
           f"WARNING: could not find the metadata file {tracker}", flush=True)
+
+
+def together(what):
+    # wait for all ranks, as Megatron's collectives do
+    (attempt / f"{what}-{rank}").touch()
+    while len(list(attempt.glob(f"{what}-*"))) < world:
+        time.sleep(0.02)
+
+
+together("loaded")
 (run / f"up-{os.getpid()}").touch()
 
 
@@ -49,6 +59,7 @@ def save():
     if args.save and rank == 0:
         (Path(args.save) / f"iter_{iteration:07d}").mkdir(parents=True, exist_ok=True)
         (Path(args.save) / "latest_checkpointed_iteration.txt").write_text(str(iteration))
+    together("saved")
 
 
 while iteration < args.train_iters:
