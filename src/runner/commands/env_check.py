@@ -72,8 +72,8 @@ def _list(word: str, console: Console) -> int:
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
         raise RunnerError(
-            f"there is no code for {word!r}",
-            "no code contains this word, and no meaning of a code",
+            f"no code contains {word!r}",
+            "the word is in no code, and in no meaning of a code",
             "runner env check --list",
         )
     for code, known in ({word: found[word]} if word in found else found).items():

@@ -96,7 +96,7 @@ def slashed(environment: Environment, engine: str) -> str:
     if image.user:
         why = f"{environment.image!r} contains a user name for the login, but only enroot supports user names there"
         raise refuse(
-            environment, "image", engine, why, f'log in with {engine} login, and use image = "{image.with_slash}"'
+            environment, "image", engine, why, f"log in ({engine} login …) and write the image as {image.with_slash}"
         )
     return image.with_slash
 
