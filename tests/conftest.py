@@ -139,12 +139,8 @@ LONGEST = (
     *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),
     *("runs/test_script_words", "runs/test_payload", "test_packaging", "runs/test_restart_slurm", "runs/test_restart"),
     *("runs/test_notify", "images/layers/test_tar_fuzz", "images/squashfs/test_data", "test_lab_account"),
-    *(
-        "images/sources/test_transfer",
-        "images/test_incremental",
-        "runs/test_restart_causes",
-        "images/test_flatten_model",
-    ),
+    *("images/sources/test_transfer", "images/test_incremental", "runs/test_restart_causes"),
+    *("images/test_flatten_model", "runs/trainers/test_progress"),
 )
 
 
