@@ -14,7 +14,7 @@ from pathlib import Path
 from runner.detection import cluster_name, slurm_plugins
 from runner.environments.engines import PLUGINS
 from runner.errors import RunnerError
-from runner.machine import probe, process
+from runner.machine import files, probe, process
 from runner.site import Site
 
 _SECONDS = 1.5
@@ -63,7 +63,7 @@ def architecture(site: Site) -> Diagnosis:
 
 def clock() -> Diagnosis:
     """Whether the clock is plausible. Tokens, certificates and file times depend on it."""
-    built = _newest_file_of_ours()
+    built = files.modified(__file__) or 0.0  # none if runner runs from a zip file
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
     if now < built - 86_400:
@@ -74,13 +74,6 @@ def clock() -> Diagnosis:
         return Diagnosis("clock", "ok", f"{shown}, synchronized")
     why = "the kernel does not report whether it is synchronized" if kept is None else "not synchronized"
     return Diagnosis("clock", "missing", f"{shown}; {why}", "ask an admin to run: timedatectl set-ntp true")
-
-
-def _newest_file_of_ours() -> float:
-    try:
-        return Path(__file__).stat().st_mtime
-    except OSError:  # runner runs from a zip file
-        return 0.0
 
 
 def fuse() -> Diagnosis:
@@ -110,10 +103,7 @@ def subordinate_ids() -> Diagnosis:
         return Diagnosis("subuid", "ok", "not needed by root")
     user, number = getpass.getuser(), str(os.geteuid())
     for name in ("subuid", "subgid"):
-        try:
-            lines = Path("/etc", name).read_text(encoding="utf-8").splitlines()
-        except OSError:
-            lines = []
+        lines = files.text_of(f"/etc/{name}").splitlines()
         if not any(line.split(":")[0] in {user, number} for line in lines):
             text = f"no line for {user} in /etc/{name}: rootless podman cannot store files of several owners"
             fix = f"ask an admin to run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"

@@ -81,6 +81,22 @@ def content(path: str) -> bytes:
         os.close(descriptor)
 
 
+def text_of(path: str | Path) -> str:
+    """The text of a file, without the white space around it; empty if the file cannot be read."""
+    try:
+        return content(str(path)).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def modified(path: str | Path) -> float | None:
+    """The modification time of a file, in Unix seconds; None if it cannot be read."""
+    try:
+        return os.stat(path).st_mtime  # noqa: PTH116 (history reads 10,000 of these)
+    except OSError:
+        return None
+
+
 def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: bool = False) -> None:
     """Write a whole file atomically. Raises RunnerError if it cannot be written.
 

@@ -14,17 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from runner.machine import files
+
 
 def identity(pid: int) -> str:
     """`BOOT:START`, which distinguishes a process from a later one with the same id; empty if it has ended."""
     fields = _stat(pid)
     if fields is None or fields[0] in "ZX":
         return ""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = ""
-    return f"{boot}:{fields[19]}"
+    return f"{files.text_of('/proc/sys/kernel/random/boot_id')}:{fields[19]}"
 
 
 def members(session: int) -> tuple[int, ...]:

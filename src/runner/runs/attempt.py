@@ -50,17 +50,11 @@ class Attempt:
 
     def time(self, name: str) -> float | None:
         """The modification time of a file of the folder, in Unix seconds."""
-        try:
-            return os.stat(f"{self.folder}/{name}").st_mtime  # noqa: PTH116 (history reads 10,000 of these)
-        except OSError:
-            return None
+        return files.modified(f"{self.folder}/{name}")
 
     def text(self, name: str) -> str:
         """The content of a file of the folder."""
-        try:
-            return files.content(f"{self.folder}/{name}").decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return files.text_of(f"{self.folder}/{name}")
 
     @property
     def started(self) -> float | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
+from runner.machine import files
 from runner.runs import lock
 from runner.runs.launch import EDF, RunPlan
 from runner.runs.run import Run
@@ -81,12 +82,8 @@ def run_side(run: Run) -> Side:
             str(error),
             "restore the file, because `runner diff` compares the settings in this file",
         ) from error
-    try:
-        edf = (run.folder / EDF).read_text()
-    except OSError:
-        edf = ""
     code = tree_of_run(run, int(tables.get("code", {}).get("files", 0)))
-    return Side(run.name, {**tables, **_inside(run)}, edf, code)
+    return Side(run.name, {**tables, **_inside(run)}, files.text_of(run.folder / EDF), code)
 
 
 def _inside(run: Run) -> Mapping[str, Table]:

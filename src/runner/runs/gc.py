@@ -79,14 +79,7 @@ def _goes_on(run: Run) -> bool:
     newest = run.newest
     if newest is None or newest.time("exit_code") is not None:
         return False
-    return time.time() - max(newest.newest_change, _changed(run.log)) < _QUIET_SECONDS
-
-
-def _changed(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return time.time() - max(newest.newest_change, files.modified(run.log) or 0.0) < _QUIET_SECONDS
 
 
 def _time(run: Run) -> float:

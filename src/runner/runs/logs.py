@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.machine import files
 from runner.runs.attempt import Attempt, begins
 from runner.runs.run import Run
 
@@ -155,11 +156,7 @@ def without_times(run: Run) -> tuple[int, ...]:
 def read_times(path: Path) -> dict[str, list[tuple[int, int]]]:
     """Parse log-times: file -> (time, size). Incomplete lines are skipped."""
     found: dict[str, list[tuple[int, int]]] = {}
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    for line in lines:
+    for line in files.text_of(path).splitlines():
         second, _, rest = line.partition(" ")
         size, _, name = rest.partition(" ")
         if second.isdecimal() and size.isdecimal() and name:
@@ -186,7 +183,8 @@ def _timed(
     for at, data in _lines(stream, sizes):
         index = bisect_left(sizes, at + len(data))
         # text after the last recorded size is newer than everything that was recorded
-        second = samples[index][1] if index < len(samples) else samples[-1][1] + 1 if samples else _last_change(stream)
+        after = samples[-1][1] + 1 if samples else int(files.modified(stream.path) or 0)
+        second = samples[index][1] if index < len(samples) else after
         yield second, stream.order, stream, data
 
 
@@ -209,13 +207,6 @@ def _begin(stream: Stream, lines: int) -> int:
             cut = data.rfind(b"\n", 0, cut)
         return at - count + cut + 1
     return stream.begin
-
-
-def _last_change(stream: Stream) -> int:
-    try:
-        return int(stream.path.stat().st_mtime)
-    except OSError:
-        return 0
 
 
 def _lines(stream: Stream, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:

@@ -125,10 +125,7 @@ class Run:
 
     def text(self, name: str) -> str:
         """The content of a file of the folder; empty if it does not exist."""
-        try:
-            return files.content(f"{self.folder}/{name}").decode(errors="replace").strip()
-        except OSError:
-            return ""
+        return files.text_of(f"{self.folder}/{name}")
 
 
 _WRITTEN = frozenset(each.name for each in fields(Run)) - {"folder"}
@@ -152,7 +149,7 @@ def load(folder: Path) -> Run:
         values = {key: data[key] for key in data.keys() & _WRITTEN}
         for key in values.keys() & _LISTS:
             values[key] = tuple(values[key])
-        if later := _later_jobs(folder):
+        if later := files.text_of(f"{folder}/{LATER_JOBS}").split():
             values["job_ids"] = tuple(dict.fromkeys((*values.get("job_ids", ()), *later)))
         return Run(folder=folder, **values)
     except FileNotFoundError:
@@ -190,11 +187,8 @@ def is_cancelled(run: Run) -> bool:
     newest = run.newest
     if run.state != CANCELLED:
         return newest is not None and newest.cause == "cancelled"
-    if newest is None:
-        return True
-    try:
-        stopped = (run.folder / STOP).stat().st_mtime
-    except OSError:
+    stopped = files.modified(run.folder / STOP)
+    if newest is None or stopped is None:
         return True
     if newest.exit_code == 0 and (newest.ended or stopped) < stopped:
         return False  # this cancelled only a job that was submitted manually after the end, and had not started
@@ -209,13 +203,6 @@ def is_over(run: Run) -> bool:
     if newest is None or code is None or newest.cause in ("requeued", "preemption"):
         return code == 0
     return code == 0 or not run.restarts or (run.folder / STOPPED).exists()
-
-
-def _later_jobs(folder: Path) -> list[str]:
-    try:
-        return files.content(f"{folder}/{LATER_JOBS}").decode().split()
-    except OSError:
-        return []
 
 
 def list_runs(runs_folder: Path) -> tuple[Run, ...]:

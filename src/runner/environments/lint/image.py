@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from runner.environments.engines.ce import lost_path
 from runner.environments.engines.shared import bare_squashfs
@@ -15,6 +15,7 @@ from runner.expansion import names
 from runner.images.reference import HUB_NAMES, parse_reference
 from runner.images.sources.registry.credentials import TOKEN_HOSTS, enroot_file, find_login, how_to_add
 from runner.images.squashfs_file import is_whole
+from runner.machine import files
 
 # without an image, the Container Engine uses no container; --container-image may name an image
 _NO_IMAGE = {"ce", "host"}
@@ -136,18 +137,10 @@ def credentials(subject: Subject) -> Iterator[Finding]:
     yield from (_enroot if subject.setting.pulls else _podman)(subject, registry)
 
 
-def _machines(environ: Mapping[str, str]) -> set[str]:
-    """The hosts of enroot's file. Source: enroot 4.1.2: one entry a line, `machine` first."""
-    try:
-        text = enroot_file(environ).read_text(errors="replace")
-    except OSError:
-        return set()
-    return set(re.findall(r"^machine\s+(\S+)\s.*\bpassword\s+\S", text, re.MULTILINE))
-
-
 def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
-    environ = subject.setting.environ
-    there, path = _machines(environ), enroot_file(environ)
+    path = enroot_file(subject.setting.environ)
+    # Source: enroot 4.1.2: one entry a line, `machine` first
+    there = set(re.findall(r"^machine\s+(\S+)\s.*\bpassword\s+\S", files.text_of(path), re.MULTILINE))
     wanted = {registry} if registry != "docker.io" else {"docker.io", "registry-1.docker.io"}
     tokens = set(TOKEN_HOSTS.get(registry, ()))
     if not there & (wanted | tokens):

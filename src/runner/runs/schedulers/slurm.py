@@ -231,12 +231,8 @@ def exclude_flags(runs: Path, environ: Mapping[str, str], report: Report) -> tup
 
 def _bad_nodes(path: Path, now: float) -> dict[str, str]:
     """Node -> reason to avoid it, from the recent lines of the list."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
     found: dict[str, str] = {}
-    for line in lines:
+    for line in files.text_of(path).splitlines():
         name, _, rest = line.partition(" ")
         seconds, _, reason = rest.partition(" ")
         if name and seconds.isdigit() and now - int(seconds) < _BAD_NODE_SECONDS:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 
+from runner.machine import files
 from runner.runs.why import tracebacks
 from runner.runs.why.cause import CAUSE, EXCEPTION, IN_LOGS, Cause, by_word, cause_of, of_kind
 from runner.runs.why.log import Line, Scan, node_of, rank_of, scan, time_of, window, without_prefix
@@ -98,7 +100,7 @@ def _words() -> tuple[bytes, ...]:
 def read_log(source: Source) -> Reading:
     """Read a log. If it cannot be read, the result is empty."""
     result = scan(source.path, _words(), source.start)
-    year = _year(source.path)
+    modified = datetime.fromtimestamp(files.modified(source.path) or time.time())
     kept = result.lines()
     blocks = _tracebacks(source.path, kept)
     handled = {line.offset for line, _, is_handled in blocks if is_handled}
@@ -125,7 +127,7 @@ def read_log(source: Source) -> Reading:
         if line.offset not in explained and not is_handled and not block.ignored
     ]
     rank, node = _summary(source.path, kept)
-    timed = _with_times(sorted(found, key=lambda each: each.offset), source.path, year)
+    timed = _with_times(sorted(found, key=lambda each: each.offset), modified)
     return Reading(source, tuple(timed), result, rank, node)
 
 
@@ -249,20 +251,10 @@ def _summary(path: Path, kept: Sequence[Line]) -> tuple[int | None, str]:
     return None, ""
 
 
-def _year(path: Path) -> int:
-    try:
-        return datetime.fromtimestamp(path.stat().st_mtime).year
-    except OSError:
-        return datetime.now().year
-
-
-def _with_times(found: Sequence[Evidence], path: Path, year: int) -> list[Evidence]:
+def _with_times(found: Sequence[Evidence], modified: datetime) -> list[Evidence]:
     """The same with a time each: the line's own, else that of a line before it, after it, of the next evidence, or of
     the file's last change (what died first has written last the longest ago)."""
-    try:
-        ahead = datetime.fromtimestamp(path.stat().st_mtime)
-    except OSError:
-        ahead = datetime.max
+    ahead, year = modified, modified.year
     timed: list[Evidence] = []
     for each in reversed(found):
         own = time_of(each.text, year) or _near(each, year)
