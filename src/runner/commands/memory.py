@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from runner.commands.options import add_wide
-from runner.errors import RunnerError
+from runner.detection import find_site
+from runner.errors import RunnerError, unknown
+from runner.memory import megatron
+from runner.memory.estimate import Estimate, Plan, Zero, estimate, read
+from runner.memory.shape import (
+    USABLE_GIB,
+    Shape,
+    count_weights,
+    find_config,
+    fits_on,
+    make_shape,
+    memory_bytes,
+    parse_size,
+    read_config,
+)
+from runner.project import find_project
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from typing import Any
-
     from runner.commands.console import Console
     from runner.commands.options import Verbs
-    from runner.memory.estimate import Estimate, Zero
-    from runner.memory.shape import Shape
 
 SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
                "intermediate_size", "vocab_size", "max_position_embeddings")  # fmt: skip
@@ -72,11 +85,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def show_memory(args: argparse.Namespace, console: Console) -> int:
     """`runner memory`: print a line per configuration and micro batch. Exit code 1 if none fits the given GPU."""
-    from dataclasses import replace
-
-    from runner.memory.estimate import Plan, estimate
-    from runner.memory.shape import count_weights
-
     if args.megatron:
         return _show_megatron(args, console)
     shape = _shape(args)
@@ -90,8 +98,7 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
     for name in ("gpus", "accumulation"):
         if getattr(args, name) < 1:
             raise RunnerError(f"--{name} {getattr(args, name)} is too small", "it must be 1 or more", f"--{name} 1")
-    attention = "eager" if args.attention == "eager" else "sdpa"
-    plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], attention,
+    plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], args.attention,
                 args.activation_checkpointing, args.lora_r)  # fmt: skip
     found = [
         estimate(shape, zero, replace(plan, micro_batch=micro, checkpointing=plan.checkpointing or zero.checkpointing))
@@ -99,9 +106,13 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
         for micro in _micro_batches(args.micro_batch)
     ]
     gpu = _gpu_bytes(args)
+    fits = _fits(found, gpu)
     weights = count_weights(shape, lora_r=args.lora_r)
     if args.json:
-        console.answer_json(_record(shape, weights.total, weights.lora, plan, gpu, found))
+        head = {"model": shape.name, "parameters": weights.total, "trained": weights.trained,
+                "gpus": plan.gpus, "length": length}  # fmt: skip
+        parts = [{**asdict(each), "total": each.total, "fits": fit} for each, fit in zip(found, fits, strict=True)]
+        console.answer_json({**head, "gpu_bytes": gpu, "estimates": parts})
     else:
         trained = f", {weights.lora:,} trained" if args.lora_r else ""
         console.say(
@@ -109,59 +120,67 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
             f" {args.dtype}, {args.attention}{', activation checkpointing' if args.activation_checkpointing else ''};"
             " GiB per GPU:"
         )
-        _table(found, gpu, console)
-    return _verdict(found, gpu, console)
+        names = ("weights", "gradients", "optimizer", "activations", "loss", "buffers", "total")
+        rows = [
+            (each.zero, str(each.micro_batch), *(_gib(getattr(each, name)) for name in names), each.moment, FITS[fit])
+            for each, fit in zip(found, fits, strict=True)
+        ]
+        console.table(HEAD, rows)
+    return _verdict(found, fits, gpu, console)
 
 
+HEAD = ("DEEPSPEED", "MICRO", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "ACTIVATIONS", "LOGITS", "BUFFERS", "TOTAL",
+        "WORST AT", "FITS")  # fmt: skip
+FITS = {True: "yes", False: "no", None: "?"}
 MOST_ROWS = 12
 
 
 def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     """Print a line per way to split Megatron's GPT, in the order in which `launch` tries them."""
-    from dataclasses import asdict
-
-    from runner.detection import find_site
-    from runner.memory.megatron import SIZES, Work, estimate, gpt, layouts
-    from runner.memory.shape import count_weights, fits_on
-
     own = args.megatron.split(",")
-    size = tuple(map(int, own)) if len(own) == 3 and all(map(str.isdigit, own)) else SIZES.get(args.megatron)
+    size = tuple(map(int, own)) if len(own) == 3 and all(map(str.isdigit, own)) else megatron.SIZES.get(args.megatron)
     length, gpu = args.length or 2048, _gpu_bytes(args)
     per_node = find_site(args.site, os.environ)[0].gpus_per_node or 8
-    work = Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
-    shape = gpt(size[0], size[1], size[2], length) if size and all(size) and size[1] % size[2] == 0 else None
-    found = (
-        [estimate(shape, layout, work) for layout in layouts(shape, min(args.gpus, per_node), work)] if shape else []
-    )
-    if shape is None or not found:
+    work = megatron.Work(args.gpus, length, _micro_batches(args.micro_batch)[0])
+    found = []
+    if size and all(size) and size[1] % size[2] == 0:
+        shape = megatron.gpt(size[0], size[1], size[2], length)
+        found = [
+            megatron.estimate(shape, each, work) for each in megatron.layouts(shape, min(args.gpus, per_node), work)
+        ]
+    if not found:
         raise RunnerError(
             f"cannot split --megatron {args.megatron} over {args.gpus} GPUs",
-            f"a size is {', '.join(SIZES)} or LAYERS,HIDDEN,HEADS; the heads must divide the hidden size",
+            f"a size is {', '.join(megatron.SIZES)} or LAYERS,HIDDEN,HEADS; the heads must divide the hidden size",
             "--megatron 7.5B --gpus 8",
         )
-    fits = [fits_on(each.total, gpu) if gpu else None for each in found]
+    fits = _fits(found, gpu)
     start = max(0, min(fits.index(True) - 3 if True in fits else 0, len(found) - MOST_ROWS))
     shown = list(zip(found, fits, strict=True))[start : start + MOST_ROWS]
+    parameters = count_weights(shape).total
     if args.json:
         parts = [
             {**asdict(each), "layout": each.layout._asdict(), "total": each.total, "fits": fit} for each, fit in shown
         ]
-        console.answer_json({"parameters": count_weights(shape).total, "gpu_bytes": gpu, "estimates": parts})
-        return int(gpu is not None and True not in fits)
-    console.say(f"{count_weights(shape).total:,} parameters; {args.gpus} GPUs; GiB per GPU:")
-    names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
-    rows = [
-        (*map(str, each.layout[:3]), "full" if each.layout.recompute else "no",
-         *(_gib(getattr(each, name)) for name in names), {True: "yes", False: "no", None: "?"}[fit])
-        for each, fit in shown
-    ]  # fmt: skip
-    console.table(("TENSOR", "PIPELINE", "CONTEXT", "RECOMPUTE", *(name.upper() for name in names), "FITS"), rows)
+        console.answer_json({"parameters": parameters, "gpu_bytes": gpu, "estimates": parts})
+    else:
+        console.say(f"{parameters:,} parameters; {args.gpus} GPUs; GiB per GPU:")
+        names = ("weights", "gradients", "optimizer", "activations", "logits", "total")
+        rows = [
+            (*map(str, each.layout[:3]), "full" if each.layout.recompute else "no",
+             *(_gib(getattr(each, name)) for name in names), FITS[fit])
+            for each, fit in shown
+        ]  # fmt: skip
+        console.table(("TENSOR", "PIPELINE", "CONTEXT", "RECOMPUTE", *(name.upper() for name in names), "FITS"), rows)
     return int(gpu is not None and True not in fits)
 
 
-def _shape(args: argparse.Namespace) -> Shape:
-    from runner.memory.shape import find_config, make_shape, read_config
+def _fits(found: Sequence[Estimate] | Sequence[megatron.Estimate], gpu: int | None) -> list[bool | None]:
+    """Whether each estimate fits on the GPU; None if its memory is not known."""
+    return [fits_on(each.total, gpu) if gpu else None for each in found]
 
+
+def _shape(args: argparse.Namespace) -> Shape:
     given = {
         name: value
         for name in (*SHAPE_FLAGS, "model_type", "tie_word_embeddings")
@@ -176,15 +195,10 @@ def _shape(args: argparse.Namespace) -> Shape:
                 exit_code=2,
             )
         return make_shape({"model_type": "llama", **given}, "the options")
-    path = find_config(args.model, os.environ)
-    config = read_config(path)
-    return make_shape({**config, **given}, args.model)
+    return make_shape({**read_config(find_config(args.model, os.environ)), **given}, args.model)
 
 
 def _zeros(text: str, shape: Shape) -> list[Zero]:
-    from runner.memory.estimate import read
-    from runner.project import find_project
-
     project = find_project()
     return [read(_preset(name, project.roots), shape.hidden) for name in text.split(",") if name]
 
@@ -196,8 +210,6 @@ def _preset(name: str, roots: tuple[Path, ...]) -> Path:
             return folder / f"{name}.json"
     if Path(name).is_file():
         return Path(name)
-    from runner.errors import unknown
-
     raise unknown("DeepSpeed preset", name, sorted({path.stem for folder in folders for path in folder.glob("*.json")}))
 
 
@@ -211,9 +223,6 @@ def _micro_batches(text: str) -> list[int]:
 
 
 def _gpu_bytes(args: argparse.Namespace) -> int | None:
-    from runner.detection import find_site
-    from runner.memory.shape import USABLE_GIB, memory_bytes, parse_size
-
     if args.gpu_memory:
         return parse_size(args.gpu_memory)
     if args.gpu:
@@ -229,67 +238,20 @@ def _gpu_bytes(args: argparse.Namespace) -> int | None:
     return memory_bytes(site.gpu) if site.gpu else None
 
 
-def _table(found: list[Estimate], gpu: int | None, console: Console) -> None:
-    from runner.memory.shape import fits_on
-
-    head = (
-        "DEEPSPEED",
-        "MICRO",
-        "WEIGHTS",
-        "GRADIENTS",
-        "OPTIMIZER",
-        "ACTIVATIONS",
-        "LOGITS",
-        "BUFFERS",
-        "TOTAL",
-        "WORST AT",
-    )
-    rows = []
-    for each in found:
-        parts = (each.weights, each.gradients, each.optimizer, each.activations, each.loss, each.buffers, each.total)
-        row = (each.zero, str(each.micro_batch), *(_gib(part) for part in parts), each.moment)
-        rows.append((*row, ("yes" if fits_on(each.total, gpu) else "no") if gpu else "?"))
-    console.table((*head, "FITS"), rows)
-
-
 def _gib(size_bytes: int) -> str:
     return f"{size_bytes / 1024**3:.2f}"
 
 
-def _verdict(found: list[Estimate], gpu: int | None, console: Console) -> int:
-    from runner.memory.shape import fits_on
-
-    host = max(each.host for each in found)
-    if host:
+def _verdict(found: list[Estimate], fits: list[bool | None], gpu: int | None, console: Console) -> int:
+    if host := max(each.host for each in found):
         console.say(f"offload needs up to {_gib(host)} GiB of host memory per GPU")
     if gpu is None:
         console.say("to see which settings fit: --gpu NAME or --gpu_memory SIZE")
         return 0
-    fitting = [each for each in found if fits_on(each.total, gpu)]
     console.say(f"FITS is yes if 1.05 x TOTAL + 1.5 GiB is at most the GPU's memory of {_gib(gpu)} GiB")
-    if fitting:
+    if True in fits:
         return 0
     console.say(
         "nothing fits: try --activation_checkpointing, a shorter --length, --deepspeed zero3-offload, or more --gpus"
     )
     return 1
-
-
-def _record(
-    shape: Shape, parameters: int, lora: int, plan: Any, gpu: int | None, found: list[Estimate]
-) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from runner.memory.shape import fits_on
-
-    return {
-        "model": shape.name,
-        "parameters": parameters,
-        "trained": lora or parameters,
-        "gpus": plan.gpus,
-        "length": plan.length,
-        "gpu_bytes": gpu,
-        "estimates": [
-            {**asdict(each), "total": each.total, "fits": fits_on(each.total, gpu) if gpu else None} for each in found
-        ],
-    }

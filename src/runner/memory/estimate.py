@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.errors import RunnerError
 from runner.memory.shape import count_weights, linear_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from typing import Any
 
     from runner.memory.shape import Shape, Weights
@@ -42,14 +42,14 @@ class Estimate:
     zero: str
     stage: int
     micro_batch: int
-    moment: str  # forward, loss, head, recompute, backward or step
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-    loss: int
-    buffers: int
-    host: int  # bytes of the node's memory per GPU, with offload
+    moment: str  # loss, head, recompute, backward or step
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    loss: int = 0
+    buffers: int = 0
+    host: int = 0  # bytes of the node's memory per GPU, with offload
 
     @property
     def total(self) -> int:
@@ -57,201 +57,112 @@ class Estimate:
 
 
 def estimate(shape: Shape, zero: Zero, plan: Plan) -> Estimate:
-    """The peak of six moments: loss, gradient of the loss, head, recomputation of a layer, end of backward, optimizer
-    step.
-
-    Compared with real steps in tests/jobs/test_memory_on_paper.py.
-    """
+    """The moment of a step that needs the most. Compared with real steps in tests/jobs/test_memory_on_paper.py."""
     weights = count_weights(shape, threshold=zero.persistence, lora_r=plan.lora_r)
-    activations = activations_per_token(
-        shape,
-        width=plan.width,
-        attention=plan.attention,
-        length=plan.length,
-        lora_r=plan.lora_r,
-        # only stage 3 does not cast the fp32 weights that peft creates
-        adapter_width=4 if zero.stage == 3 else plan.width,
-    )
     always = _always(weights, zero, plan)
-    moments = (
-        _forward(shape, weights, activations, zero, plan),
-        _loss(shape, weights, activations, zero, plan),
-        _head(shape, weights, activations, zero, plan),
-        _recompute(shape, weights, activations, zero, plan),
-        _backward(weights, activations, zero, plan),
-        _step(weights, zero, plan),
-    )
-    return max((_add(always, zero, plan, moment) for moment in moments), key=lambda each: each.total)
+    moments = [
+        replace(
+            always,
+            moment=moment.name,
+            weights=always.weights + moment.gathered,
+            gradients=always.gradients + moment.gradients,
+            activations=moment.activations,
+            loss=moment.loss,
+            buffers=always.buffers + moment.buffers,
+        )
+        for moment in _moments(shape, weights, zero, plan)
+    ]
+    return max(moments, key=lambda each: each.total)
 
 
-@dataclass(frozen=True)
-class _Moment:
+def _always(weights: Weights, zero: Zero, plan: Plan) -> Estimate:
+    """Weights, master copy, Adam's states, and what DeepSpeed keeps between steps."""
+    trained, width = weights.trained, plan.width
+    every = trained + (weights.total if plan.lora_r else 0)
+    share = -(-trained // plan.gpus)
+    # With ZeRO, the optimizer has its own copy of its share in fp32 too; in stage 3, because DeepSpeed's comparison of
+    # a device with its name always fails.
+    found = Estimate(zero.name, zero.stage, plan.micro_batch, "", weights=every * width, optimizer=12 * share)
+    if zero.stage == 0:
+        return replace(found, optimizer=trained * (8 + _copy(width)))
+    if zero.stage < 3:
+        offloaded = (16 + width) * share
+    else:
+        # Small tensors are not partitioned, and their share is stored in addition.
+        split, small = -(-every // plan.gpus) * width, weights.small * width
+        kept, host = (small, split) if zero.offload_param else (split + small, 0)
+        bucket = zero.reduce_bucket * width
+        found = replace(found, weights=kept, gradients=share * width, buffers=bucket, host=host)
+        offloaded = 16 * share + found.gradients
+    if zero.offload_optimizer:
+        return replace(found, gradients=0, optimizer=0, host=found.host + offloaded)
+    return found
+
+
+def _copy(width: int) -> int:
+    """The bytes of an fp32 copy of an element; 0 if the element is in fp32 itself."""
+    return 4 if width < 4 else 0
+
+
+class _Moment(NamedTuple):
+    """Bytes that exist only at one moment of a step."""
+
     name: str
-    gathered: int = 0
+    gathered: int = 0  # weights
     gradients: int = 0
-    optimizer: int = 0
     activations: int = 0
     loss: int = 0
     buffers: int = 0
 
 
-@dataclass(frozen=True)
-class _Always:
-    weights: int
-    gradients: int
-    optimizer: int
-    buffers: int
-    host: int
-
-
-def _add(always: _Always, zero: Zero, plan: Plan, moment: _Moment) -> Estimate:
-    return Estimate(
-        zero=zero.name,
-        stage=zero.stage,
-        micro_batch=plan.micro_batch,
-        moment=moment.name,
-        weights=always.weights + moment.gathered,
-        gradients=always.gradients + moment.gradients,
-        optimizer=always.optimizer + moment.optimizer,
-        activations=moment.activations,
-        loss=moment.loss,
-        buffers=always.buffers + moment.buffers,
-        host=always.host,
-    )
-
-
-def _trained(weights: Weights, plan: Plan) -> int:
-    return weights.lora if plan.lora_r else weights.total
-
-
-def _always(weights: Weights, zero: Zero, plan: Plan) -> _Always:
-    """Weights, master copy, Adam's states, and what DeepSpeed keeps between steps."""
-    trained, width, gpus = _trained(weights, plan), plan.width, plan.gpus
-    frozen = weights.total if plan.lora_r else 0
-    mixed = width < 4
-    if zero.stage == 0:
-        return _Always((trained + frozen) * width, 0, trained * (8 + (4 if mixed else 0)), 0, 0)
-    share = -(-trained // gpus)
-    if zero.stage < 3:
-        # In fp32 too, the optimizer has its own copy of its share.
-        states = 12 * share
-        kept = (trained + frozen) * width
-        if zero.offload_optimizer:
-            return _Always(kept, 0, 0, 0, states + 4 * share + width * share)
-        return _Always(kept, 0, states, 0, 0)
-    # Small tensors are not partitioned, and their share is stored in addition.
-    split = -(-(trained + frozen) // gpus) * width
-    small = weights.small * width
-    # In fp32 too, there is a copy, because DeepSpeed's comparison of a device with its name always fails.
-    gradients, states = share * width, share * 12
-    bucket = zero.reduce_bucket * width
-    host = 0
-    if zero.offload_optimizer:
-        host, states, gradients = 4 * share * 4 + gradients, 0, 0
-    if zero.offload_param:
-        host, split = host + split, 0
-    return _Always(split + small, gradients, states, bucket, host)
-
-
-def _kept(shape: Shape, activations: Activations, plan: Plan) -> int:
-    """Bytes of activations at the end of the forward pass."""
+def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator[_Moment]:
+    """The moments at which a step may need the most."""
+    activations, tokens = activations_per_token(shape, zero, plan), plan.tokens
+    trained = weights.trained * plan.width
+    gathered = accumulated = 0
+    if zero.stage == 3 and plan.gpus > 1:  # they stay while the loss is computed, because the backward pass needs them
+        gathered = min(weights.total + weights.lora - weights.small, zero.reuse_distance // 2) * plan.width
+    if zero.stage < 3 and plan.accumulation > 1:  # gradients of earlier micro batches
+        accumulated = trained // plan.gpus if zero.stage == 2 else trained
     layer = activations.layer_input if plan.checkpointing else activations.layer
-    return plan.tokens * (shape.layers * layer + activations.outside)
+    kept = tokens * (shape.layers * layer + activations.outside)
+    yield _Moment("loss", gathered, accumulated, kept, tokens * activations.loss)
+
+    # The first gradient, that of the head, is computed from the logits' gradient while all activations still exist.
+    first = 0 if plan.lora_r else weights.embedding * plan.width
+    kept += tokens * activations.layer_input
+    logits = tokens * shape.vocabulary * plan.width
+    # Stages 1 and 2 allocate their buckets with the first gradient; stage 3 always has them.
+    buckets = zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
+    yield _Moment("head", gathered, accumulated + first, kept, logits, buckets)
+
+    working = activations.layer + activations.layer_work
+    if plan.checkpointing:  # the last layer is recomputed while the inputs of all layers still exist
+        gradients = accumulated + (first if zero.stage < 2 else 0)
+        kept = tokens * (shape.layers * activations.layer_input + working)
+        yield _Moment("recompute", gathered, gradients, kept, buffers=buckets)
+
+    # The end: all gradients exist, and one layer is being computed.
+    gradients = trained if zero.stage < 2 else 0
+    if zero.stage == 2 and not zero.offload_optimizer:
+        gradients = trained // plan.gpus
+    yield _Moment("backward", gathered, gradients, tokens * working, buffers=buckets)
+    yield _Moment("step", gradients=_gradients_in_step(weights.trained, zero, plan))
 
 
-def _gathered(weights: Weights, zero: Zero, plan: Plan) -> int:
-    """ZeRO-3 weights that are gathered while the loss is computed, because the backward pass needs them soon."""
-    if zero.stage < 3 or plan.gpus == 1:
-        return 0
-    every = weights.total + weights.lora - weights.small
-    return min(every, zero.reuse_distance // 2) * plan.width
-
-
-def _accumulated(weights: Weights, zero: Zero, plan: Plan) -> int:
-    """Gradients of earlier micro batches of the same step."""
-    if plan.accumulation == 1 or zero.stage == 3:
-        return 0
-    trained = _trained(weights, plan) * plan.width
-    return trained if zero.stage < 2 else trained // plan.gpus
-
-
-def _forward(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    return _Moment(
-        "forward",
-        gathered=_gathered(weights, zero, plan),
-        gradients=_accumulated(weights, zero, plan),
-        activations=_kept(shape, activations, plan),
-        loss=plan.tokens * activations.loss_forward,
-    )
-
-
-def _loss(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    forward = _forward(shape, weights, activations, zero, plan)
-    return replace(forward, name="loss", loss=plan.tokens * activations.loss_backward)
-
-
-def _buckets(zero: Zero, plan: Plan) -> int:
-    """Stages 1 and 2 allocate their buckets with the first gradient; stage 3 always has them."""
-    return zero.buckets * zero.reduce_bucket * plan.width if zero.stage in (1, 2) else 0
-
-
-def _head(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    """The first gradient, that of the head, computed from the logits' gradient while all activations still exist."""
-    gradient = 0 if plan.lora_r else weights.embedding * plan.width
-    return _Moment(
-        "head",
-        gathered=_gathered(weights, zero, plan),
-        gradients=_accumulated(weights, zero, plan) + gradient,
-        activations=_kept(shape, activations, plan) + plan.tokens * activations.layer_input,
-        loss=plan.tokens * shape.vocabulary * plan.width,
-        buffers=_buckets(zero, plan),
-    )
-
-
-def _recompute(shape: Shape, weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    """The recomputation of the last layer, while the inputs of all layers still exist."""
-    if not plan.checkpointing:
-        return _Moment("recompute")
-    gradient = 0 if plan.lora_r or zero.stage > 1 else weights.embedding * plan.width
-    kept = shape.layers * activations.layer_input + activations.layer + activations.layer_work
-    return _Moment(
-        "recompute",
-        gathered=_gathered(weights, zero, plan),
-        gradients=_accumulated(weights, zero, plan) + gradient,
-        activations=plan.tokens * kept,
-        buffers=_buckets(zero, plan),
-    )
-
-
-def _backward(weights: Weights, activations: Activations, zero: Zero, plan: Plan) -> _Moment:
-    """The end of the backward pass: all gradients exist, and one layer is being computed."""
-    trained = _trained(weights, plan) * plan.width
-    gradients = {0: trained, 1: trained, 2: trained // plan.gpus, 3: 0}[zero.stage]
-    if zero.stage == 2 and zero.offload_optimizer:
-        gradients = 0
-    return _Moment(
-        "backward",
-        gathered=_gathered(weights, zero, plan),
-        gradients=gradients,
-        activations=plan.tokens * (activations.layer + activations.layer_work),
-        buffers=_buckets(zero, plan),
-    )
-
-
-def _step(weights: Weights, zero: Zero, plan: Plan) -> _Moment:
-    """The optimizer step: fp32 gradients in addition to those from which they are converted."""
-    trained = _trained(weights, plan)
+def _gradients_in_step(trained: int, zero: Zero, plan: Plan) -> int:
+    """Bytes of the fp32 gradients in the optimizer step, in addition to those from which they are converted."""
+    width, copy = plan.width, _copy(plan.width)
     share = -(-trained // plan.gpus)
     if zero.stage == 0:
-        return _Moment("step", gradients=trained * (plan.width + (4 if plan.width < 4 else 0)))
+        return trained * (width + copy)
     if zero.offload_optimizer:
-        return _Moment("step")
-    mixed = 4 if plan.width < 4 else 0
+        return 0
     if zero.stage == 3:
-        return _Moment("step", gradients=min(share, zero.sub_group) * (4 + (plan.width if mixed else 0)))
+        return min(share, zero.sub_group) * (4 + (width if copy else 0))
     # The gradients of this share, a flat copy, and a flat fp32 copy; in stage 1, the other shares' gradients exist too.
-    gradients = share * (2 * plan.width + mixed)
-    return _Moment("step", gradients=max(gradients, trained * plan.width) if zero.stage == 1 else gradients)
+    gradients = share * (2 * width + copy)
+    return max(gradients, trained * width) if zero.stage == 1 else gradients
 
 
 @dataclass(frozen=True)
@@ -262,27 +173,25 @@ class Activations:
     layer_input: int  # stored by a layer that is recomputed
     layer_work: int  # gradients that exist at the same time during a layer's backward pass
     outside: int  # embeddings, last norm
-    loss_forward: int  # logits and similar tensors while the loss is computed
-    loss_backward: int  # the same while the gradient of the loss is computed
+    loss: int  # logits and similar tensors while the gradient of the loss is computed
 
 
-def activations_per_token(
-    shape: Shape, *, width: int, attention: str, length: int, lora_r: int = 0, adapter_width: int = 0
-) -> Activations:
+def activations_per_token(shape: Shape, zero: Zero, plan: Plan) -> Activations:
     """The bytes per token. With eager attention, they grow with the sequence length."""
+    width = plan.width
     masks = shape.hidden if shape.dropout else 0  # one byte each
-    vocabulary, hidden = shape.vocabulary, shape.hidden
+    layer_input = shape.hidden * width
     mlp_work = (3 if shape.family.gated else 2) * shape.intermediate * width
-    scores = 0 if attention == "sdpa" else shape.heads * length * (4 + 2 * width)
-    layer = _norms(shape, width) + _attention(shape, width, attention, length) + _mlp(shape, width)
-    adapters = _lora(shape, width, lora_r, adapter_width or width) if lora_r else 0
+    scores = shape.heads * plan.length * (4 + 2 * width) if plan.attention == "eager" else 0
+    layer = _norms(shape, width) + _attention(shape, plan) + _mlp(shape, width)
+    if plan.lora_r:  # only stage 3 does not cast the fp32 weights that peft creates
+        layer += _lora(shape, width, plan.lora_r, 4 if zero.stage == 3 else width)
     return Activations(
-        layer=layer + (2 if shape.family.norms > 1 else 1) * masks + adapters,
-        layer_input=hidden * width,
-        layer_work=max(mlp_work, scores) + hidden * width,
-        outside=_norm(shape, width) + hidden * width + masks,
-        loss_forward=vocabulary * (width + 4 + (4 if width < 4 else 0)),
-        loss_backward=vocabulary * 12,
+        layer=layer + (2 if shape.family.norms > 1 else 1) * masks,
+        layer_input=layer_input,
+        layer_work=max(mlp_work, scores) + layer_input,
+        outside=_norm(shape, width) + layer_input + masks,
+        loss=shape.vocabulary * 12,
     )
 
 
@@ -301,11 +210,12 @@ def _norms(shape: Shape, width: int) -> int:
     return shape.family.norms * _norm(shape, width) - same_input
 
 
-def _attention(shape: Shape, width: int, attention: str, length: int) -> int:
+def _attention(shape: Shape, plan: Plan) -> int:
+    width = plan.width
     query, key_value = shape.query, shape.key_value
-    kept = 2 * query + 2 * key_value  # queries, keys, values and the output
     head_norm = (query + key_value) * (4 + (width if width < 4 else 4)) if shape.family.head_norm else 0
-    if attention == "sdpa":
+    if plan.attention != "eager":
+        kept = 2 * query + 2 * key_value  # queries, keys, values and the output
         if shape.family.joined_rotary:
             kept += query
             # The values are a view of the fused product, which keeps queries and keys before the rotation alive.
@@ -313,7 +223,7 @@ def _attention(shape: Shape, width: int, attention: str, length: int) -> int:
         return kept * width + head_norm + 4 * shape.heads
     # Keys and values are repeated for the query heads; the softmax is computed in fp32, then cast.
     repeated = 4 * query
-    scores = shape.heads * length * (4 + (width if width < 4 else 0))
+    scores = shape.heads * plan.length * (4 + (width if width < 4 else 0))
     return repeated * width + head_norm + scores
 
 
@@ -330,7 +240,7 @@ def _lora(shape: Shape, width: int, rank: int, adapter_width: int) -> int:
     fp32 adapters in a bf16 model each make their own copy of their layer's input.
     """
     linear = list(linear_layers(shape))
-    copies = sum(columns for _, columns in linear) * adapter_width if adapter_width > width else 0
+    copies = sum(columns for _, columns, _ in linear) * adapter_width if adapter_width > width else 0
     frozen = shape.family.norms * shape.hidden * width if shape.family.norm == "rms" else 0
     return rank * len(linear) * adapter_width + copies - frozen
 
@@ -352,40 +262,37 @@ class Zero:
 
 
 def read(path: Path, hidden: int) -> Zero:
-    """Read a DeepSpeed file. `auto` gets transformers' value. Raises RunnerError if the file cannot be read."""
+    """Read a DeepSpeed file. Raises RunnerError if it cannot be read.
+
+    Source of the values for `auto`: transformers 5.23, integrations/deepspeed.py.
+    """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         section = dict(config.get("zero_optimization") or {})
-        return make(path.stem, config, section, hidden)
+        stage = int(section.get("stage", 0))
+
+        def number(key: str, default: int, auto: int) -> int:
+            value = section.get(key, default)
+            return auto if value == "auto" else int(value)
+
+        return Zero(
+            name=path.stem,
+            stage=stage,
+            reduce_bucket=number("reduce_bucket_size", 500_000_000, hidden * hidden),
+            buckets=2 if section.get("overlap_comm") and stage in (1, 2) else 1,
+            persistence=number("stage3_param_persistence_threshold", 100_000, 10 * hidden),
+            reuse_distance=number("stage3_max_reuse_distance", 1_000_000_000, 1_000_000_000),
+            sub_group=number("sub_group_size", 1_000_000_000, 1_000_000_000),
+            offload_optimizer=_on(section.get("offload_optimizer")),
+            offload_param=_on(section.get("offload_param")),
+            checkpointing="activation_checkpointing" in config,
+        )
     except (OSError, UnicodeDecodeError) as error:
         raise RunnerError(
             f"cannot read {path}", str(error), "pass the name of a preset, or the path of a JSON file"
         ) from error
     except (ValueError, TypeError, AttributeError) as error:
         raise RunnerError(f"{path} is not a DeepSpeed configuration", str(error), "see docs/deepspeed.md") from error
-
-
-def make(name: str, config: Mapping[str, Any], section: Mapping[str, Any], hidden: int) -> Zero:
-    """The settings of a configuration. Source for `auto`: transformers 5.23, integrations/deepspeed.py."""
-    stage = int(section.get("stage", 0))
-
-    def number(key: str, default: int, auto: int) -> int:
-        value = section.get(key, default)
-        return auto if value == "auto" else int(value)
-
-    overlap = section.get("overlap_comm")
-    return Zero(
-        name=name,
-        stage=stage,
-        reduce_bucket=number("reduce_bucket_size", 500_000_000, hidden * hidden),
-        buckets=2 if overlap and stage in (1, 2) else 1,
-        persistence=number("stage3_param_persistence_threshold", 100_000, 10 * hidden),
-        reuse_distance=number("stage3_max_reuse_distance", 1_000_000_000, 1_000_000_000),
-        sub_group=number("sub_group_size", 1_000_000_000, 1_000_000_000),
-        offload_optimizer=_on(section.get("offload_optimizer")),
-        offload_param=_on(section.get("offload_param")),
-        checkpointing="activation_checkpointing" in config,
-    )
 
 
 def _on(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,6 @@ class Shape:
     positions: int
     tied: bool
     dropout: float  # of residuals and embeddings; 0: none
-    dtype: str | None = None  # the type of the stored weights
 
     @property
     def query(self) -> int:
@@ -215,13 +214,10 @@ def make_shape(config: Mapping[str, Any], name: str) -> Shape:
         positions=_number(config, "max_position_embeddings", name, 0),
         tied=bool(config.get("tie_word_embeddings", family.tied)),
         dropout=dropout if "resid_pdrop" in config or kind != "gpt2" else 0.1,
-        dtype=config.get("dtype") or config.get("torch_dtype"),
     )
 
 
 def _with_biases(family: Family, kind: str, config: Mapping[str, Any]) -> Family:
-    from dataclasses import replace
-
     activation = str(config.get("activation_function") or config.get("hidden_act") or "")
     if activation and not family.gated:
         family = replace(family, activation="written" if activation in ("gelu_new", "gelu_fast") else "fused")
@@ -258,81 +254,63 @@ class Weights:
     """Numbers of weights, in elements."""
 
     layer: int  # of one layer
-    outside: int  # embeddings, last norm, head
     embedding: int  # the largest tensor: vocabulary x hidden
     small: int  # in tensors below the threshold, which ZeRO-3 does not partition
     total: int
     lora: int
 
+    @property
+    def trained(self) -> int:
+        """Those that get gradients: with LoRA, the adapters only."""
+        return self.lora or self.total
+
 
 def count_weights(shape: Shape, *, threshold: int = 0, lora_r: int = 0) -> Weights:
     """The weights. `threshold`: tensors with fewer elements count as small; `lora_r`: LoRA on all linear layers."""
-    layer = list(layer_tensors(shape))
-    outside = list(outer_tensors(shape))
-    adapters = sum(lora_r * (rows + columns) for rows, columns in linear_layers(shape))
-    small = shape.layers * sum(each for each in layer if each < threshold) + sum(
-        each for each in outside if each < threshold
-    )
+    layer, outside = list(layer_tensors(shape)), outer_tensors(shape)
+    small_in_layer, small_outside = (sum(each for each in part if each < threshold) for part in (layer, outside))
     return Weights(
         layer=sum(layer),
-        outside=sum(outside),
         embedding=shape.vocabulary * shape.hidden,
-        small=small,
+        small=shape.layers * small_in_layer + small_outside,
         total=shape.layers * sum(layer) + sum(outside),
-        lora=shape.layers * adapters,
+        lora=shape.layers * sum(lora_r * (rows + columns) for rows, columns, _ in linear_layers(shape)),
     )
 
 
-def linear_layers(shape: Shape) -> Iterator[tuple[int, int]]:
-    """(out, in) of each linear layer of one block, as LoRA sees them."""
-    family = shape.family
-    if family.fused_qkv:
-        yield shape.query + 2 * shape.key_value, shape.hidden
-    else:
-        yield shape.query, shape.hidden
-        yield shape.key_value, shape.hidden
-        yield shape.key_value, shape.hidden
-    yield shape.hidden, shape.query
-    if family.fused_gate:
-        yield 2 * shape.intermediate, shape.hidden
-    else:
-        for _ in range(2 if family.gated else 1):
-            yield shape.intermediate, shape.hidden
-    yield shape.hidden, shape.intermediate
+def linear_layers(shape: Shape) -> Iterator[tuple[int, int, bool]]:
+    """(out, in, whether it has a bias) of each linear layer of one block, as LoRA sees them."""
+    family, hidden, inner = shape.family, shape.hidden, shape.intermediate
+    separate = (shape.query, shape.key_value, shape.key_value)
+    for width in (sum(separate),) if family.fused_qkv else separate:
+        yield width, hidden, family.qkv_bias
+    yield hidden, shape.query, family.output_bias
+    up = (inner, inner) if family.gated else (inner,)
+    for width in (sum(up),) if family.fused_gate else up:
+        yield width, hidden, family.mlp_bias
+    yield hidden, inner, family.mlp_bias
 
 
 def layer_tensors(shape: Shape) -> Iterator[int]:
     """Elements of each tensor of one layer."""
     family = shape.family
-    linear = list(linear_layers(shape))
-    attention = len(linear) - (2 if not family.gated or family.fused_gate else 3)
-    for index, (rows, columns) in enumerate(linear):
+    for rows, columns, bias in linear_layers(shape):
         yield rows * columns
-        if index < attention - 1:
-            bias = family.qkv_bias
-        else:
-            bias = family.output_bias if index == attention - 1 else family.mlp_bias
         if bias:
             yield rows
     if family.head_norm:
-        yield shape.head_dim
-        yield shape.head_dim
-    for _ in range(family.norms):
-        yield shape.hidden
-        if family.norm == "layer":
-            yield shape.hidden
+        yield from (shape.head_dim, shape.head_dim)
+    yield from family.norms * _norm_tensors(shape)
 
 
-def outer_tensors(shape: Shape) -> Iterator[int]:
+def outer_tensors(shape: Shape) -> tuple[int, ...]:
     """Elements of the embeddings, the last norm and the head."""
-    family = shape.family
-    yield shape.vocabulary * shape.hidden
-    if family.learned_positions:
-        yield shape.positions * shape.hidden
-    yield shape.hidden
-    if family.norm == "layer":
-        yield shape.hidden
-    if not shape.tied:
-        yield shape.vocabulary * shape.hidden
-    if family.head_bias:
-        yield shape.vocabulary
+    family, embedding = shape.family, shape.vocabulary * shape.hidden
+    positions = (shape.positions * shape.hidden,) if family.learned_positions else ()
+    head = () if shape.tied else (embedding,)
+    bias = (shape.vocabulary,) if family.head_bias else ()
+    return (embedding, *positions, *_norm_tensors(shape), *head, *bias)
+
+
+def _norm_tensors(shape: Shape) -> tuple[int, ...]:
+    return (shape.hidden, shape.hidden) if shape.family.norm == "layer" else (shape.hidden,)
