@@ -28,8 +28,11 @@ class RunnerError(Exception):
         )
 
 
-def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> RunnerError:
-    """The error for a name that does not exist. It suggests a similar name and lists all known names."""
+def unknown(kind: str, name: str, known: Iterable[str], fix: str = "", place: object = None) -> RunnerError:
+    """The error for a name that does not exist. It suggests a similar name and lists all known names.
+
+    `place` is the line of the file that contains the name.
+    """
     import difflib  # slow to import, and only errors need it
 
     names = sorted(known)
@@ -37,7 +40,7 @@ def unknown(kind: str, name: str, known: Iterable[str], fix: str = "") -> Runner
     near = close and _edits(name, close[0]) <= max(1, len(name) // 3)
     advice = f"did you mean {close[0]!r}?" if near else fix
     return RunnerError(
-        f"there is no {kind} {name!r}",
+        f"{place}: there is no {kind} {name!r}" if place else f"there is no {kind} {name!r}",
         f"known: {', '.join(names)}" if names else f"no {kind} is available here",
         advice or f"use one of the known names, or the path of your own {kind}",
     )

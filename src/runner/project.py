@@ -45,9 +45,8 @@ class Project:
             path = (self.start / Path(name).expanduser()).resolve()
             if path.is_file():
                 return path
-            raise RunnerError(
-                f"there is no {KIND_NAMES[kind]} file {name!r}", f"{path} does not exist", "check the path"
-            )
+            why = f"{path} is not a file" if path.exists() else f"{path} does not exist"
+            raise RunnerError(f"there is no {KIND_NAMES[kind]} file {name!r}", why, "check the path")
         stem = name.removesuffix(SUFFIXES[kind])
         for root in self.roots:
             path = root / kind / (stem + SUFFIXES[kind])

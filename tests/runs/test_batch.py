@@ -147,11 +147,12 @@ def test_any_bytes_are_kept(tmp_path: Path) -> None:
         (b"", "sbatch would reject train.sbatch", "the file is empty"),
         (b"#!/bin/bash\n#SBATCH -N 1\n\0", "sbatch would reject train.sbatch", "NUL"),
         (b"#SBATCH -N 1\n", "sbatch would reject train.sbatch", "`#!`"),
-        (b"#!/bin/bash\r\n#SBATCH -N 1\r\n", "sbatch would reject train.sbatch", r"\r\n"),
+        (b"\xef\xbb\xbf#!/bin/bash\n#SBATCH -N 1\n", "sbatch would reject train.sbatch", "byte order mark"),
+        (b"#!/bin/bash\n#SBATCH -N 1\r\n", "sbatch would reject train.sbatch", r"line 2 ends in \r\n"),
         (b"#!/bin/bash\necho '#SBATCH -N 1'\n", "train.sbatch is not a batch script", "no #SBATCH line"),
-        (b"#!/bin/bash\n#SBATCH --wrap=x\n", "train.sbatch:2: wrap cannot apply", "--wrap"),
-        (b"#!/bin/bash\n\n#SBATCH -W\n", "train.sbatch:3: wait cannot apply", "after the end"),
-        (b"#!/bin/bash\n#SBATCH -M other\n", "train.sbatch:2: clusters cannot apply", "default cluster"),
+        (b"#!/bin/bash\n#SBATCH --wrap=x\n", "train.sbatch:2: --wrap cannot apply", "--wrap"),
+        (b"#!/bin/bash\n\n#SBATCH -W\n", "train.sbatch:3: --wait cannot apply", "after the end"),
+        (b"#!/bin/bash\n#SBATCH -M other\n", "train.sbatch:2: --clusters cannot apply", "default cluster"),
         (b"#!/bin/bash\n#SBATCH --export=nil\n", "train.sbatch:2: --export=NIL cannot apply", "run folder"),
     ],
 )
@@ -164,15 +165,16 @@ def test_what_cannot_be_a_run_is_refused_with_its_line(tmp_path: Path, text: byt
 @pytest.mark.parametrize(
     ("request_", "what"),
     [
-        (launch(env="cpu"), "command line: environment cannot apply"),
-        (launch(engine="host"), "command line: engine cannot apply"),
-        (launch(given=given(launcher="torchrun")), "command line: launcher cannot apply"),
-        (launch(given=given(srun=("--mpi=none",))), "command line: srun cannot apply"),
-        (launch(given=given(sbatch=("--test-only",))), "command line: test-only cannot apply"),
+        (launch(env="cpu"), "command line: --env cannot apply"),
+        (launch(engine="host"), "command line: --engine cannot apply"),
+        (launch(given=given(launcher="torchrun")), "command line: --launcher cannot apply"),
+        (launch(given=given(srun=("--mpi=none",))), "command line: --srun cannot apply"),
+        (launch(given=given(sbatch=("--test-only",))), "command line: --test-only cannot apply"),
         (launch(site="local"), "cannot launch train.sbatch on the site 'local'"),
         (launch(from_snapshot=True), "cannot run train.sbatch from a snapshot"),
         (launch(job="./missing.sbatch"), "there is no job file './missing.sbatch'"),
         (launch(job="./"), "cannot read ./"),
+        (launch(given=given(trainer="nope")), "there is no trainer 'nope'"),
     ],
 )
 def test_what_does_not_fit_a_batch_script_is_refused(tmp_path: Path, request_: Request, what: str) -> None:

@@ -117,6 +117,24 @@ def test_a_command_without_dashes_is_told_what_to_write(project: Project) -> Non
     assert "-- true" in caught.value.fix
 
 
+def test_a_job_that_does_not_exist_is_told_what_to_write(project: Project) -> None:
+    (project.start / "jobs/mine.py").touch()
+    fixes = {"mine": "--script mine", "train.sbatch": f"{project.start}/train.sbatch is not a file"}
+    for name, fix in fixes.items():
+        with pytest.raises(RunnerError, match=f"there is no job '{name}'") as caught:
+            plan(project, request(job=name))
+        assert fix in caught.value.fix
+    with pytest.raises(RunnerError) as caught:
+        plan(project, request(job="."))
+    assert caught.value.why == f"{project.start} is not a file"
+
+
+def test_an_unknown_trainer_is_refused_with_its_line(project: Project) -> None:
+    (project.start / "jobs/mine.toml").write_text('command = ["true"]\n\ntrainer = "nope"\n')
+    with pytest.raises(RunnerError, match=r"jobs/mine\.toml:3: there is no trainer 'nope'"):
+        plan(project, request(job="mine"))
+
+
 def test_nothing_far_off_is_suggested() -> None:
     for name, known in (("sft-0001", "true-0001"), ("mpirun", "srun"), ("./nope.py", "noxfile.py")):
         assert "did you mean" not in unknown("x", name, [known]).fix

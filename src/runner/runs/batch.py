@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -88,12 +89,21 @@ def _read(word: str, path: Path) -> str:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise RunnerError(f"cannot read {word}", error.strerror or str(error), "check the path") from error
+        fix = "check the path, and the permissions of the file and its folders"
+        raise RunnerError(f"cannot read {word}", error.strerror or str(error), fix) from error
+    name = shlex.quote(word)
+    program = name if "/" in word else f"./{name}"
+    line = data.partition(b"\r\n")[0].count(b"\n") + 1
     refusals = (
         (not data.strip(), "the file is empty", "check the path"),
-        (b"\0" in data, "it contains NUL bytes, so it is not a script", f"to run a program: runner launch -- {word}"),
-        (not data.startswith(b"#!"), "its first line is not `#!` with an interpreter", "add the line: #!/bin/bash"),
-        (b"\r\n" in data, r"its lines end in \r\n, as on Windows", f"sed -i 's/\\r$//' {shlex.quote(word)}"),
+        (
+            b"\0" in data,
+            "it contains NUL bytes, so it is not a script",
+            f"if it is a program: runner launch -- {program}",
+        ),
+        (data[:3] == BOM_UTF8, "it begins with a byte order mark (BOM)", f"sed -i '1s/^\\xef\\xbb\\xbf//' {name}"),
+        (data[:2] != b"#!", "its first line is not `#!` with an interpreter", "add the line: #!/bin/bash"),
+        (b"\r\n" in data, rf"line {line} ends in \r\n, as on Windows", f"sed -i 's/\\r$//' {name}"),
     )
     for is_so, why, fix in refusals:
         if is_so:
@@ -196,7 +206,8 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
         options |= _options(flags, Origin("[restart]"))
     for refused, some in ((_REFUSED_OPTIONS, (options,)), (_REFUSED_SETTINGS, layers)):
         for name, layer in ((name, layer) for name in refused for layer in some if name in layer):
-            what = f"{layer[name].origin}: {name} cannot apply to a batch script"
+            flag = name if layer is job_file else "--env" if name == "environment" else f"--{name}"
+            what = f"{layer[name].origin}: {flag} cannot apply to a batch script"
             raise RunnerError(what, *refused[name])
     if str(value(options, "export")).upper() == "NIL":
         what = f"{options['export'].origin}: --export=NIL cannot apply to a batch script"

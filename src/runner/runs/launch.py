@@ -143,13 +143,14 @@ def _files(
     job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, project: Project, text: str = ""
 ) -> dict[str, str]:
     """The files of the run folder, without the batch script. `text`: the user's own, which may name the checkpoints."""
+    words = (*job.command, *job.arguments, *text.split())
     return {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
         **attachment.files,
         **payload.files(batch=job.batch is not None),
         **waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
-        trainer.FILE: trainer.render(job.trainer, project, (*job.command, *job.arguments, *text.split())),
+        trainer.FILE: trainer.render(job.trainer, project, words, job.origins["trainer"].place),
     }
 
 
@@ -294,8 +295,14 @@ def _job_path(name: str, project: Project) -> Path:
     try:
         return project.find("jobs", name)
     except RunnerError as error:
-        if not name.startswith(".") and process.which(name) is not None and "did you mean" not in error.fix:
+        if _has_script(name, project):
+            error.fix = f"{name} is a script: runner launch --env ENV --script {name}"
+        elif "did you mean" in error.fix or "/" in name or name.startswith("."):
+            raise
+        elif process.which(name) is not None:
             error.fix = f"to run the command {name}: runner launch … -- {name}"
+        else:
+            error.fix = f"use one of these names, or the path of a batch script; {project.start / name} is not a file"
         raise
 
 

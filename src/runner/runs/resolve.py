@@ -35,9 +35,7 @@ def resolve(layers: Sequence[Layer], environment: Environment, site: Site) -> Jo
     _compute(computed, layers, site, script or command[command[0] == "-m" and len(command) > 1])
     found = {name: setting_of(name, layers) for name in KEYS}
     if found["launcher"].value not in LAUNCHERS:
-        error = unknown("launcher", found["launcher"].value, LAUNCHERS)
-        place = found["launcher"].origin.place
-        raise RunnerError(f"{place}: {error.what}" if place else error.what, error.why, error.fix)
+        raise unknown("launcher", found["launcher"].value, LAUNCHERS, place=found["launcher"].origin.place)
     parts = {each.name for each in fields(Resources)}
     mine = {each.name for each in fields(Job)} & KEYS.keys() - {"environment"}
     job = Job(

@@ -28,10 +28,10 @@ _WRITTEN = ("attempt", "time", "total_steps")
 _CHECKPOINTS = ("name", "needs", "tracker", "arguments", "resume")
 
 
-def render(chosen: str | None, project: Project, words: Sequence[str] = ()) -> str:
+def render(chosen: str | None, project: Project, words: Sequence[str] = (), place: object = None) -> str:
     """The text of the file `trainers`: all trainers, the user's first, or only the chosen one.
 
-    `words` are the job's words, which may name the folder of the checkpoints.
+    `words` are the job's words, which may name the folder of the checkpoints. `place`: the line that chose it.
     Raises RunnerError for an unknown trainer, and for an error in one of the user's files.
     """
     if chosen == NONE:
@@ -40,7 +40,7 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = ()) -> s
     found = {path.stem: path for folder in folders for path in sorted(folder.glob("*.toml"))}  # the user's wins
     if chosen is not None and chosen not in found:
         fix = "describe your own trainer in jobs/trainers/NAME.toml"
-        raise unknown("trainer", chosen, [*found, NONE], fix)
+        raise unknown("trainer", chosen, [*found, NONE], fix, place)
     names = [chosen] if chosen else sorted(found, key=lambda name: (name == GENERIC, found[name].parent == _SHIPPED))
     lines = [f"chosen {chosen}"] if chosen else []
     values = _values(words)
@@ -49,8 +49,7 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = ()) -> s
         lines += (f"trainer {name}", *_lines(document, values))
         if like := typed(document, ("like",), str):
             if like not in found:
-                error = unknown("trainer", like, found)
-                raise RunnerError(f"{document.place('like')}: {error.what}", error.why, error.fix)
+                raise unknown("trainer", like, found, place=document.place("like"))
             lines += _lines(read_toml(found[like]), values)
     return "\n".join(lines) + "\n"
 
