@@ -20,25 +20,19 @@ from runner.runs.adopt.adopted import Adopted
 from runner.runs.adopt.job import Draft
 from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN
 from runner.runs.adopt.script import read_command_line, read_script
-from runner.runs.checks import check_variable
-from runner.runs.schedulers import flags
 from runner.site_files import load_site
 from tests.conftest import need
 
 
-def draft() -> Draft:
-    return Draft(lambda word, program: flags.refuse((word,), program), check_variable)
-
-
 def from_words(*argv, folder=Path("/here")):
     """(EDF, job file, notes) made from a command line."""
-    adopted, job = Adopted(), draft()
+    adopted, job = Adopted(), Draft()
     program = read_command_line(argv, adopted, job, folder)
     return data(adopted, job, program)
 
 
 def from_script(text):
-    adopted, job = Adopted(), draft()
+    adopted, job = Adopted(), Draft()
     program = read_script("#!/bin/bash\n" + text, adopted, job, Path("/here"), "job.sbatch")
     return data(adopted, job, program)
 
@@ -52,7 +46,7 @@ def data(adopted, job, program):
 def refused(text, *, edf=False):
     """Why a script cannot become a job file, or an EDF."""
     adopted = Adopted()
-    read_script("#!/bin/bash\n" + text, adopted, draft(), Path("/here"), "job.sbatch")
+    read_script("#!/bin/bash\n" + text, adopted, Draft(), Path("/here"), "job.sbatch")
     return "\n".join(adopted.no_edf if edf else adopted.no_job)
 
 
@@ -109,7 +103,8 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
     [
         (("-v", "vol:/a", "i"), "-v vol:/a: 'vol' is a volume"),
         (("-v", "/a", "i"), "anonymous volume"),
-        (("-v", "/a:/b:O", "i"), "-v /a:/b:O (O): not carried over"),
+        (("-v", "/a:/b:O", "i"), "-v /a:/b:O: mounts of an EDF do not have the flags O"),
+        (("--mount", "type=bind,src=/a,dst=/b,x=y", "i"), "mounts of an EDF do not have the flags x=y"),
         (("--mount", "type=tmpfs,dst=/a", "i"), "not tmpfs"),
         (("--tmpfs", "/a", "i"), "cannot mount tmpfs"),
         (("--network=none", "i"), "--network=none: not carried over"),
@@ -122,7 +117,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("-e", "A=", "i"), "-e A=: not carried over: in an EDF an empty value unsets"),
         (("--env-file", "nope", "i"), "--env-file nope: cannot read the file: No such file"),
         (("--entrypoint", "/e", "i"), "--entrypoint /e: becomes the beginning of the command"),
-        (("--rootfs", "/a"), "--rootfs /a: an EDF needs a squashfs file"),
+        (("--rootfs", "/a"), "--rootfs: an EDF needs a squashfs file"),
         (("--some-new-option=1", "i"), "--some-new-option=1: not carried over"),
         (("localhost/x",), "localhost/x: the image is only in the engine's storage"),
         ((), "the command line names no image"),
@@ -258,7 +253,6 @@ STEP = {"command": ["bash", "-c", 'eval "exec $STEP_COMMAND"'], "launcher": "non
         ("torchrun x.py", {"command": ["x.py"], "launcher": "torchrun", "resources": {"tasks_per_node": 1}}),
         ("x --at $(date +%s)", {**STEP, "host_setup": "x --at $(date +%s)"}),
         ("x \"${NOWHERE[@]}\" \"$@\"", {**STEP, "host_setup": 'x "${NOWHERE[@]}" "$@"'}),
-        ("env A=1 nvidia-smi", {"command": ["nvidia-smi"], "launcher": "none"}),
         ("env A=1 -u B nvidia-smi", {"command": ["env", "A=1", "-u", "B", "nvidia-smi"], "launcher": "none"}),
     ],
 )  # fmt: skip
@@ -343,7 +337,7 @@ def test_an_array_that_a_condition_sets_is_not_known():
 
 def test_a_script_of_another_language_is_refused():
     with pytest.raises(RunnerError, match="it is not a shell script") as caught:
-        read_script("#!/usr/bin/env python3\n", Adopted(), draft(), Path("/here"), "x.py")
+        read_script("#!/usr/bin/env python3\n", Adopted(), Draft(), Path("/here"), "x.py")
     assert caught.value.fix == "run it unchanged: runner launch ./x.py"
 
 
@@ -599,12 +593,13 @@ def test_what_emit_writes_for_an_engine_is_adopted_again(engine, environment):
         return  # it is entered as a folder: see test_what_is_not_carried_over_is_said
     script, _ = emitted(environment, load_site("generic-slurm"), engine, {"SCRATCH": "/s"})
     adopted = Adopted()
-    read_script(script.replace('"$@"', "true"), adopted, draft(), Path("/here"), "x")
+    program = read_script(script.replace('"$@"', "true"), adopted, Draft(), Path("/here"), "x")
     assert adopted.image == environment.image
     assert (adopted.workdir or None) == environment.workdir
     assert (bool(adopted.entrypoint), adopted.writable) == (environment.entrypoint, environment.writable)
     assert tuple(adopted.mounts) == environment.mounts
-    assert adopted.env == environment.env
+    in_command = dict(word.partition("=")[::2] for word in program.command[1:-1])  # podman: env NAME=VALUE true
+    assert adopted.env | in_command == environment.env
 
 
 def _help(*argv):

@@ -37,13 +37,12 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     from runner.errors import RunnerError
     from runner.runs.adopt.adopted import Adopted
     from runner.runs.adopt.job import Draft
-    from runner.runs.checks import check_variable
-    from runner.runs.schedulers import flags
+    from runner.runs.adopt.script import read_command_line
 
     _check_words(args)
-    adopted = Adopted()
-    draft = Draft(lambda word, program: flags.refuse((word,), program), check_variable)
-    name, program = _read(args, adopted, draft)
+    adopted, draft = Adopted(), Draft()
+    name = Path(args.script).name if args.script else "a command line"
+    program = read_command_line(args.rest or ("sbatch", args.script), adopted, draft, Path.cwd())
     if not args.into:
         adopted.set_defaults()
     for note in adopted.notes:
@@ -103,26 +102,6 @@ def _check_words(args: argparse.Namespace) -> None:
                 "runner does not overwrite existing files",
                 f"choose another name, or change an existing EDF: --into {path}",
             )
-
-
-def _read(args: argparse.Namespace, adopted: Adopted, draft: Draft) -> tuple[str, Program]:
-    """(a description of the input, its program)."""
-    from pathlib import Path
-
-    from runner.errors import RunnerError
-    from runner.runs.adopt.script import read_command_line, read_script
-
-    if args.rest:
-        return "a command line", read_command_line(args.rest, adopted, draft, Path.cwd())
-    path = Path(args.script)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise RunnerError(
-            f"cannot read {path}", why, "check the path; to give a command line, put it after --"
-        ) from error
-    return path.name, read_script(text, adopted, draft, Path.cwd(), args.script)
 
 
 def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:

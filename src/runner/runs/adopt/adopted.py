@@ -8,12 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.bash import Word
 from runner.environments.mount import Mount, parse_mount
 from runner.environments.rewriting import APPEND, Change, Set
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
-from runner.images.reference import HUB_NAMES, parse_reference
 from runner.machine.secrets import LEAST_LENGTH, looks_secret
 from runner.runs.secrets import HIDDEN, hide_words
 
@@ -34,7 +32,6 @@ class Adopted:
     env: dict[str, str] = field(default_factory=dict)
     annotations: dict[str, str] = field(default_factory=dict)
     devices: list[str] = field(default_factory=list)
-    command: list[Word] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """what was not carried over, or is not needed, in the order of the input"""
     no_edf: list[str] = field(default_factory=list)
@@ -50,30 +47,27 @@ class Adopted:
     where: str = ""
     """the prefix of notes: the line of the script"""
 
+    def note(self, what: str, why: str, notes: list[str] | None = None) -> None:
+        """Add a note about something that was carried over in a way that the user may not expect."""
+        line, notes = f"{self.where}{short(what)}: {why}".replace("\n", " "), self.notes if notes is None else notes
+        if line not in notes:
+            notes.append(line)
+
     def not_carried_over(self, what: str, why: str) -> None:
         """Add a note about something that an EDF or job file cannot express."""
-        self._note(f"{short(what)}: not carried over: {why}")
+        self.note(what, f"not carried over: {why}")
 
     def not_needed(self, what: str, why: str) -> None:
         """Add a note about something that every engine does by default."""
-        self._note(f"{short(what)}: not needed: {why}")
-
-    def note(self, what: str, why: str) -> None:
-        """Add a note about something that was carried over in a way that the user may not expect."""
-        self._note(f"{short(what)}: {why}")
+        self.note(what, f"not needed: {why}")
 
     def refuse(self, what: str, why: str, *, edf: bool = False) -> None:
         """Refuse the job file, or with `edf` both files, because the result would do something else."""
-        self._note(f"{short(what)}: {why}", self.no_edf if edf else self.no_job)
+        self.note(what, why, self.no_edf if edf else self.no_job)
 
     def computed(self, what: str) -> None:
         """Refuse an image or mount that only a shell can evaluate."""
         self.refuse(what, "only a shell can evaluate this text: write its value", edf=True)
-
-    def _note(self, text: str, notes: list[str] | None = None) -> None:
-        line, notes = f"{self.where}{text}".replace("\n", " "), self.notes if notes is None else notes
-        if line not in notes:
-            notes.append(line)
 
     def mount(self, text: str, given: str) -> None:
         """Add the mount `SOURCE[:TARGET[:FLAGS]]`, or a note if an EDF cannot express it."""
@@ -127,7 +121,6 @@ class Adopted:
 
     def changes(self, present: Mapping[str, object] | None = None) -> list[Change]:
         """The changes to an EDF whose content is `present`. Mounts and devices that it already has are kept."""
-        there = dict(present or {})
         wanted: list[Change] = []
         for key, value in (("base_environment", self.base), ("image", self.image), ("workdir", self.workdir)):
             if value:
@@ -136,13 +129,11 @@ class Adopted:
             if flag is not None:
                 wanted.append(Set((key,), flag))
         for key, entries in (("mounts", [mount.text() for mount in self.mounts]), ("devices", self.devices)):
-            known = there.get(key)
-            if not isinstance(known, list):
-                wanted += [Set((key,), entries)] if entries else []
-                continue
-            said = {parse_mount(text) for text in known} if key == "mounts" else set(known)
-            fresh = [text for text in entries if (parse_mount(text) if key == "mounts" else text) not in said]
-            wanted += [Set((key, APPEND), text) for text in fresh]
+            if isinstance(there := (present or {}).get(key), list):
+                known = {parse_mount(text).text() if key == "mounts" else text for text in there}
+                wanted += [Set((key, APPEND), text) for text in entries if text not in known]
+            elif entries:
+                wanted.append(Set((key,), entries))
         wanted += [Set(("env", name), value) for name, value in self.env.items()]
         wanted += [Set(("annotations", *name.split(".")), value) for name, value in self.annotations.items()]
         return wanted
@@ -172,26 +163,3 @@ def secrets_in(words: Sequence[str]) -> dict[int, tuple[str, str]]:
 def plain(text: str) -> str | None:
     """The plain text of an EDF text; None if it contains a variable."""
     return None if names(text) else expand(text, {}, "a word")
-
-
-def image_reference(text: str) -> tuple[str, str]:
-    """(`[USER@][REGISTRY#]IMAGE[:TAG]` for an EDF, the reason if that is not possible); one of them is empty.
-
-    Source: enroot 4, src/docker.sh.
-    """
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme != "docker":
-        return "", f"{scheme} is storage on this machine: run `runner import {rest}` and write the path that it prints"
-    name = rest if separator else text
-    image = parse_reference(name)
-    if name.startswith(("localhost/", "sha256:")):
-        return (
-            "",
-            f"the image is only in the engine's storage: run `runner import {name}` and write the path that it prints",
-        )
-    if "#" in name or name.startswith("${"):
-        return name, ""
-    if not image.separator:
-        return name, ""
-    path = image.with_slash.removeprefix(f"{image.registry}/")
-    return (path if image.registry in HUB_NAMES else f"{image.registry}#{path}"), ""

@@ -1,36 +1,44 @@
-"""Options of sbatch and srun, read into a job file."""
+"""Options of sbatch and srun and the words after them, read into a job file."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from runner.bash import Word
 from runner.environments.rewriting import Change, Set
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
 from runner.machine.secrets import looks_secret
-from runner.runs.adopt.adopted import Adopted, plain
-from runner.runs.adopt.options import Option
+from runner.runs.adopt.adopted import Adopted, plain, secrets_in
+from runner.runs.adopt.options import TORCHRUN, Option, split
+from runner.runs.checks import check_variable
+from runner.runs.schedulers import flags
 
-RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-"""set for each task by the batch script that runner writes"""
-
-
-Check = Callable[[str, str], None]
-"""(flag, `sbatch` or `srun`): raises RunnerError for a flag that a job file cannot pass on"""
-CheckVariable = Callable[[str, str], None]
-
-_NUMBERS = {"nodes": "nodes", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task"}
-_TEXTS = {"mem": "memory", "time": "time", "partition": "partition", "account": "account"}
+_KEYS = {"nodes": "nodes", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory",
+         "time": "time", "partition": "partition", "account": "account"}  # fmt: skip
 _NOT_NEEDED = {
     "output": "a run has one log: runner logs", "error": "a run has one log: runner logs",
     "open-mode": "a run has one log, to which attempts append", "parsable": "runner launch --parsable",
     "get-user-env": "the container gets the host's variables",
 }  # fmt: skip
+# Source: srun(1): options that configure the step; sbatch does not know most of them
+_OF_STEPS = {
+    "accel-bind", "bcast", "cpu-bind", "disable-status", "distribution", "epilog", "exact", "het-group", "input",
+    "kill-on-bad-exit", "label", "mem-bind", "mpi", "msg-timeout", "multi-prog", "network", "overlap", "prolog",
+    "propagate", "pty", "quit-on-interrupt", "relative", "resv-ports", "send-libs", "slurmd-debug", "task-epilog",
+    "task-prolog", "threads", "unbuffered", "verbose", "wait", "whole",
+}  # fmt: skip
+# flags that runner refuses, but without which the job does the same
+_HARMLESS = {"export", "wait", "overcommit", "pty"}
 # Source: pyxis 0.24.0, the variables that it does not pass to enroot
 _NOT_INTO_CONTAINERS = {"PATH", "LD_LIBRARY_PATH", "LD_PRELOAD"}
+# options of torchrun that the launcher of a job sets itself
+_OF_LAUNCHER = {"node-rank", "master-addr", "master-port", "standalone", "local-addr", "tee", "redirects", "log-dir",
+                "role", "local-ranks-filter", "max-restarts"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,46 +51,28 @@ class Program:
     """per node; None if the launcher's options do not set it"""
 
 
-# Source: srun(1): options that configure the step; sbatch does not know most of them
-_OF_STEPS = {
-    "accel-bind", "bcast", "cpu-bind", "disable-status", "distribution", "epilog", "exact", "het-group", "input",
-    "kill-on-bad-exit", "label", "mem-bind", "mpi", "msg-timeout", "multi-prog", "network", "overlap", "prolog",
-    "propagate", "pty", "quit-on-interrupt", "relative", "resv-ports", "send-libs", "slurmd-debug", "task-epilog",
-    "task-prolog", "threads", "unbuffered", "verbose", "wait", "whole",
-}  # fmt: skip
-# flags that runner refuses, but without which the job does the same
-_HARMLESS = {"export", "parsable", "wait", "overcommit", "pty"}
-
-
 @dataclass
 class Draft:
     """The job file that is being assembled."""
 
-    check: Check
-    check_variable: CheckVariable
-    resources: dict[str, int | str] = field(default_factory=dict)
+    resources: dict[str, Any] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    """the options ntasks, gpus, gpus-per-task and cpus-per-gpu, which a job file does not have"""
     env: dict[str, str] = field(default_factory=dict)
     host_setup: list[str] = field(default_factory=list)
     task_prolog: list[str] = field(default_factory=list)
-    mail_user: str = ""
-    mail_events: tuple[str, ...] = ()
     save_seconds: int | None = None
     flags: dict[str, dict[str, str]] = field(default_factory=lambda: {"sbatch": {}, "srun": {}})
     allocated: bool = False
     """sbatch requests the resources, and srun starts a step in them"""
-    ntasks: int | None = None
-    gpus: int | None = None
-    gpus_per_task: int | None = None
-    cpus_per_gpu: int | None = None
     all_gpus: str = ""
     """the option that requests all GPUs of a node"""
 
     def read(self, options: Sequence[Option], program: str, adopted: Adopted) -> None:
         """Read options of sbatch or srun, except those for the container."""
-        given = {option.name for option in options}
         step = program == "srun" and self.allocated
-        if step and given & {"ntasks", "ntasks-per-node"}:
-            self.ntasks = None
+        if step and {option.name for option in options} & {"ntasks", "ntasks-per-node"}:
+            self.counts.pop("ntasks", None)
             self.resources.pop("tasks_per_node", None)
         for option in options:
             value = self.value(option)
@@ -97,149 +87,131 @@ class Draft:
                 adopted.not_needed(option.given, "the step has the resources of the job")
             elif step and option.name == "nodes" and value != str(self.resources.get("nodes", value)):
                 adopted.refuse(option.given, f"the step uses only a part of the job's {self.resources['nodes']} nodes")
-            elif not self._number(option, value) and not self._text(option.name, value):
-                self._other(option, value, program, adopted)
+            else:
+                self._read(option, value, program, adopted)
         listed = next((plain(option.value or "") for option in options if option.name == "nodelist"), None)
         if listed and "nodes" not in self.resources:
             self.resources["nodes"] = _hosts(listed)
 
     def value(self, option: Option) -> str | None:
         """The value of an option; empty for a variable with which Slurm says what the job has; None: not known."""
-        text = option.value or ""
-        has = self.resources.get
-        nodes, tasks = str(has("nodes", 1)), has("tasks_per_node")
-        known = {"SLURM_NNODES": nodes, "SLURM_JOB_NUM_NODES": nodes, "SLURM_NTASKS": str(self.ntasks or "")}
-        known |= {"SLURM_NTASKS_PER_NODE": str(tasks or ""), "SLURM_CPUS_PER_TASK": str(has("cpus_per_task", ""))}
-        known |= dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"), "")
-        return None if option.computed or set(names(text)) - known.keys() else expand(text, known, "an option")
+        text, has = option.value or "", self.resources.get
+        known: dict[str, Any] = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), has("nodes", 1))
+        known |= {"SLURM_NTASKS": self.counts.get("ntasks"), "SLURM_NTASKS_PER_NODE": has("tasks_per_node")}
+        known |= {"SLURM_CPUS_PER_TASK": has("cpus_per_task")}
+        known |= dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"))
+        values = {name: str(number or "") for name, number in known.items()}
+        return None if option.computed or set(names(text)) - values.keys() else expand(text, values, "an option")
 
-    def _number(self, option: Option, value: str) -> bool:
-        """Whether the option is a count; if so, read its value."""
+    def _read(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
         name = option.name
-        typed = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z_][\w.-]*):)?(\d+)", value)
-        if name in _NUMBERS and value.isdigit() and int(value) > 0:
-            self.resources[_NUMBERS[name]] = int(value)
-        elif name == "ntasks" and value.isdigit():
-            self.ntasks = int(value)
-        elif name == "cpus-per-gpu" and value.isdigit():
-            self.cpus_per_gpu = int(value)
-        elif name in {"gpus-per-node", "gres"} and value in {"gpu", "none"}:
-            self.resources["gpus_per_node"] = int(value == "gpu")
-        elif name in {"gpus-per-node", "gres", "gpus"} and typed and (name != "gres" or value.startswith("gpu:")):
-            if name == "gpus":
-                self.gpus = int(typed[2])
-            else:
-                self.resources["gpus_per_node"] = int(typed[2])
-            if typed[1]:  # the kind of GPU; this flag overrides the one that runner makes of gpus_per_node
-                self.flags["sbatch"]["gpus"] = f"--{name}={value}"
-        elif name == "gpus-per-task" and typed:
-            self.gpus_per_task = int(typed[2])
-        else:
-            return False
-        return True
+        gpus = re.fullmatch(r"(?:gpu:)?(?:([A-Za-z_][\w.-]*):)?(\d+)", value)
+        match name:
+            case "nodes" | "ntasks-per-node" | "cpus-per-task" if value.isdigit() and int(value):
+                self.resources[_KEYS[name]] = int(value)
+            case "mem" | "time" | "partition" | "account" if value:
+                self.resources[_KEYS[name]] = value
+            case "ntasks" | "cpus-per-gpu" if value.isdigit():
+                self.counts[name] = int(value)
+            case "gpus-per-task" if gpus:
+                self.counts[name] = int(gpus[2])
+            case "gpus-per-node" | "gres" if value in {"gpu", "none"}:
+                self.resources["gpus_per_node"] = int(value == "gpu")
+            case "gpus-per-node" | "gres" | "gpus" if gpus and (name != "gres" or value.startswith("gpu:")):
+                if name == "gpus":
+                    self.counts[name] = int(gpus[2])
+                else:
+                    self.resources["gpus_per_node"] = int(gpus[2])
+                if gpus[1]:  # the kind of GPU; this flag overrides the one that runner makes of gpus_per_node
+                    self.flags["sbatch"]["gpus"] = f"--{name}={value}"
+            case "signal" if found := re.fullmatch(r".*@(\d+)", value):
+                self.save_seconds = int(found[1])
+                adopted.note(option.given, f"becomes save_seconds = {found[1]}: runner requests the signal itself")
+            case "export" if value.upper() != "NONE":
+                for key, equals, text in (entry.partition("=") for entry in value.split(",")):
+                    if equals:
+                        self._read_variable(key, text, option.given, adopted)
+                adopted.not_needed(option.given, "the container gets the job's variables")
+            case _:
+                self._read_flag(option, value, program, adopted)
 
-    def _text(self, name: str, value: str) -> bool:
-        if name in _TEXTS and value:
-            self.resources[_TEXTS[name]] = value
-        elif name == "mail-user":
-            self.mail_user = value
-        elif name == "mail-type":
-            self.mail_events = (*self.mail_events, *value.split(","))
-        else:
-            return False
-        return True
-
-    def _other(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
-        name = option.name
-        if name == "signal" and (found := re.fullmatch(r".*@(\d+)", value)):
-            self.save_seconds = int(found[1])
-            adopted.note(option.given, f"becomes save_seconds = {found[1]}: runner requests the signal itself")
-        elif name == "export" and value.upper() != "NONE":
-            for entry in value.split(","):
-                key, equals, text = entry.partition("=")
-                if equals:
-                    self.variable(key, text, option.given, adopted)
-            adopted.not_needed(option.given, "the container gets the job's variables")
-        else:
-            if program == "srun" and not self.allocated and name not in _OF_STEPS:
-                program = "sbatch"  # srun requests the resources itself
-            if name == "exclusive" and program == "sbatch":
-                self.all_gpus = option.given
-            if name in {"task-prolog", "task-epilog", "input"} and adopted.folder:
-                value = str(adopted.folder / value)
-            # sbatch accepts both --NAME=VALUE and --NAME VALUE
-            flag = f"--{name}={value}" if option.value is not None else f"--{name}"
-            try:
-                self.check(flag, program)
-            except RunnerError as error:
-                tell = adopted.not_carried_over if name in _HARMLESS else adopted.refuse
-                tell(option.given, f"{error.why}; {error.fix}")
-            else:
-                self.flags[program][name] = flag
-
-    def variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
+    def _read_variable(self, name: str, value: str, given: str, adopted: Adopted) -> None:
         """Read a variable that the job exports. The value is plain text."""
-        if name in RENDEZVOUS:
-            adopted.not_needed(given, "runner sets it for each task")
-        elif name in _NOT_INTO_CONTAINERS:
+        if name in _NOT_INTO_CONTAINERS:
             adopted.not_carried_over(given, f"a container does not get the host's {name}; set it in [env] of the EDF")
         elif name == "NVIDIA_VISIBLE_DEVICES" or looks_secret(name, value):  # the engine reads the first one
             adopted.variable(name, literal(value), given)
         else:
             try:
-                self.check_variable(name, value)
+                check_variable(name, value)
             except RunnerError as error:
                 adopted.not_carried_over(given, f"{error.why}; {error.fix}")
             else:
                 self.env[name] = value
 
+    def _read_flag(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
+        """Pass an option on to sbatch or srun."""
+        name = option.name
+        if program == "srun" and not self.allocated and name not in _OF_STEPS:
+            program = "sbatch"  # srun requests the resources itself
+        if name == "exclusive" and program == "sbatch":
+            self.all_gpus = option.given
+        if name in {"task-prolog", "task-epilog", "input"} and adopted.folder:
+            value = str(adopted.folder / value)
+        # sbatch accepts both --NAME=VALUE and --NAME VALUE
+        flag = f"--{name}={value}" if option.value is not None else f"--{name}"
+        try:
+            flags.refuse((flag,), program)
+        except RunnerError as error:
+            tell = adopted.not_carried_over if name in _HARMLESS else adopted.refuse
+            tell(option.given, f"{error.why}; {error.fix}")
+        else:
+            self.flags[program][name] = flag
+
     def count(self, program: Program, adopted: Adopted) -> None:
         """Convert the counts of nodes, processes, GPUs and CPUs to those of a job file."""
-        nodes = self.resources.get("nodes", 1)
-        assert isinstance(nodes, int)
-        tasks = self.tasks_per_node(adopted)
-        has_gpus = "gpus_per_node" in self.resources
-        if self.gpus is not None and not has_gpus:
-            self.resources["gpus_per_node"] = self.gpus // nodes
-            if self.gpus % nodes:
-                adopted.refuse(f"--gpus={self.gpus}", f"it is not a multiple of {nodes} nodes")
-        elif self.gpus_per_task is not None and not has_gpus:
-            self.resources["gpus_per_node"] = self.gpus_per_task * (tasks or 1)
+        resources, tasks, processes = self.resources, self.tasks_per_node(adopted), program.processes
+        if "gpus_per_node" not in resources:
+            self._count_gpus(tasks or 1, processes, adopted)
+        gpus, per_gpu = resources.get("gpus_per_node"), self.counts.get("cpus-per-gpu", 0)
+        if per_gpu and gpus is not None and not per_gpu * gpus % (tasks or 1):
+            resources["cpus_per_task"] = per_gpu * gpus // (tasks or 1)
+        elif per_gpu:
+            adopted.refuse(f"--cpus-per-gpu={per_gpu}", "the number of GPUs per node is not known")
+        if program.launcher == "torchrun":
+            tasks = processes
+            resources.pop("tasks_per_node", None)
+            cpus, processes = resources.get("cpus_per_task"), processes or gpus
+            if cpus and processes and processes > 1:
+                resources["cpus_per_task"] = max(1, cpus // processes)
+                adopted.note(f"--cpus-per-task={cpus}", f"divided among the {processes} processes of a node")
+        if tasks:
+            resources["tasks_per_node"] = tasks
+
+    def _count_gpus(self, tasks: int, processes: int | None, adopted: Adopted) -> None:
+        if "gpus" in self.counts:
+            self.resources["gpus_per_node"] = self._per_node("gpus", adopted) or 0
+        elif "gpus-per-task" in self.counts:
+            self.resources["gpus_per_node"] = self.counts["gpus-per-task"] * tasks
             adopted.note("--gpus-per-task", "becomes gpus_per_node: each task sees all GPUs of its node")
-        elif self.all_gpus and not has_gpus and program.processes:
-            self.resources["gpus_per_node"] = program.processes
-            adopted.note(self.all_gpus, f"gpus_per_node = {program.processes}, one for each process")
-        elif self.all_gpus and not has_gpus:
+        elif self.all_gpus and processes:
+            self.resources["gpus_per_node"] = processes
+            adopted.note(self.all_gpus, f"gpus_per_node = {processes}, one for each process")
+        elif self.all_gpus:
             adopted.note(self.all_gpus, "the job gets the GPUs of the site's node, unless you set gpus_per_node")
-        gpus = self.resources.get("gpus_per_node")
-        if self.cpus_per_gpu and isinstance(gpus, int) and not self.cpus_per_gpu * gpus % (tasks or 1):
-            self.resources["cpus_per_task"] = self.cpus_per_gpu * gpus // (tasks or 1)
-        elif self.cpus_per_gpu:
-            adopted.refuse(f"--cpus-per-gpu={self.cpus_per_gpu}", "the number of GPUs per node is not known")
-        if program.launcher != "torchrun":
-            if tasks is not None:
-                self.resources["tasks_per_node"] = tasks
-            return
-        processes = program.processes or gpus
-        self.resources.pop("tasks_per_node", None)
-        if program.processes:
-            self.resources["tasks_per_node"] = program.processes
-        cpus = self.resources.get("cpus_per_task")
-        if isinstance(cpus, int) and isinstance(processes, int) and processes > 1:
-            self.resources["cpus_per_task"] = max(1, cpus // processes)
-            adopted.note(f"--cpus-per-task={cpus}", f"divided among the {processes} processes of a node")
 
     def tasks_per_node(self, adopted: Adopted) -> int | None:
         """How many tasks srun starts on a node; None if not given."""
-        given = self.resources.get("tasks_per_node")
-        if isinstance(given, int) or self.ntasks is None:
-            return given if isinstance(given, int) else None
-        nodes = self.resources.get("nodes", 1)
-        assert isinstance(nodes, int)
-        if self.ntasks % nodes:
-            adopted.refuse(f"--ntasks={self.ntasks}", f"it is not a multiple of {nodes} nodes")
+        given: int | None = self.resources.get("tasks_per_node")
+        return self._per_node("ntasks", adopted) if given is None and "ntasks" in self.counts else given
+
+    def _per_node(self, name: str, adopted: Adopted) -> int | None:
+        """The share of one node in the count of an option."""
+        count, nodes = self.counts[name], self.resources.get("nodes", 1)
+        if count % nodes:
+            adopted.refuse(f"--{name}={count}", f"it is not a multiple of {nodes} nodes")
             return None
-        return self.ntasks // nodes
+        return int(count // nodes)
 
     def changes(self, program: Program, environment: str, summary: str) -> list[Change]:
         """What to write into the job file."""
@@ -254,11 +226,7 @@ class Draft:
             wanted.append(Set(("save_seconds",), self.save_seconds))
         wanted += [Set(("resources", name), value) for name, value in self.resources.items()]
         wanted += [Set(("env", name), value) for name, value in self.env.items()]
-        if self.mail_user:
-            wanted += [Set(("mail", "user"), self.mail_user), Set(("mail", "events"), self.mail_events)]
-        elif self.mail_events:
-            self.flags["sbatch"]["mail-type"] = f"--mail-type={','.join(self.mail_events)}"
-        wanted += [Set(("slurm", name), tuple(flags.values())) for name, flags in self.flags.items() if flags]
+        wanted += [Set(("slurm", name), tuple(given.values())) for name, given in self.flags.items() if given]
         return wanted
 
 
@@ -270,3 +238,63 @@ def _hosts(listed: str) -> int:
         ranges = [[each.split("-") for each in inside.split(",")] for inside in brackets]
         count += math.prod(sum(int(each[-1]) - int(each[0]) + 1 for each in inside) for inside in ranges)
     return count
+
+
+def read_program(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Program:
+    """The program that these words start in every task."""
+    words = _without_secrets(words, adopted)
+    texts = [word.text for word in words]
+    first = texts[0].rsplit("/", 1)[-1] if words else ""
+    if first in {"bash", "sh", "zsh"} and all(text.startswith("-") and text != "-c" for text in texts[1:]):
+        adopted.refuse(" ".join(texts), "an interactive shell is not a job: runner shell ENVIRONMENT")
+    module = texts.index("-m") + 1 if re.fullmatch(r"python[0-9.]*", first) and "-m" in texts[1:3] else 0
+    # with several tasks per node, srun starts several launchers on each node
+    if (first == "torchrun" or texts[module : module + 1] == ["torch.distributed.run"]) and (
+        (draft.tasks_per_node(adopted) or 1) == 1
+    ):
+        launched = _torchrun(words[module + 1 :], draft, adopted)
+        if launched:
+            return launched
+    return _program("none", words, draft)
+
+
+def _without_secrets(words: Sequence[Word], adopted: Adopted) -> list[Word]:
+    """The words, in which variables of the user's environment replace secrets."""
+    found = list(words)
+    for index, (option, before) in secrets_in([word.text for word in words]).items():
+        name = re.sub(r"\W+", "_", option.strip("-")).upper() or "SECRET"
+        found[index] = replace(words[index], raw=f'{before}"${{{name}:?}}"', computed=True)
+        adopted.note(f"{option} …", f"it is a secret: export {name} where you launch")
+    return found
+
+
+def _torchrun(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Program | None:
+    """The program that torchrun starts; None if the job file cannot express one of its options."""
+    options, rest = split(words, TORCHRUN)
+    processes: int | None = 1
+    for option in options:
+        name, value = option.name.replace("_", "-"), draft.value(option)
+        if name == "nnodes" and value and value.isdigit():
+            if draft.resources.setdefault("nodes", int(value)) != int(value):
+                adopted.refuse(option.given, f"the job has {draft.resources['nodes']} nodes")
+        elif name == "nproc-per-node" and value is not None and re.fullmatch(r"\d*|gpu|auto", value):
+            processes = int(value) if value.isdigit() else None
+        elif name == "module":
+            rest = (Word("-m", "-m"), *rest)
+        elif name == "max-restarts" and value != "0":
+            adopted.not_carried_over(option.given, "runner restarts the whole job, not single processes")
+        elif name in _OF_LAUNCHER or name.startswith("rdzv-"):
+            adopted.not_needed(option.given, "runner sets the rendezvous, the ranks and the logs of each process")
+        elif name != "no-python":
+            return None
+    return _program("torchrun", rest, draft, processes)
+
+
+def _program(launcher: str, words: Sequence[Word], draft: Draft, processes: int | None = None) -> Program:
+    """The words as a command, or as STEP_COMMAND if only a shell can evaluate them."""
+    texts = [plain(word.text) if not word.computed and not word.array else None for word in words]
+    if None not in texts:
+        return Program(launcher, tuple(str(text) for text in texts), processes)
+    python = ["python"] if launcher == "torchrun" and words[0].text.endswith((".py", "-m")) else []
+    draft.host_setup.append(f"export STEP_COMMAND=$(printf '%q ' {' '.join((*python, *(word.raw for word in words)))})")
+    return Program(launcher, ("bash", "-c", 'eval "exec $STEP_COMMAND"'), processes)

@@ -113,8 +113,10 @@ _SLURM_SHORT = {
 SRUN = Grammar(_SLURM_SHORT, frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
 SBATCH = Grammar({**_SLURM_SHORT, "a": "array"}, frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
 
-# Source: torchrun --help of PyTorch 2.7. Underscores are read as dashes.
-TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help")))
+# Source: torchrun --help of PyTorch 2.7
+TORCHRUN = Grammar(
+    {"m": "module"}, frozenset(("standalone", "module", "no-python", "no_python", "run-path", "run_path", "help"))
+)
 
 
 def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:

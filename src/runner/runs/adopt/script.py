@@ -14,9 +14,8 @@ from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
 from runner.runs.adopt import containers
 from runner.runs.adopt.adopted import Adopted, plain, secrets_in
-from runner.runs.adopt.job import Draft, Program
+from runner.runs.adopt.job import Draft, Program, read_program
 from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN, Grammar, Option, read_directives, split
-from runner.runs.adopt.program import read_program
 from runner.runs.adopt.scope import ASSIGNMENT, Scope
 
 _ENGINES = ("docker", "nvidia-docker", "podman")
@@ -76,7 +75,7 @@ def read_script(
     draft.read([option for option in directives if option not in container], "sbatch", adopted)
     # as if the script were submitted from the current folder
     adopted.folder = folder / next((option.value or "" for option in directives[::-1] if option.name == "chdir"), "")
-    containers.read_flags(container, adopted)
+    containers.read(container, adopted)
     if container:
         return _whole_script(text, adopted, draft, arguments)
     return _main_step(text, adopted, draft, adopted.folder, name, arguments)
@@ -260,14 +259,16 @@ def _cd(words: Sequence[Word], scope: Scope, adopted: Adopted, command: Command)
         scope.values["PWD"] = literal(os.path.normpath(adopted.folder))
 
 
-def _step(command: Command, before: Sequence[Word], words: tuple[Word, ...]) -> Step | None:
+def _step(command: Command, before: Sequence[Word], words: Sequence[Word]) -> Step | None:
     """The step that a command starts; None for any other command."""
     while words and words[0].text.rsplit("/", 1)[-1] in {"exec", "time", "sudo", "nohup"}:
         words = words[1:]
     first = words[0].text.rsplit("/", 1)[-1] if words else ""
-    if first in _ENGINES and len(words) > 1 and words[1].text == "run":
-        return Step(command, first, words[2:], tuple(before))
-    return Step(command, first, words[1:], tuple(before)) if first == "srun" else None
+    words = words[1:]
+    if first in _ENGINES:
+        words = words[1:] if words and words[0].text in {"container", "--remote"} else words
+        return Step(command, first, tuple(words[1:]), tuple(before)) if words and words[0].text == "run" else None
+    return Step(command, first, tuple(words), tuple(before)) if first == "srun" else None
 
 
 def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
@@ -281,32 +282,30 @@ def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
         adopted.refuse("|", "another command reads the output of the step")
     if step.command.nested:
         adopted.refuse(step.command.raw, "it is inside a condition, a loop or a function, or behind && or ||")
-    program = read_program(take_step(step.kind, step.words, adopted, draft, scope), draft, adopted)
+    program = read_program(_read_step(step.kind, step.words, adopted, draft, scope), draft, adopted)
     draft.count(program, adopted)
     draft.host_setup[:0] = [f"export {word.raw}" for word in step.before]
     return program
 
 
-def take_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, scope: Scope) -> tuple[Word, ...]:
+def _read_step(kind: str, words: Sequence[Word], adopted: Adopted, draft: Draft, scope: Scope) -> tuple[Word, ...]:
     """Read the words after `srun`, `docker run` or `podman run`, and return those of the program."""
     options, rest = _options(words, CONTAINER if kind in _ENGINES else SRUN, adopted, scope)
     if kind in _ENGINES:
-        containers.read_container_run(options, rest, adopted, kind)
+        rest = containers.read_container_run(options, rest, adopted, kind)
         draft.all_gpus = f"{kind} run" if adopted.gpus is None else ""
-        draft.gpus = adopted.gpus if draft.gpus is None and not draft.allocated else draft.gpus
-        return tuple(adopted.command)
-    container = tuple(option for option in options if containers.is_flag(option))
+        if adopted.gpus is not None and "gpus" not in draft.counts and not draft.allocated:
+            draft.counts["gpus"] = adopted.gpus
+        return rest
+    container = [option for option in options if containers.is_flag(option)]
     for option in container:
         for name in (option.value or "").split(",") if option.name == "container-env" else ():
             adopted.env |= {name: scope.values[name]} if plain(scope.values.get(name, "${x}")) is not None else {}
     draft.read([option for option in options if option not in container], "srun", adopted)
-    containers.read_flags(container, adopted)
-    program = rest[0].text.rsplit("/", 1)[-1] if rest else ""
-    if program in _ENGINES and len(rest) > 1 and rest[1].text == "run":
-        return take_step(program, rest[2:], adopted, draft, scope)
+    containers.read(container, adopted)
     if any(word.text == ":" for word in rest):
         adopted.refuse("srun `:`", "it starts several programs, but a job has only one")
-    if program in _FOREIGN:
+    if rest and rest[0].text.rsplit("/", 1)[-1] in _FOREIGN:
         adopted.refuse(rest[0].text, _NO_SIF, edf=True)
     return rest
 
@@ -336,47 +335,31 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
 
     Raises RunnerError for an unknown program.
     """
-    words = tuple(Word(literal(word), shlex.quote(word)) for word in argv)
-    adopted.folder = folder
-    while words and words[0].text in {"sudo", "exec", "time"}:
-        words = words[1:]
-    first = words[0].text if words else ""
-    first = first if first.startswith("-") else first.rsplit("/", 1)[-1]
-    if first in _ENGINES:
-        words = words[1:]
-        while words and words[0].text in {"container", "run", "--remote"}:
-            words = words[1:]
-        words = take_step(first, words, adopted, draft, Scope())
-    elif first == "srun" or first.startswith(("--container-", "--no-container-", "--environment", "--edf")):
-        words = take_step("srun", words[1:] if first == "srun" else words, adopted, draft, Scope())
-    elif first == "sbatch":
+    words = [Word(literal(word), shlex.quote(word)) for word in argv]
+    if argv[0] == "sbatch":
         return _sbatch(words[1:], adopted, draft, folder)
-    else:
+    if argv[0].startswith(("--container-", "--no-container-", "--environment", "--edf")):
+        words.insert(0, Word("srun", "srun"))
+    step = _step(Command(tuple(words), 1, shlex.join(argv)), (), words)
+    if step is None:
         raise RunnerError(
-            f"cannot adopt a command line that starts with {first!r}",
+            f"cannot adopt a command line that starts with {argv[0]!r}",
             "only srun, sbatch, docker run, podman run, or the flags of pyxis (--container-image=…) can be adopted",
             "write it in one of these forms, or put it into a script, which runs unchanged: runner launch PATH",
         )
-    program = read_program(words, draft, adopted)
-    draft.count(program, adopted)
-    return program
+    adopted.folder = folder
+    return _take(step, Scope(), adopted, draft)
 
 
 def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:
     """Read `sbatch OPTIONS SCRIPT ARGUMENTS`. The options override those in the script."""
     options, rest = split(words, SBATCH)
-    arguments = [expand(word.text, {}, "an argument") for word in rest]
-    wrapped = next((option.value for option in options if option.name == "wrap"), None)
-    if wrapped is None and not rest:
+    if not rest:
         raise RunnerError("sbatch has no script", "it would read the script from stdin", "sbatch OPTIONS SCRIPT")
-    if wrapped is not None:
-        text, name = f"#!/bin/sh\n{expand(wrapped, {}, '--wrap')}\n", "--wrap"
-    else:
-        name = arguments.pop(0)
-        try:
-            text = (folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise RunnerError(f"cannot read {folder / name}", why, "check the path") from error
-    options = tuple(option for option in options if option.name != "wrap")
+    name, *arguments = (expand(word.text, {}, "an argument") for word in rest)
+    try:
+        text = (folder / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise RunnerError(f"cannot read {name}", why, "check the path; a command line goes after --") from error
     return read_script(text, adopted, draft, folder, name, options=options, arguments=arguments)
