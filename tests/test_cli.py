@@ -16,12 +16,8 @@ def runner(*argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[s
 
 
 def test_words_after_the_first_bare_dashes_are_left_alone() -> None:
-    assert split_rest(["launch", "--env", "x", "--", "a", "--", "-v"]) == (
-        ["launch", "--env", "x"],
-        ("a", "--", "-v"),
-        True,
-    )
-    assert split_rest(["status"]) == (["status"], (), False)
+    assert split_rest(["launch", "--env", "x", "--", "a", "--", "-v"]) == (["launch", "--env", "x"], ("a", "--", "-v"))
+    assert split_rest(["status"]) == (["status"], ())
 
 
 def test_the_overview_names_every_verb_and_its_own_help_exists() -> None:

@@ -81,3 +81,15 @@ def test_states_are_coloured_where_colours_are_wanted(
     monkeypatch.setenv("NO_COLOR", "1")
     Console().table(*table)
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_passing_line_gives_way_to_the_next_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    console = Console()
+    for line in ("one\x1b", "two", ""):
+        console.passing(line)
+    console.passing("three")
+    console.say("done")
+    assert capsys.readouterr().err == "  one\r\x1b[2K  two\r\x1b[2K  three\r\x1b[2Kdone\n"

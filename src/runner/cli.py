@@ -59,13 +59,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 VERBS = {verb: entry for group in GROUPS.values() for verb, entry in group.items()}
 
 
-def split_rest(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...], bool]:
-    """The words before the first bare `--`, the words after it untouched, and whether there was one."""
+def split_rest(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The words before the first bare `--`, and the words after it untouched."""
     words = list(argv)
-    if "--" not in words:
-        return words, (), False
-    at = words.index("--")
-    return words[:at], tuple(words[at + 1 :]), True
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], tuple(words[at + 1 :])
 
 
 def make_parser(verbs: Sequence[str]) -> Parser:
@@ -81,11 +79,6 @@ def make_parser(verbs: Sequence[str]) -> Parser:
     for module in dict.fromkeys(VERBS[verb][0] for verb in verbs):
         importlib.import_module(f"runner.commands.{module}").add(subparsers, common)
     return parser
-
-
-def full_parser() -> Parser:
-    """The parser with every verb: what completion scripts are made from."""
-    return make_parser(tuple(VERBS))
 
 
 def overview() -> str:
@@ -126,7 +119,7 @@ def find_verb(words: Sequence[str]) -> int | None:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace | None:
     """The parsed command, or None if only help or the version was requested (and printed)."""
-    words, rest, has_rest = split_rest(argv)
+    words, rest = split_rest(argv)
     at = find_verb(words)
     if at is None:
         if "--version" in words:
@@ -149,8 +142,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         raise RunnerError(f"there is no verb {verb!r}", f"known: {', '.join(VERBS)}", fix, exit_code=2)
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
-    args.rest, args.has_rest, args.full_parser = rest, has_rest, full_parser
-    args.make_parser, args.verbs = make_parser, tuple(VERBS)
+    args.rest, args.parse, args.make_parser, args.verbs = rest, parse, make_parser, tuple(VERBS)
     return args
 
 

@@ -11,8 +11,7 @@ from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping
 
     from runner.commands.console import Console
     from runner.commands.options import Verbs
@@ -57,19 +56,19 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
     project = find_project()
     recipe = load_recipe(args.recipe, project, args.base_tag)
     console.say(f"recipe: {recipe.path}")
-    report = BuildConsole(console)
     options = _build_options(args)
     site = chosen_site(args, console) if args.then_import else None
     if site is not None and goes_to_a_job(site, os.environ):
         return _build_in_a_job(recipe.name, site, args, console)
     if args.dry_run:
-        console.answer(dry_run(recipe, options, os.environ, report))
+        console.answer(dry_run(recipe, options, os.environ, console))
         return 0
-    image = build(recipe, options, os.environ, report)
+    image = build(recipe, options, os.environ, console)
     if site is not None:
         from runner.commands.import_ import import_source
 
-        return import_source(f"{_scheme(image.engine)}://{image.reference}", site, args, console)
+        scheme = "dockerd" if image.engine == "docker" else image.engine
+        return import_source(f"{scheme}://{image.reference}", site, args, console)
     if args.json:
         console.answer_json({**asdict(image), "reference": image.reference})
     else:
@@ -108,10 +107,6 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     else:
         console.answer(str(path))
     return 0
-
-
-def _scheme(engine: str) -> str:
-    return "dockerd" if engine == "docker" else engine
 
 
 def _build_options(args: argparse.Namespace) -> BuildOptions:
@@ -156,48 +151,3 @@ def image_maker(project: Project, environ: Mapping[str, str], report: Report) ->
         import_image(ImportRequest(name, folder, project, environ, options), report)
 
     return make
-
-
-class BuildConsole:
-    """The console for a build. On a terminal it shows the newest output line below the current step."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.shown = False
-
-    def say(self, line: str) -> None:
-        self._wipe()
-        self.console.say(line)
-
-    def detail(self, line: str) -> None:
-        self._wipe()
-        self.console.detail(line)
-
-    def warn(self, line: str) -> None:
-        self._wipe()
-        self.console.warn(line)
-
-    def passing(self, line: str) -> None:
-        """Show the step's newest output line; with -v, or without a terminal, treat it like `detail`."""
-        if self.console.verbose or not self.console.terminal:
-            if line:
-                self.console.detail(line)
-            return
-        self._wipe()
-        if line:
-            import shutil
-
-            width = shutil.get_terminal_size().columns - 3
-            plain = "".join(letter for letter in line if letter.isprintable())
-            sys.stderr.write(f"  {plain[:width]}")
-            sys.stderr.flush()
-            self.shown = True
-
-    def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
-        self._wipe()
-        return self.console.bar(what, total, unit)
-
-    def _wipe(self) -> None:
-        if self.shown:
-            sys.stderr.write("\r\x1b[2K")
-            self.shown = False

@@ -153,10 +153,10 @@ def _scripts() -> list[str]:
 
 
 def _recipes() -> list[str]:
+    from runner.images.recipe import recipe_names
     from runner.project import find_project
 
-    named = {path.name.partition(".")[2] for root in find_project().roots for path in root.glob("Containerfile.*")}
-    return [*named, *_names("containers")]
+    return list(recipe_names(find_project()))
 
 
 def _causes() -> list[str]:

@@ -67,6 +67,7 @@ class Console:
         self.wide = wide
         self.terminal = sys.stderr.isatty()
         self.colour = self.terminal and not os.environ.get("NO_COLOR")
+        self.has_passing = False
 
     def answer(self, text: str, *, exact: bool = False) -> None:
         """Print the answer, the only output on stdout.
@@ -129,6 +130,7 @@ class Console:
         self._write(visible(line))
 
     def _write(self, line: str) -> None:
+        self._wipe()
         try:
             print(line, file=sys.stderr, flush=True)
         except UnicodeEncodeError:  # an argument that is not valid UTF-8
@@ -157,13 +159,29 @@ class Console:
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
 
     def passing(self, line: str) -> None:
+        """Show a step's newest output line; with -v, or without a terminal, treat it like `detail`."""
+        if self.verbose or not self.terminal:
+            if line:
+                self.detail(line)
+            return
+        self._wipe()
         if line:
-            self.detail(line)
+            plain = "".join(letter for letter in line if letter.isprintable())
+            sys.stderr.write(f"  {plain[: columns() - 3]}")
+            sys.stderr.flush()
+            self.has_passing = True
+
+    def _wipe(self) -> None:
+        """Remove the line that `passing` has shown."""
+        if self.has_passing:
+            sys.stderr.write("\r\x1b[2K")
+            self.has_passing = False
 
     def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
         """A live bar on a terminal, and a line every few seconds elsewhere."""
         from runner.commands.bars import live_bar, plain_bar
 
+        self._wipe()
         return live_bar(visible(what), total, unit) if self.terminal else plain_bar(self, what, total, unit)
 
 

@@ -69,15 +69,12 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     from runner.runs.diff import side_of_plan
     from runner.runs.launch import prepare
 
-    words = list(run.command_line)
-    if "launch" not in words:
+    if "launch" not in run.command_line:
         raise RunnerError(
             f"runner does not know how {run.name} was launched",
             "its record contains no command line",
             f"compare the run with another one: runner diff {run.name} OTHER",
         )
-    at = words.index("--") if "--" in words else len(words)
-    named = words[:at].index("launch")
-    launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
-    launch.rest, launch.dry_run = tuple(words[at + 1 :]), True
+    launch = args.parse(run.command_line)
+    launch.dry_run = True
     return side_of_plan(prepare(launch_request(launch), project, os.environ, Quiet()), run)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
 
-from runner.commands.options import add_wide
+from runner.commands.options import add_wide, runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -43,20 +42,17 @@ def show_history(args: argparse.Namespace, console: Console) -> int:
     """`runner history`: one line per launch, oldest first."""
     from datetime import datetime
 
-    from runner.detection import find_site
-    from runner.project import find_project
     from runner.runs.history import Filters, find, parse_since
     from runner.runs.run import list_runs
 
     now = datetime.now().astimezone()
-    site, _ = find_site(args.site, os.environ)
-    folder = site.runs(os.environ, find_project())
+    folder = runs_folder(args.site)
     filters = Filters(
         env=args.env,
         script=args.script,
         job=args.job,
         tags=tuple(args.tag),
-        site=site.name if args.site else "",
+        site=args.site or "",
         states=tuple(args.state),
         since=parse_since(args.since, now) if args.since else None,
     )

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.commands.options import Verbs
     from runner.images.importer.plan import ImportOptions
-    from runner.images.squashfs_file import Squashfs
     from runner.site import Site
 
 
@@ -74,7 +73,9 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
         return 0
     imported = import_image(request, console)
     squashfs, packed = imported.squashfs, imported.packed
-    _say_made(squashfs, console)
+    console.say(f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}")
+    if squashfs.link != squashfs.path:
+        console.say(f"{squashfs.link} -> {squashfs.path.name}")
     if args.json:
         counts = {"layers": packed.layers, "layers_copied": packed.layers_reused, "entries": packed.entries}
         console.answer_json({**squashfs.record(), "made": imported.made, **counts, "seconds": packed.seconds})
@@ -99,9 +100,3 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
         striping=site.image_striping or STRIPING,
         **{name: getattr(args, name) for name in names if hasattr(args, name)},
     )
-
-
-def _say_made(squashfs: Squashfs, console: Console) -> None:
-    console.say(f"{squashfs.size_bytes / 1e6:,.0f} MB, {squashfs.architecture}, image {squashfs.image_digest[:12]}")
-    if squashfs.link != squashfs.path:
-        console.say(f"{squashfs.link} -> {squashfs.path.name}")

@@ -118,8 +118,6 @@ def _ask(args: argparse.Namespace, seen: Seen, base: Site) -> None:
 
 
 def _answer(what: str, known: tuple[str, ...], default: str | None) -> str | None:
-    import sys
-
     choices = f" ({', '.join(known)})" if known else ""
     print(f"{what}{choices}{f' [{default}]' if default else ''}: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() or default

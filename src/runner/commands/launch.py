@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
+from runner.commands.build import image_maker
 from runner.commands.console import say_end
 from runner.commands.options import add_job, add_settings, settings
 from runner.errors import RunnerError
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from runner.commands.console import Console
     from runner.commands.options import Verbs
     from runner.project import Project
-    from runner.runs.launch import MakeImage, Request, RunPlan
+    from runner.runs.launch import Request, RunPlan
     from runner.runs.run import Run
     from runner.runs.sweep import Sweep
 
@@ -91,7 +92,7 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
     project = find_project()
     sweep = _sweep_of(args)
-    make_image = _make_image(project, console) if args.build and not args.dry_run else None
+    make_image = image_maker(project, os.environ, console) if args.build and not args.dry_run else None
     plan = prepare(launch_request(args), project, os.environ, console, make_image)
     tasks = _array_tasks(plan, args)
     if args.dry_run:
@@ -143,12 +144,6 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _make_image(project: Project, console: Console) -> MakeImage:
-    from runner.commands.build import image_maker
-
-    return image_maker(project, os.environ, console)
-
-
 def _explain(plan: RunPlan, project: Project, console: Console) -> int:
     """Print the batch script on stdout, and the submit command and the origin of every value on stderr."""
 
@@ -157,9 +152,8 @@ def _explain(plan: RunPlan, project: Project, console: Console) -> int:
     for note in plan.notes:
         console.warn(note)
     sys.stdout.flush()
-    sys.stdout.buffer.write(
-        plan.script.encode(errors="surrogateescape")
-    )  # bytes, so that no newline is added or changed
+    # bytes, so that no newline is added or changed
+    sys.stdout.buffer.write(plan.script.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
     return 0
 
@@ -352,14 +346,9 @@ def _wait_for_all(runs: tuple[Run, ...], console: Console) -> int:
     """Wait for the runs of a sweep or array, and return the highest exit code."""
     from runner.runs.follow import result_code
     from runner.runs.run import reloaded
-    from runner.runs.status import RunStatus, watch
+    from runner.runs.status import watch
 
-    last: list[RunStatus] = []
-
-    def keep(found: tuple[RunStatus, ...]) -> None:
-        last[:] = found
-
-    watch(lambda: tuple(map(reloaded, runs)), keep)
+    last = watch(lambda: tuple(map(reloaded, runs)))
     for status in last:
         say_end(status, console)
     return max(map(result_code, last))

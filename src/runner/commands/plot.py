@@ -79,13 +79,8 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
         except RunnerError as refusal:
             failed.append(refusal)
     if not found:
-        raise (
-            failed[0]
-            if failed
-            else RunnerError(
-                "there is nothing to plot", "none of the values is a finite number", "print the values with --json"
-            )
-        )
+        nothing = ("there is nothing to plot", "none of the values is a finite number", "print the values with --json")
+        raise failed[0] if failed else RunnerError(*nothing)
     for error in failed:
         console.warn(f"left out: {error.what}: {error.why}")
     return found

@@ -87,10 +87,8 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             for line in code_from_git(code, source or project.start, root, diff):
                 console.warn(f"cannot restore {line}")
             here = project_at(project, root)
-        at = words.index("--") if "--" in words else len(words)
-        named = words[:at].index("launch")
-        launch = args.full_parser().parse_args([*words[named:at], *words[:named]])
-        launch.rest, launch.dry_run, launch.after, launch.after_any = tuple(words[at + 1 :]), False, [], []
+        launch = args.parse(words)
+        launch.dry_run, launch.after, launch.after_any = False, [], []
         plan = prepare(launch_request(launch), here, os.environ, console)
         values = locked.tables.get("sweep", {})
         if values:

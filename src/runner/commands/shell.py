@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 
+from runner.commands.build import image_maker
 from runner.commands.options import add_settings, settings
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -39,14 +40,8 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
         where=args.where, command=args.rest, site=args.site, engine=args.engine, given=settings(args),
         terminal=sys.stdin.isatty() and sys.stdout.isatty(),
     )  # fmt: skip
-    make_image = None
-    if args.build:
-        from runner.commands.build import image_maker
-
-        make_image = image_maker(project, os.environ, console)
-    with shell.prepared(
-        request, project, os.environ, console, dry_run=args.dry_run, make_image=make_image
-    ) as call:  # fmt: skip
+    make_image = image_maker(project, os.environ, console) if args.build else None
+    with shell.prepared(request, project, os.environ, console, dry_run=args.dry_run, make_image=make_image) as call:
         if args.dry_run:
             console.answer(call.text)
             return 0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import os
+
+from runner.commands.options import runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -52,13 +53,9 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     if args.log:
         answer = explain.explain_logs([Path(name) for name in args.log])
     else:
-        from runner.detection import find_site
-        from runner.project import find_project
         from runner.runs.run import find_run
 
-        site, _ = find_site(args.site, os.environ)
-        run = find_run(args.run_word or "last", site.runs(os.environ, find_project()))
-        answer = explain.explain_run(run)
+        answer = explain.explain_run(find_run(args.run_word or "last", runs_folder(args.site)))
     if args.json:
         console.answer_json(answer.record())
     else:

@@ -110,17 +110,17 @@ SHORTEST, LONGEST, GROWTH = 2.0, 30.0, 1.3  # seconds between two queries; the p
 
 def watch(
     runs: Callable[[], Sequence[Run]],
-    show: Callable[[tuple[RunStatus, ...]], None],
+    show: Callable[[tuple[RunStatus, ...]], object] = lambda found: None,
     sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Show the status of the runs until all have ended, with one query for all of them each time."""
+) -> tuple[RunStatus, ...]:
+    """Show the status of the runs until all have ended, with one query for all of them each time; return the last."""
     pause = SHORTEST
     before: tuple[object, ...] = ()
     while True:
         found = ask(runs())
         show(found)
         if not any(goes_on(status) for status in found):
-            return
+            return found
         states = tuple((status.state, status.reason, status.attempt) for status in found)
         pause = SHORTEST if states != before else min(pause * GROWTH, LONGEST)
         before = states
