@@ -70,7 +70,7 @@ def read_toml(path: Path) -> Document:
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
         raise RunnerError(
-            f"cannot read {Place(path, line)}", "the file is not UTF-8 text", f"iconv -t UTF-8 {path} > new.toml"
+            f"cannot read {Place(path, line)}", "the file is not UTF-8", f"iconv -f LATIN1 -t UTF-8 {path} > NEW"
         ) from error
     except OSError as error:
         raise RunnerError(
@@ -103,7 +103,7 @@ def _syntax_error(text: str, path: Path, message: str) -> RunnerError:
 
 def _syntax_advice(message: str) -> str:
     if re.search(r"twice|overwrite|namespace|mutate", message):
-        return "a table may be opened only once: put all its keys under a single [table] heading"
+        return "a table can be opened only once: put all its keys under a single [table] heading"
     if "Invalid value" in message:
         return 'put text in quotes: key = "value"'
     return "fix that line"

@@ -63,7 +63,7 @@ def test_a_kept_lock_brings_the_commit_back_and_says_what_is_lost(
     done = local("rerun", str(lock))
     assert "jobs/new.txt: it was never committed" in done.stderr
     assert "the changes to jobs/data.txt: they were not committed" in done.stderr
-    assert "different from the original run: code/" in done.stderr
+    assert "code/ differs from the original run" in done.stderr
     assert "one\n" in finished(local, done.stdout.strip())
 
 

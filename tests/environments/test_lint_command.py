@@ -39,10 +39,10 @@ def test_one_call_checks_names_paths_and_scripts_with_the_environments_in_them(p
     done = check(project, "clean", "./edf/wrong.toml", "job.sh")
     assert done.returncode == 1
     assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
-        "edf/wrong.toml:2: error: workdir contains $X without braces: that is plain text, not a variable"
+        "edf/wrong.toml:2: error: workdir contains $X without braces, which is plain text, not a variable"
         " [variable-without-braces]",
         "job.sh:3: error: --mem=0: Clariden's Slurm does not allow it; --mem=450G is most of a node [sbatch-refused]",
-        "edf/risky.toml:3: warning: NCCL_PROTO overrides what the network hook sets for its libraries [stale-tuning]",
+        "edf/risky.toml:3: warning: NCCL_PROTO overrides the settings of the network hook [stale-tuning]",
     ]
     assert "this machine is not part of site alps-clariden" in done.stderr
     assert "4 environments and scripts on alps-clariden with ce: 2 errors, 1 warning" in done.stderr
@@ -73,7 +73,7 @@ def test_json_has_every_part_of_a_finding(project):
             "code": "variable-without-braces",
             "severity": "error",
             "field": "workdir",
-            "reason": "workdir contains $X without braces: that is plain text, not a variable",
+            "reason": "workdir contains $X without braces, which is plain text, not a variable",
             "fix": "write ${X}",
             "path": str(project / "edf/wrong.toml"),
             "line": 2,

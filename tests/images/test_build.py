@@ -222,7 +222,7 @@ def test_a_recipe_may_change_during_its_build(bench: Bench, monkeypatch: pytest.
         patch.setattr(bench.report, "say", edit)
         first = bench.build("moving")
     assert bench.said(
-        f"files of the recipe changed during the build; {first.reference} contains the earlier versions of them"
+        f"files of the recipe changed during the build; {first.reference} contains their earlier versions"
     )
     assert "LATER" not in bench.engine("image", "inspect", first.reference)
     second = bench.build("moving")

@@ -683,12 +683,12 @@ def test_a_refused_job_writes_nothing_and_offers_the_script_itself(tmp_path):
     (tmp_path / "job.sh").write_text("#!/bin/bash\nsrun --container-image=i a\ntar cf x.tar out\n")
     done = runner(tmp_path, "job.sh", "-o", "edf/t.toml", "--job", "jobs/t.toml")
     assert done.returncode == 1 and not (tmp_path / "edf").exists()
-    assert "cannot convert job.sh to a job file" in done.stderr
+    assert "no job file can do the same as job.sh" in done.stderr
     assert "line 3: tar cf x.tar out: it does not run before the step" in done.stderr
     assert "runner launch PATH" in done.stderr
     edf = runner(tmp_path, "job.sh")
     assert edf.returncode == 0 and 'image = "i"' in edf.stdout
-    assert "no job file can do the same as this script: line 3: tar cf x.tar out" in edf.stderr
+    assert "no job file can do the same as job.sh: line 3: tar cf x.tar out" in edf.stderr
 
 
 def test_a_job_that_is_adopted_in_a_subfolder_finds_its_environment(tmp_path):

@@ -116,7 +116,7 @@ def _build_options(args: argparse.Namespace) -> BuildOptions:
         if "=" not in word or word.startswith("="):
             raise RunnerError(
                 f"--build-arg {word!r} is not of the form NAME=VALUE",
-                "it must set an ARG of the Containerfile",
+                "--build-arg sets an ARG of the Containerfile",
                 "--build-arg NAME=VALUE",
                 exit_code=2,
             )

@@ -72,8 +72,8 @@ def _here(run: Run, project: Project, args: argparse.Namespace) -> Side:
     if "launch" not in run.command_line:
         raise RunnerError(
             f"runner does not know how {run.name} was launched",
-            "its record contains no command line",
-            f"compare the run with another one: runner diff {run.name} OTHER",
+            "the run's record contains no `runner launch` command",
+            f"compare the run with another run: runner diff {run.name} OTHER",
         )
     launch = args.parse(run.command_line)
     launch.dry_run = True

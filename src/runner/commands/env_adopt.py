@@ -49,12 +49,12 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
         console.say(note)
     if refused := (adopted.no_edf or (adopted.no_job if args.job else [])):
         raise RunnerError(
-            f"cannot convert {name} to {'an EDF' if adopted.no_edf else 'a job file'} that does the same",
+            f"no {'EDF' if adopted.no_edf else 'job file'} can do the same as {name}",
             "\n".join(refused),
-            "run a batch script unchanged: runner launch PATH",
+            "to run a batch script unchanged: runner launch PATH",
         )
     for note in adopted.no_job:
-        console.say(f"no job file can do the same as this script: {note}")
+        console.say(f"no job file can do the same as {name}: {note}")
     written: list[tuple[Path, str]] = []
     edf = Path(args.into or args.output) if args.into or args.output else None
     text = _edf_text(args.into, adopted, name, console)
@@ -77,8 +77,8 @@ def _check_words(args: argparse.Namespace) -> None:
     if bool(args.script) == bool(args.rest):
         raise RunnerError(
             "no script or command line is given" if not args.script else "both a script and a command line are given",
-            "give either a script or a command line, not both",
-            "runner env adopt job.sbatch   or   runner env adopt -- docker run …",
+            "runner converts one script or one command line at a time",
+            "runner env adopt job.sbatch\nor, for a command line: runner env adopt -- docker run …",
             exit_code=2,
         )
     if args.output and args.into:
@@ -91,7 +91,7 @@ def _check_words(args: argparse.Namespace) -> None:
     if args.job and not (args.output or args.into):
         raise RunnerError(
             "--job is given without -o or --into",
-            "the job file must name the EDF as its environment",
+            "the job file names the EDF, so the EDF must be in a file too",
             "add -o edf/NAME.toml, or --into FILE",
             exit_code=2,
         )
@@ -100,7 +100,7 @@ def _check_words(args: argparse.Namespace) -> None:
             raise RunnerError(
                 f"{path} already exists",
                 "runner does not overwrite existing files",
-                f"choose another name, or change an existing EDF: --into {path}",
+                f"choose another name{f', or change the existing EDF: --into {path}' if path == args.output else ''}",
             )
 
 

@@ -73,7 +73,7 @@ def _list(word: str, console: Console) -> int:
     if not found:
         raise RunnerError(
             f"no code contains {word!r}",
-            "the word is in no code, and in no meaning of a code",
+            "runner searched all codes and their meanings",
             "runner env check --list",
         )
     for code, known in ({word: found[word]} if word in found else found).items():

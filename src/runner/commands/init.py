@@ -62,7 +62,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         console.answer(str(path))
     differ = sorted(str(path) for path in kept if (here / path).read_bytes() != texts[path])
     if kept:
-        also = f"; these differ from runner's own files and were not changed: {', '.join(differ)}" if differ else ""
+        also = f"; these differ from runner's copies and were not changed: {', '.join(differ)}" if differ else ""
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
         console.say(f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:
@@ -101,7 +101,7 @@ def _init_site(args: argparse.Namespace, console: Console) -> int:
         return 0
     files.write(path, text)
     console.answer(str(path))
-    console.say(f"next: runner doctor --site {args.site}   (or export RUNNER_SITE={args.site})")
+    console.say(f"next: runner doctor --site {args.site}   (to leave out --site: export RUNNER_SITE={args.site})")
     return 0
 
 
@@ -236,8 +236,8 @@ def _tables(seen: Seen, base: Site) -> list[str]:
 def _questions(name: str, account: str | None, partition: str | None, base: Site, seen: Seen) -> tuple[str, ...]:
     questions = []
     if account is None and base.account is None and (base.account_required or seen.accounts):
-        yours = f" (yours: {', '.join(seen.accounts)})" if seen.accounts else ""
-        questions.append(f"site {name} requires an account: --account NAME{yours}, or set it in the file")
+        yours = f" (your accounts: {', '.join(seen.accounts)})" if seen.accounts else ""
+        questions.append(f"site {name} requires an account{yours}: --account NAME, or set `account` in the file")
     if partition is not None and seen.partitions and seen.partition(partition) is None:
         there = ", ".join(known.name for known in seen.partitions)
         questions.append(f"this cluster has no partition {partition!r}; its partitions: {there}")

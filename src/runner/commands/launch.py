@@ -317,7 +317,7 @@ def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
         )
     if args.sweep and tasks:
         raise RunnerError(
-            "--sweep does not work with an array", "its tasks are the runs", "leave out --sweep", exit_code=2
+            "--sweep does not work with an array", "each array task is a run", "leave out --sweep", exit_code=2
         )
     return tasks
 

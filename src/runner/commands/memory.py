@@ -151,7 +151,7 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
     if not found:
         raise RunnerError(
             f"cannot split --megatron {args.megatron} over {args.gpus} GPUs",
-            f"a size is {', '.join(megatron.SIZES)} or LAYERS,HIDDEN,HEADS; the heads must divide the hidden size",
+            f"SIZE must be {', '.join(megatron.SIZES)} or LAYERS,HIDDEN,HEADS, and HEADS must divide HIDDEN",
             "--megatron 7.5B --gpus 8",
         )
     fits = _fits(found, gpu)
@@ -191,7 +191,7 @@ def _shape(args: argparse.Namespace) -> Shape:
             raise RunnerError(
                 "no model is given",
                 "the estimate depends on the model's shape",
-                "runner memory MODEL, or describe the model with --hidden_size and other flags",
+                "runner memory MODEL, or give the shape: --hidden_size N … (flags: runner memory --help)",
                 exit_code=2,
             )
         return make_shape({"model_type": "llama", **given}, "the options")

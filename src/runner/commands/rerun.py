@@ -47,7 +47,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
             console.say(f"missing or changed: {name}")
         return 0
     if whole and (changed := rerun.changed_script(locked)):
-        console.say(f"submitting the copy of the launch, because {changed} has changed since")
+        console.say(f"{changed} has changed since the launch; submitting the copy in the run folder")
     run = rerun.same_bytes(locked, runs, console, args.tag) if whole else _anew(locked, project, runs, args, console)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     console.answer(run.job_id if args.parsable else run.name)
@@ -71,9 +71,9 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     if "launch" not in words or any(HIDDEN in word for word in words):
         raise RunnerError(
             f"{locked.name} cannot be rerun",
-            "the run's arguments contained a secret, and a lock never stores secrets"
+            "the run's arguments contained a secret, and lock.toml never stores secrets"
             if "launch" in words
-            else "the lock does not contain the run's command line",
+            else "lock.toml does not contain the run's command line",
             "start a new run with `runner launch`",
         )
     with folders.temporary("runner-rerun-") as folder:
@@ -97,5 +97,5 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             plan = with_values(plan, values)
         run = submit(plan, runs, words, console, args.tag)
     for name in rerun.differences(locked, run):
-        console.warn(f"different from the original run: {name}; to compare the two runs: runner diff")
+        console.warn(f"{name} differs from the original run; to compare: runner diff {locked.name} {run.name}")
     return run

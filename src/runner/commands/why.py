@@ -73,7 +73,7 @@ def _list(word: str, console: Console, *, json: bool) -> int:
     found = [cause for cause in found if cause.code == word] or found
     if not found:
         raise RunnerError(
-            f"no cause contains {word!r}", "the code or the description must contain it", "runner why --list"
+            f"no cause contains {word!r}", "runner searched all codes and descriptions", "runner why --list"
         )
     if json:
         console.answer_json([{name: getattr(cause, name) for name in _LISTED} for cause in found])
@@ -95,7 +95,7 @@ def _lines(answer: Answer) -> list[str]:
     else:
         shown.append("cause:    unknown: no line of the logs matches a known cause")
     if answer.telling:
-        shown.append("lines:    the lines that tell most")
+        shown.append("lines:    the most informative lines")
         shown += [f"          {each.place}: {each.text[:_LINE]}" for each in answer.telling]
     elif answer.last:
         shown.append(f"lines:    no line reports an error; these are the last lines of {answer.last[0].path}")

@@ -146,7 +146,7 @@ def program(name: str) -> Diagnosis:
     if version is None and shown.exit_code != 0:
         words_shown = (shown.stderr or shown.stdout).strip().splitlines()
         text = words_shown[0][:200] if words_shown else f"exit code {shown.exit_code}"
-        return Diagnosis(name, "wrong", f"does not start: {text}", f"reinstall it, or remove {name} from PATH")
+        return Diagnosis(name, "wrong", f"does not start: {text}", f"reinstall {name}, or remove it from PATH")
     found = version[0] if version else "unknown"
     if name == "docker" and not os.environ.get("DOCKER_HOST") and not os.access(_SOCKET, os.R_OK | os.W_OK):
         text = f"its daemon cannot be reached at {_SOCKET}; {purpose}"
@@ -173,7 +173,7 @@ def slurm(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     if ping.exit_code != 0:
         words = (ping.stdout + ping.stderr).strip().splitlines() or ["no answer"]
         text = f"the controller does not answer: {words[0][:160]}"
-        fix = "ask an admin, or use --site local" if wanted else "set up a cluster, or use this machine without one"
+        fix = "ask an admin, or use --site local" if wanted else "set up a cluster, or run jobs without Slurm"
         return Diagnosis("slurm", "wrong" if wanted else "missing", text, fix, found)
     return Diagnosis("slurm", "ok", f"cluster {cluster_name(environ) or 'unknown'} answers", version=found)
 

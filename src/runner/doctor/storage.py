@@ -194,7 +194,7 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
             text = f"{path} has {one} but not {other}, " + (
                 "which issues the token" if one == "nvcr.io" else "which is the registry"
             )
-            return Diagnosis("credentials", "wrong", text, f"copy that line, but with `machine {other}`")
+            return Diagnosis("credentials", "wrong", text, f"copy the line of {one} as `machine {other}`")
     return Diagnosis("credentials", "ok", f"{path} (mode {mode:04o}): {', '.join(sorted(machines)) or 'empty'}")
 
 

@@ -130,8 +130,8 @@ def _annotations(document: Document) -> dict[str, Keys]:
         if name in found:
             raise RunnerError(
                 f"{document.place(*keys)}: the annotation {name} is set twice",
-                f"{document.place(*found[name])} sets it too, written differently",
-                "keep one of them",
+                f"{document.place(*found[name])} also sets this annotation, in another TOML notation",
+                "remove one of the two",
             )
         found[name] = keys
     return found

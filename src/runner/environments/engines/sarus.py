@@ -49,7 +49,7 @@ def check(environment: Environment) -> None:
                 field,
                 "sarus",
                 "Sarus Suite cannot mount squashfs files",
-                "unpack the file and mount the folder, or use the engine ce",
+                "unpack it (unsquashfs -d FOLDER FILE) and mount the folder, or use the engine ce",
             )
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"

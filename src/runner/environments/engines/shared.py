@@ -94,7 +94,7 @@ def slashed(environment: Environment, engine: str) -> str:
         return environment.image
     image = parse_reference(environment.image)
     if image.user:
-        why = f"{environment.image!r} contains a user name for the login, but only enroot supports user names there"
+        why = f"{environment.image!r} contains a user name for the login, which only enroot supports"
         raise refuse(
             environment, "image", engine, why, f"log in ({engine} login …) and write the image as {image.with_slash}"
         )

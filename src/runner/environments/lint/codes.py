@@ -23,7 +23,7 @@ _FILE = {
     "file-unreadable": Code(
         _ERROR, "the file cannot be opened, or is not UTF-8", "check the path, mode and encoding of the file"
     ),
-    "toml-syntax": Code(_ERROR, "the file is not valid TOML", "fix that line"),
+    "toml-syntax": Code(_ERROR, "the file is not valid TOML", "fix the line of the finding"),
     "table-twice": Code(_ERROR, "a [table] heading occurs twice", "put all keys of the table under a single heading"),
     "key-twice": Code(_ERROR, "a key is set twice", "keep only one of the two values"),
     "key-after-table": Code(
@@ -33,7 +33,7 @@ _FILE = {
     ),
     "unknown-key": Code(
         ("error", "warning"),
-        "an EDF has no such key, or the key is misspelt; a warning with Sarus Suite, which ignores the key",
+        "EDFs have no key of this name; a warning with Sarus Suite, which ignores the key",
         "correct the key, or remove it",
     ),
     "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/env.md"),
@@ -48,7 +48,7 @@ _FILE = {
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove the byte; binary data belongs in a mounted file"),
     "base-missing": Code(
-        _ERROR, "the EDF that base_environment names does not exist", "correct the name, or give a ./path"
+        _ERROR, "the EDF that base_environment names does not exist", "correct the name, or give a path: ./FILE.toml"
     ),
     "base-circle": Code(
         _ERROR,
@@ -108,7 +108,7 @@ _IMAGE = {
         _NOTE, "the tag is missing or is `latest`, so the image can change", "use a tag with a version"
     ),
     "image-digest": Code(
-        _ERROR, "enroot before 4.0 cannot pull an image by digest", "use a tag, or import the image with runner"
+        _ERROR, "enroot before 4.0 cannot pull an image by digest", "use a tag, or use `runner import`"
     ),
     "relative-squashfs": Code(
         _ERROR, "`x.sqsh` without a slash means an image in a registry", "write an absolute path, or ./x.sqsh"
@@ -147,7 +147,7 @@ _MOUNTS = {
     "mount-flag-separator": Code(
         _ERROR,
         "the flags are joined with the wrong character: ce and pyxis need `+`, Sarus Suite needs `,`",
-        "join the flags with the engine's character",
+        "join the flags with the character that the engine needs",
     ),
     "mount-flag-unknown": Code(_ERROR, "the engine does not have this mount flag", "correct the flag, or remove it"),
     "mount-separator": Code(
@@ -221,7 +221,7 @@ _HOOKS = {
     "hook-conflict": Code(
         _WARNING,
         "the hook aws_ofi_nccl is on and needs the hook cxi, but cxi is off",
-        "remove the annotation that turns cxi off, or the one that turns aws_ofi_nccl on",
+        "remove the annotation that turns cxi off, or the annotation that turns aws_ofi_nccl on",
     ),
     "hook-needs-writable": Code(_ERROR, "the hooks for ssh and MPS need writable = true", "set writable = true"),
     "ssh-key": Code(
@@ -262,8 +262,8 @@ _SCRIPT = {
     ),
     "sbatch-variable": Code(
         _ERROR,
-        "a `$` in an `#SBATCH` line is plain text: sbatch does not expand variables there",
-        "write the value, or pass a flag to sbatch",
+        "a `$` in an `#SBATCH` line is plain text, because sbatch does not expand variables",
+        "write the value, or pass the flag on the command line of sbatch",
     ),
     "sbatch-hash": Code(_ERROR, "a `#` in an `#SBATCH` line starts a comment", r"write \#"),
     "sbatch-late": Code(

@@ -155,7 +155,7 @@ def _annotations(document: Document, keys: tuple[str, ...], seen: dict[str, tupl
         dotted = ".".join((*keys[1:], name))
         first = seen.setdefault(dotted, (*keys, name))
         if first != (*keys, name) and not isinstance(value, Mapping):
-            reason = f"the annotation {dotted} is already set in {document.place(*first)}, written differently"
+            reason = f"the annotation {dotted} is already set in {document.place(*first)}, in another TOML notation"
             yield finding("key-twice", f"annotations.{dotted}", document.place(*keys, name), reason)
 
 
@@ -207,9 +207,8 @@ def read_all(path: Path) -> tuple[Document | None, list[Finding]]:
         text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         line = path.read_bytes()[: error.start].count(b"\n") + 1
-        return None, [
-            finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", f"iconv -t UTF-8 {path}")
-        ]
+        fix = f"iconv -f LATIN1 -t UTF-8 {path} > NEW"
+        return None, [finding("file-unreadable", "file", Place(path, line), "the text is not UTF-8", fix)]
     except OSError as error:
         return None, [finding("file-unreadable", "file", Place(path), error.strerror or str(error))]
     return parse_all(text, path)
@@ -245,7 +244,7 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
     if line is None:
         place = Place(path, _last_opened(lines))
         reason = f"a string, array or table is not closed: {message.partition(' (at')[0]}"
-        return finding("toml-syntax", "file", place, reason, "close it")
+        return finding("toml-syntax", "file", place, reason, "close the string, array or table")
     wrong, place = lines[line - 1].strip(), Place(path, line)
     if re.search(r"twice|namespace", message):
         return _table_twice(wrong, line, lines, place)
@@ -254,7 +253,7 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
     if "Invalid value" in message:
         advice = 'put text in quotes: key = "value"'
     elif "Unclosed array" in message:
-        advice = "separate the elements of an array by commas; is one missing above?"
+        advice = "separate the elements of an array by commas; is a comma missing above this line?"
     elif "Illegal character '\\n'" in message:
         advice = "close the quotes on the line that opens them"
     else:

@@ -119,7 +119,7 @@ def ssh_key(subject: Subject) -> Iterator[Finding]:
         return
     field = f"annotations.{name}"
     if value.startswith(("ssh-", "ecdsa-", "sk-")):
-        yield subject.say("ssh-key", field, "this is the key itself; the ssh hook needs the path of the key's file")
+        yield subject.say("ssh-key", field, "authorize_ssh_key is a key, but must be the path of the key's file")
     elif not value.startswith("/") and not names(value, field):
         yield subject.say("ssh-key", field, f"{value!r} is not an absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
     elif value.endswith(("id_rsa", "id_ed25519", "id_ecdsa")):
@@ -144,7 +144,7 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
-        reason = "the image's entrypoint reads /opt/alps/env, but it runs only with `entrypoint = true`"
+        reason = "the image's entrypoint reads /opt/alps/env, but runs only if `entrypoint = true` is set"
         yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
     if subject.annotation("cxi.enabled") != "false":
         reason = "the cxi hook, which is on by default, replaces the image's libraries with the host's"

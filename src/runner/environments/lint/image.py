@@ -148,7 +148,7 @@ def _enroot(subject: Subject, registry: str) -> Iterator[Finding]:
     elif tokens and registry != "docker.io" and not (there & wanted and there & tokens):
         has, lacks = (registry, *tokens) if there & wanted else (*tokens, registry)
         reason = f"{path} has a line for {has}, but not for {lacks}; a pull needs both"
-        yield subject.say("credentials-half", "image", reason, f"copy that line, but with `machine {lacks}`")
+        yield subject.say("credentials-half", "image", reason, f"copy the line of {has} as `machine {lacks}`")
 
 
 def _podman(subject: Subject, registry: str) -> Iterator[Finding]:

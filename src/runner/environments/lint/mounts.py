@@ -36,7 +36,7 @@ def missing_source(subject: Subject) -> Iterator[Finding]:
         source = subject.expanded(mount.source, f"mounts.{index}")
         if source is None or Path(source).exists():
             continue
-        reason = f"{source} does not exist here" + ("" if local else "; the compute nodes may have it")
+        reason = f"{source} does not exist on this machine" + ("" if local else ", but may exist on compute nodes")
         severity = "error" if local else "warning"
         yield subject.say("mount-source-missing", f"mounts.{index}", reason, severity=severity)
 
@@ -92,7 +92,7 @@ def home_shadows_image(subject: Subject) -> Iterator[Finding]:
             r"/(users|home)/\$\{USER\}/?", mount.source
         )
         if of_home or (home and source == target and PurePosixPath(home).is_relative_to(source)):
-            reason = f"{mount.source} mounts the home folder: packages in ~/.local shadow those of the image"
+            reason = f"{mount.source} mounts the home folder: packages in ~/.local shadow the image's packages"
             changes = (Set(("env", "PYTHONNOUSERSITE"), "1"),)
             yield subject.say("home-shadows-image", f"mounts.{index}", reason, changes=changes)
             return
@@ -185,7 +185,7 @@ def _without_target(document: Document, mounts: list[str], indexes: list[int], e
     first, texts = indexes[0], [mounts[index] for index in indexes]
     changes = tuple(Set(("mounts", str(index)), f"{mounts[index]}:{mounts[index]}") for index in indexes)
     verb = "has" if len(texts) == 1 else "have"
-    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path; Sarus Suite needs one"
+    reason = f"{', '.join(map(repr, texts))} {verb} no target: {engine} uses the source's path, and Sarus Suite fails"
     return finding(
         "mount-without-target",
         f"mounts.{first}",
@@ -201,7 +201,7 @@ def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax
     if len(fields) == 1 and engine == "sarus":
         new = f"{text}:{text}"
         yield _Fault(
-            "mount-without-target", f"{text!r} has no target, and Sarus Suite needs one", f"write '{new}'", new, "error"
+            "mount-without-target", f"{text!r} has no target, which Sarus Suite needs", f"write '{new}'", new, "error"
         )
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)

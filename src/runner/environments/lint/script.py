@@ -58,7 +58,7 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
     top = script.directives[0] if script.directives else Line(1, "", "")
     known = site.account or batch.setting.environ.get("SBATCH_ACCOUNT") or script.option("-A", "--account")
     if site.account_required and not known:
-        yield batch.say("account-missing", top, "#SBATCH", f"{site.name} requires an account")
+        yield batch.say("account-missing", top, "#SBATCH", f"site {site.name} requires an account")
     for flag, why in site.refused.items():
         name, _, value = flag.partition("=")
         for line in (*script.directives, *script.steps):
@@ -121,14 +121,14 @@ def resources(batch: Batch) -> Iterator[Finding]:
                 "gpus-per-task",
                 line,
                 "--gpus-per-task",
-                "a task cannot see the GPUs of the other tasks on its node, but NCCL needs to",
+                "a task cannot see the GPUs of the node's other tasks, but NCCL must see them",
             )
     cores = script.option("-c", "--cpus-per-task")
     if cores is None or "SRUN_CPUS_PER_TASK" in batch.text():
         return
     for line in script.steps:
         if option(line.text, "-c", "--cpus-per-task") is None:
-            reason = f"this step may get 1 core instead of {cores}"
+            reason = f"srun may give each task 1 core instead of {cores}"
             yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
 
 

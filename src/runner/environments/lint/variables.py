@@ -32,7 +32,7 @@ def undefined_variable(subject: Subject) -> Iterator[Finding]:
                 continue
             fix = f"export {name}=…, or give it a default: ${{{name}:-…}}"
             if subject.setting.here:
-                reason = f"{field} needs {name}, which is not defined here"
+                reason = f"{field} needs {name}, which is not set in this shell"
                 reason += "; the image must define it" if in_env else ""
                 yield subject.say("undefined-variable", field, reason, fix, "warning" if in_env else "error")
             elif name not in _USUAL:
@@ -48,9 +48,9 @@ def without_braces(subject: Subject) -> Iterator[Finding]:
         plain = "".join(part for part in parts(text, field) if isinstance(part, str))
         for match in _BARE.finditer(plain):
             severity = "warning" if field.startswith(("env.", "annotations.")) else "error"
-            reason = f"{field} contains {match[0]} without braces: that is plain text, not a variable"
+            reason = f"{field} contains {match[0]} without braces, which is plain text, not a variable"
             if subject.setting.engine == "sarus":
-                reason = f"{field} contains {match[0]} without braces: only Sarus Suite reads that as a variable"
+                reason = f"{field} contains {match[0]} without braces, which only Sarus Suite reads as a variable"
             # in [env], plain text may be intended, so only the user can fix it
             value = getattr(subject.own, field, "") if severity == "error" and "." not in field else ""
             changes = (Set((field,), _BARE.sub(r"${\1}", value)),) if value else ()
@@ -74,7 +74,7 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
             continue
         for other in names(value, f"env.{name}"):
             if other != name and env.get(other):
-                reason = f"env.{name} refers to {other}: this is the host's or image's {other}, not env.{other}"
+                reason = f"env.{name} refers to the {other} of the host or the image, not to env.{other}"
                 yield subject.say("env-refers-to-env", f"env.{name}", reason, f"write the value itself: {env[other]!r}")
 
 
@@ -138,7 +138,7 @@ def stale_tuning(subject: Subject) -> Iterator[Finding]:
             by_file.setdefault(str(place.path) if place else "", []).append(name)
     for names_there in by_file.values():
         verb = "overrides" if len(names_there) == 1 else "override"
-        reason = f"{', '.join(names_there)} {verb} what the network hook sets for its libraries"
+        reason = f"{', '.join(names_there)} {verb} the settings of the network hook"
         yield subject.say("stale-tuning", f"env.{names_there[0]}", reason)
 
 

@@ -72,7 +72,7 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         image = _just_built(recipe, tag, context)
         if _tag(recipe, base, context) != tag:
             report.warn(
-                f"files of the recipe changed during the build; {image.reference} contains the earlier versions of them"
+                f"files of the recipe changed during the build; {image.reference} contains their earlier versions"
             )
         return image
 
@@ -210,7 +210,7 @@ def check_runnable(platform: str) -> None:
         raise RunnerError(
             f"cannot build for {platform} on this machine",
             f"its processor is {probe.architecture()}, and no emulator ({handler}) is registered",
-            f"build on a machine with {architecture}, or install qemu-user-static and binfmt-support",
+            f"build on a machine whose processor is {architecture}, or install qemu-user-static and binfmt-support",
         )
 
 

@@ -130,7 +130,7 @@ def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, s
     files.write(job.folder / "build.sbatch", text)
     done = process.run(submission(job, site, flags), check=False)
     if done.exit_code != 0:
-        raise RunnerError("sbatch rejected the build job", done.stderr.strip(), "pass the missing flag: --sbatch=FLAG")
+        raise RunnerError("sbatch rejected the build job", done.stderr.strip(), "pass a flag to sbatch: --sbatch=FLAG")
     job_id = done.stdout.strip().partition(";")[0]
     report.say(f"build job {job_id} on {site.name}; its log: {job.folder}/log")
     try:

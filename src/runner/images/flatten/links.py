@@ -61,7 +61,7 @@ class Work:
             raise RunnerError(
                 "cannot import the image",
                 "too many layers of the image replace large folders",
-                "build the image with fewer layers that replace these folders",
+                "build the image so that fewer layers replace large folders",
             )
 
 

@@ -47,8 +47,8 @@ def fstab(volumes: Mapping[str, Any]) -> str:
         if not volume.startswith("/") or ".." in volume.split("/") or "$" in volume:
             raise RunnerError(
                 f"cannot import the image with its volume {volume!r}",
-                "a path must be absolute, without '..' and '$': enroot would mount other paths from outside the image",
-                "remove that VOLUME from the image and build it again",
+                "a volume's path must be absolute, without '..' and '$': other paths could lead out of the image",
+                "remove this VOLUME from the Containerfile, and build the image again",
             )
         escaped = "".join(f"\\{ord(letter):03o}" if letter in " \t\n\\#" else letter for letter in volume)
         rows.append(f"${{ENROOT_ROOTFS}}{escaped} {escaped} none x-create=dir,bind,rw,nosuid,nodev\n")

@@ -106,8 +106,8 @@ def _refuse_foreign(plan: ImportPlan, options: ImportOptions) -> None:
             if os.path.lexists(path) and not ours:
                 raise RunnerError(
                     f"{path} already exists, and `runner import` did not write it for {target.name}",
-                    f"`import -o {target.name}` writes {sidecar(target).name} and {index_path(target).name} beside it",
-                    "choose another name for -o, or move that file away",
+                    f"`import -o {target.name}` also writes {sidecar(target).name} and {index_path(target).name}",
+                    f"choose another name for -o, or move {path.name} away",
                 )
     if plan.link == target or not os.path.lexists(plan.link):
         return

@@ -189,7 +189,7 @@ def _hash_of(digest: str) -> hashlib._Hash | None:
     if algorithm not in _ALGORITHMS or len(value) != 2 * hashlib.new(algorithm).digest_size:
         raise RunnerError(
             f"the digest {digest!r} cannot be checked",
-            f"runner supports {', '.join(_ALGORITHMS)}",
+            f"a digest must be {' or '.join(_ALGORITHMS)}, with all its hex digits",
             "build the image again",
         )
     return hashlib.new(algorithm)

@@ -224,7 +224,7 @@ def find(store: Store, name: str, engine: str) -> Image:
         raise RunnerError(
             f"{engine} has no image {name!r}",
             "runner searched only the local storage of the engine, and pulled nothing",
-            f"{engine} images   (lists its images); to read one from a registry: docker://REGISTRY#IMAGE:TAG",
+            f"{engine} images   (lists its images); to read an image from a registry: docker://REGISTRY#IMAGE:TAG",
         )
     return image
 

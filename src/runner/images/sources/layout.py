@@ -76,7 +76,7 @@ class Folder:
             raise RunnerError(
                 f"cannot read {self.root / name}",
                 f"it is a link to {path}, outside the layout",
-                f"cp -rL {self.root} COPY   (replaces links with files)",
+                f"import a copy that has files instead of links: cp -rL {self.root} COPY",
             )
         return path
 

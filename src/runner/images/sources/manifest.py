@@ -346,5 +346,5 @@ def _parse(data: bytes, what: str) -> Any:
 def damaged(what: str, why: str) -> RunnerError:
     """The error for a part of an image that is not what it should be."""
     return RunnerError(
-        f"cannot read {what}", why, "create or pull the image again: this one is damaged or is not an image"
+        f"cannot read {what}", why, "check the image's name or path; if it is correct, create or pull the image again"
     )

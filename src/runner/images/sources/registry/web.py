@@ -355,7 +355,7 @@ class Tries:
         return RunnerError(
             what,
             f"{often}; the last one failed: {trouble.why}",
-            "try again later, when the network and the registry work again",
+            "try again when the network and the registry work",
         )
 
 

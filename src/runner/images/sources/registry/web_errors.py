@@ -74,7 +74,7 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
         return RunnerError(
             f"cannot reach {host}",
             words(cause, 0),
-            "check the registry's name and port; if a firewall blocks it, import on a login node or set HTTPS_PROXY",
+            "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY",
         )
     return None
 
