@@ -326,7 +326,7 @@ packages = ["python3"]
     with pytest.raises(RunnerError) as caught:
         bench.write("fallback", "ARG BASE\nFROM ${BASE}\nENV A=c\n", bases.split("[[base]]\ndebian")[0])
         bench.build("fallback")
-    assert "127.0.0.1:9/python:3.11: the registry refused the request" in caught.value.why
+    assert "127.0.0.1:9/python:3.11: the registry cannot be read" in caught.value.why
 
 
 def test_a_foreign_platform_without_an_emulator_is_refused_before_the_build(bench: Bench) -> None:

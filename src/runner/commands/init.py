@@ -62,7 +62,7 @@ def init_project(args: argparse.Namespace, console: Console) -> int:
         console.answer(str(path))
     differ = sorted(str(path) for path in kept if (here / path).read_bytes() != texts[path])
     if kept:
-        also = f"; these differ from runner's copies and were not changed: {', '.join(differ)}" if differ else ""
+        also = f"; kept, although different from runner's copies: {', '.join(differ)}" if differ else ""
         count = "1 file exists" if len(kept) == 1 else f"{len(kept)} files exist"
         console.say(f"{'no file was written: ' if kept == texts.keys() else ''}{count} already{also}")
     if not args.all:

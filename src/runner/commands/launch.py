@@ -138,7 +138,7 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
         raise RunnerError(
             f"this launch may take {most:,.0f} GPU hours",
             f"site {plan.site.name} requires confirmation above {limit:,}, and there is no terminal for the question",
-            "confirm with --yes, or use fewer nodes or less time, or limit gpu_hours in [restart] of the job file",
+            "confirm with --yes, reduce the nodes or the time, or limit gpu_hours in [restart] of the job file",
         )
     console.say(f"site {plan.site.name} requires confirmation above {limit:,} GPU hours. Submit the job anyway? [y/N]")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -76,7 +76,7 @@ def _check_part(args: argparse.Namespace, run: Run) -> None:
         )  # fmt: skip
     if args.tail is not None and args.tail < 1:
         raise RunnerError(
-            f"--tail {args.tail} must be 1 or more", "it is the number of lines to print", "--tail 20", exit_code=2
+            f"--tail {args.tail} must be 1 or more", "--tail is the number of lines to print", "--tail 20", exit_code=2
         )
     known = [each.number for each in run.attempts]
     if args.attempt is not None and args.attempt not in known:

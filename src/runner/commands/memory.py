@@ -150,9 +150,9 @@ def _show_megatron(args: argparse.Namespace, console: Console) -> int:
         ]
     if not found:
         raise RunnerError(
-            f"cannot split --megatron {args.megatron} over {args.gpus} GPUs",
-            f"SIZE must be {', '.join(megatron.SIZES)} or LAYERS,HIDDEN,HEADS, and HEADS must divide HIDDEN",
-            "--megatron 7.5B --gpus 8",
+            f"--megatron {args.megatron} is not a size",
+            f"a size is {', '.join(megatron.SIZES)} or LAYERS,HIDDEN,HEADS, where HEADS divides HIDDEN",
+            "--megatron 7.5B",
         )
     fits = _fits(found, gpu)
     start = max(0, min(fits.index(True) - 3 if True in fits else 0, len(found) - MOST_ROWS))

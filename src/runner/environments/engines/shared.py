@@ -199,7 +199,7 @@ def check_names(environment: Environment, engine: str) -> None:
                 if name in _OF_SHELLS
                 else f"a shell runs before the command, and shells drop variables with names like {name!r}"
             )
-            raise refuse(environment, f"env.{name}", engine, why, "set it in the command: env NAME=VALUE COMMAND")
+            raise refuse(environment, f"env.{name}", engine, why, "set the variable: env NAME=VALUE COMMAND")
 
 
 def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]]:

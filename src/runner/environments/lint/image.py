@@ -55,7 +55,7 @@ def file(subject: Subject) -> Iterator[Finding]:
         fix = f"runner build {recipe} && runner import {recipe}" if ours else "correct the path"
         yield subject.say("image-missing", "image", f"{path} does not exist", fix)
     elif path.is_dir():
-        yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "give the path of the .sqsh file in it")
+        yield subject.say("image-not-squashfs", "image", f"{path} is a folder", "give the path of a .sqsh file")
     elif not is_whole(path):
         reason = f"{path} is not a squashfs file, or is truncated"
         yield subject.say("image-not-squashfs", "image", reason)

@@ -63,7 +63,7 @@ def site_rules(batch: Batch) -> Iterator[Finding]:
         name, _, value = flag.partition("=")
         for line in (*script.directives, *script.steps):
             if (option(line.text, name) == value) if value else option(line.text, name) is not None:
-                yield batch.say("sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "remove it, or use another value")
+                yield batch.say("sbatch-refused", line, "#SBATCH", f"{flag}: {why}", "change or remove the flag")
 
 
 def node_rank(batch: Batch) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ def container_image(batch: Batch) -> Iterator[Finding]:
             continue
         if image.endswith((".sqsh", ".squashfs")):
             reason = f"{image!r} is not a path, so an image of that name would be pulled from a registry"
-            yield batch.say("relative-squashfs", line, "--container-image", reason, f"an absolute path, or ./{image}")
+            yield batch.say("relative-squashfs", line, "--container-image", reason, f"write /PATH or ./{image}")
         elif parse_reference(image).separator == "/" and (batch.setting.enroot or (0,)) < (4,):
             registry = parse_reference(image).registry
             severity = "error" if batch.setting.enroot else "warning"
@@ -146,7 +146,7 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
             r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b", line.text
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
-            yield batch.say("fixed-port", line, "MASTER_PORT", f"another job may use the port {match[2]}", fix)
+            yield batch.say("fixed-port", line, "MASTER_PORT", f"another job may use port {match[2]}", fix)
 
 
 def _master() -> str:

@@ -169,7 +169,7 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
         literal = "".join(part for part in parts(value, name) if isinstance(part, str))
         if looks_secret(name, literal):
             field = f"env.{name}"
-            fix = f"remove it, and export {name} in your shell: the container inherits the host's variables"
+            fix = f"remove the entry, and export {name} in your shell: the container inherits the host's variables"
             yield subject.say("secret-value", field, f"{field} contains a secret in plain text", fix)
     for name, value in subject.own.annotations.items():
         if looks_secret("", value):

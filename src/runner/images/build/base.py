@@ -155,9 +155,7 @@ def _probe(reference: str) -> None:
     if done.exit_code != 0:
         words = done.stderr.strip().splitlines() or ["it printed nothing"]
         message = (words[-1].partition("msg=")[2].strip('"') or words[-1]).replace('\\"', '"')
-        raise RunnerError(
-            "the registry refused the request", re.sub(r"^Error parsing image name .*?: ", "", message), ""
-        )
+        raise RunnerError("the registry cannot be read", re.sub(r"^Error parsing image name .*?: ", "", message), "")
 
 
 def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase:

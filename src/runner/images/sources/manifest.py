@@ -230,7 +230,7 @@ def refuse_architecture(found: str, wanted: str, reference: str) -> None:
     if found and found != wanted:
         raise RunnerError(
             f"{reference!r} is an image for {found}",
-            f"the nodes are {wanted}, where the image's programs would fail with `exec format error`",
+            f"the nodes are {wanted}, so the image's programs would fail with `exec format error`",
             f"build or pull the image for linux/{wanted}, or choose a site with {found} nodes (--site)",
         )
 
