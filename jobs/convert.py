@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--max_shard_size", default="5GB", help="largest size of a weight file")
     parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
-    parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
+    parser.add_argument("--tokenizer", help="folder or name of the tokenizer, if the checkpoint has none")
     parser.add_argument(
         "--check", choices=("logits", "none"), default="logits",
         help="logits: load the new model and compare its logits, which needs memory for the model in fp32",

@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
         "--model_name", help="model with the tokenizer, and with the config if the checkpoint has none, such as gpt2"
     )
     parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
-    parser.add_argument("--tokenizer", help="folder or name, if the checkpoint has no tokenizer")
+    parser.add_argument("--tokenizer", help="folder or name of the tokenizer, if the checkpoint has none")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     parser.set_defaults(default_prompt=PROMPT)
     return parser

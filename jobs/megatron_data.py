@@ -24,7 +24,7 @@ from training.errors import JobError
 NOT_HERE = {
     "split_sentences": ("the documents of GPT are not split into sentences", "leave out {}; BERT and T5 need Megatron's"
                         " own tools/preprocess_data.py"),
-    "find_optimal_num_workers": ("one process per core is the optimum here", "leave out {}"),
+    "find_optimal_num_workers": ("one process per core is always the optimum", "leave out {}"),
 }  # fmt: skip
 
 
@@ -64,8 +64,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         help="JSON lines: .jsonl or .json, also .gz, .xz, .zst; `*` matches several",
     )
-    add("--json-keys", nargs="+", default=["text"], help="the keys of a line to tokenize, each to files of its own")
-    add("--output-prefix", type=Path, required=True, help="PREFIX of PREFIX_KEY_document.bin and .idx")
+    add("--json-keys", nargs="+", default=["text"], help="keys of a line to tokenize, each into its own files")
+    add("--output-prefix", type=Path, required=True, help="write PREFIX_KEY_document.bin and .idx")
     add(
         "--tokenizer-type",
         required=True,
@@ -76,14 +76,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--vocab-file", help="GPT2BPETokenizer: vocab.json")
     add("--merge-file", help="GPT2BPETokenizer: merges.txt")
-    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="no tokens around a text, such as <s>")
-    add("--append-eod", action="store_true", help="put the end token after each document that is not empty")
+    add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="do not add tokens such as <s>")
+    add("--append-eod", action="store_true", help="add the end token to each document that is not empty")
     add("--workers", type=int, help="number of processes; default: one per core")
     add("--partitions", type=int, default=1, help="cut the input into N parts; finished parts survive an interruption")
-    add("--partition", type=int, help="make only part I, from 0; the task that finishes last joins the parts")
-    add("--keep-sequential-samples", action="store_true", help="always so: parts are joined in the order of the input")
+    add("--partition", type=int, help="make only part I, counted from 0; the task that finishes last joins the parts")
+    add("--keep-sequential-samples", action="store_true", help="no effect: the order of the input is always kept")
     add("--log-interval", type=int, default=1000, help="print the speed after at least N documents")
-    add("--use-gigatoken", action="store_true", help="always so, where gigatoken returns the same ids")
+    add("--use-gigatoken", action="store_true", help="no effect: gigatoken is used if it gives the same ids")
     for name in NOT_HERE:
         add(f"--{name.replace('_', '-')}", action="store_true", help=argparse.SUPPRESS)
     return parser
@@ -99,16 +99,16 @@ def check(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise JobError(
-                f"--{name.replace('_', '-')} {value} cannot be used", "the least is 1", "give a larger number"
+                f"--{name.replace('_', '-')} {value} cannot be used", "it must be 1 or more", "give a larger number"
             )
     if arguments.partition is not None and not 0 <= arguments.partition < arguments.partitions:
         raise JobError(
             f"there is no part {arguments.partition}",
             f"--partitions {arguments.partitions} makes the parts 0 to {arguments.partitions - 1}",
-            "give --partitions N to every task, and --partition 0 to N-1",
+            "give all tasks the same --partitions N, and each its own --partition, from 0 to N-1",
         )
     if len(set(arguments.json_keys)) != len(arguments.json_keys):
-        raise JobError("--json-keys names a key twice", "each key has files of its own", "give each key once")
+        raise JobError("--json-keys names a key twice", "each key gets its own files", "give each key once")
 
 
 class Progress:

@@ -152,7 +152,7 @@ class CompleteCheckpoints(TrainerCallback):
     def _publish(self, pending: Pending, found: dict[str, marker.Digest]) -> None:
         sizes = files.sizes(pending.folder)
         faults = [f"{name}: {entry.fault}" for name, entry in found.items() if entry.fault]
-        faults += [f"no rank has read {name} back" for name in sorted(sizes.keys() - found.keys())]
+        faults += [f"no rank has checked {name} after writing" for name in sorted(sizes.keys() - found.keys())]
         if faults:
             failure = _not_written(pending.folder.parent, pending.step, OSError(faults[0]))
             shutil.rmtree(pending.folder.parent, ignore_errors=True)

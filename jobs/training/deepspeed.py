@@ -92,7 +92,7 @@ def take_arguments(settings: Settings) -> None:
         if value_of(config, f"{chosen}.enabled") is True and settings.given(other) and settings.get(other):
             raise JobError(
                 f"{path} sets {chosen}.enabled = true, but --{other} is {settings[other]}",
-                "a training has only one of the two precisions",
+                "a training run can use only one of the two precisions",
                 f'give --{other} false, or write "auto" for {chosen}.enabled in the file',
             )
 

@@ -120,7 +120,7 @@ def _inside_double_quotes(text: str, what: str) -> str:
     if not text.isprintable():
         raise RunnerError(
             f"{what} contains a line break or a control character: {text!r}",
-            "the text contains a variable, and runner cannot quote such a character beside a variable",
+            "runner cannot quote such a character in a text that also contains a variable",
             "leave out that character",
         )
     return re.sub(r'([\\"$`])', r"\\\1", text)

@@ -42,7 +42,7 @@ def open_shards(folder: Path) -> Shards:
 
 def _zero(folder: Path) -> Shards:
     if (folder / "zero").is_dir():
-        why = "only a training run can read this format; `convert` reads the shards from which it was made"
+        why = "only a training run can read this format; `convert` reads the shards in the checkpoint folder"
         raise JobError(f"{folder} is a universal checkpoint", why, "pass the `checkpoint-N` folder instead")
     states = _of_ranks(folder, "model") or _of_ranks(folder, "model", ("mp_rank_*_model_states.pt",))
     if not states:

@@ -192,5 +192,5 @@ def _model_folder(folder: Path, shards: Path) -> Path:
     raise JobError(
         f"there is no config.json for the shards in {str(shards)!r}",
         f"these folders were searched: {', '.join(dict.fromkeys(str(place) for place in places[:3]))}",
-        "give the configuration of the trained model: --config FOLDER|NAME (generate: --model_name NAME)",
+        "give the configuration of the trained model: --config FOLDER|NAME (for generate: --model_name NAME)",
     )

@@ -55,7 +55,7 @@ def state_of(tokenizer: Any, end_of_document: bool) -> TokenizerState:
         raise JobError(
             "the tokenizer has no tokenizer.json",
             f"{type(tokenizer).__name__} is written in Python, and would take days for a large text",
-            "use a model with a fast tokenizer, or for clm --streaming, which works with this tokenizer",
+            "use a model with a fast tokenizer; for clm, --streaming works with this tokenizer",
         )
     truncation, padding = inner.truncation, inner.padding
     inner.no_truncation()

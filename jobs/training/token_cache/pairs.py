@@ -90,7 +90,7 @@ def _make(job: Job, part: int | None, workers: int, progress: Progress) -> bool:
     identity = job.identity
     record = job.prefix.with_name(f"{job.prefix.name}.json")
     if _is_done(job, record, identity):
-        print(f"these files exist already, as {record} records")
+        print(f"the output files are already complete: see {record}")
         return True
     job.prefix.parent.mkdir(parents=True, exist_ok=True)
     if job.parts == 1:

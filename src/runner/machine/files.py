@@ -230,6 +230,6 @@ def _acquire(descriptor: int, lock: Path, timeout_seconds: float | None) -> None
                 raise RunnerError(
                     f"another process has locked {lock}",
                     f"runner waited {timeout_seconds:.0f} s for the lock",
-                    "wait for that process, or stop it: the lock is released when the process exits",
+                    f"wait until that process exits, or stop it (to find it on this machine: fuser -v {lock})",
                 ) from None
             time.sleep(0.1)

@@ -121,7 +121,7 @@ def problem(shape: Shape, layout: Layout, work: Work) -> str:
         )
     if work.gpus % layout.gpus:
         sizes = f"{layout.tensor} x {layout.pipeline} x {layout.context}"
-        return f"a copy of the model takes {sizes} GPUs, which does not divide the {work.gpus} GPUs"
+        return f"a copy of the model takes {sizes} GPUs, and {work.gpus} GPUs is not a multiple of that number"
     return ""
 
 

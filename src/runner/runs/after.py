@@ -78,7 +78,7 @@ def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site)
             raise RunnerError(
                 f"cannot wait for {run.name}",
                 f"{run.name} uses the scheduler {run.scheduler}, but this job uses {site.scheduler}",
-                f"use the site of that run, or leave out the flag and launch after {run.name} has ended",
+                f"use the site of {run.name}, or leave out --after and launch when {run.name} has ended",
             )
     return waits
 

@@ -313,9 +313,9 @@ def submission(batch: Batch, job: Job) -> str:
     """The script that submits the user's script; it has no absolute run path."""
     for name in job.env:
         if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            why = "the script gets the value as a variable, and that is not a name for one"
+            why = "the script gets the value in a variable, and this is not a valid name for a variable"
             raise RunnerError(
-                f"cannot set the variable {name!r}", why, f"rename it, or use {{{name}}} in the arguments"
+                f"cannot set the variable {name!r}", why, f"rename the variable, or use {{{name}}} in the arguments"
             )
     kept, folder, script = f'"$run"/{quoted(batch.kept)}', quoted(str(batch.folder)), quoted(batch.word)
     place = [
@@ -350,7 +350,7 @@ def notes(batch: Batch, layers: Sequence[Layer]) -> tuple[str, ...]:
     if late:
         found.append(f"{batch.word}:{late[0]}: sbatch ignores #SBATCH lines after the first command (line {head + 1})")
     if batch.in_container:
-        found.append("the script itself runs in a container: attempts are recorded if it has bash and the run folder")
+        found.append("the script itself runs in a container, which needs bash and the run folder to record attempts")
     if not batch.reads_bash_env:
-        found.append("its interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch")
+        found.append("the interpreter is not bash, so sbatch gets a wrapper: Command= and $0 differ from plain sbatch")
     return tuple(found)

@@ -69,8 +69,8 @@ def _check_name(name: str) -> None:
     if not NAME.fullmatch(name):
         raise RunnerError(
             f"cannot use the job name {name!r}",
-            "the run folder has this name: at most 60 letters, digits, `.`, `_` and `-`",
-            "choose another name, which begins with a letter or digit",
+            "the run folder gets this name: at most 60 letters, digits, `.`, `_` and `-`",
+            "choose another name that begins with a letter or a digit",
         )
 
 
@@ -125,7 +125,7 @@ def _check_site(job: Job, site: Site) -> None:
         if flags:
             raise RunnerError(
                 f"the site {site.name!r} has no sbatch and no srun to pass flags to",
-                f"given: {' '.join(word for name in flags for word in getattr(job, name))}",
+                f"you gave {' '.join(word for name in flags for word in getattr(job, name))}",
                 "leave out --sbatch and --srun, or choose another --site",
             )
         return

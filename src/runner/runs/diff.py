@@ -80,7 +80,7 @@ def run_side(run: Run) -> Side:
         raise RunnerError(
             f"cannot read {path}",
             str(error),
-            "restore the file, because `runner diff` compares the settings in this file",
+            "restore the file: `runner diff` compares the settings in it",
         ) from error
     code = tree_of_run(run, int(tables.get("code", {}).get("files", 0)))
     return Side(run.name, {**tables, **_inside(run)}, files.text_of(run.folder / EDF), code)
@@ -124,7 +124,7 @@ def compare(left: Side, right: Side) -> Comparison:
             found += _table(name, left.tables.get(name, {}), right.tables.get(name, {}))
     found += _edf(left.edf, right.edf)
     if any(HIDDEN in str(side.tables) for side in (left, right)):
-        left_out.append("values that look like secrets, which are never stored in a lock")
+        left_out.append("values that look like secrets, which a lock file never contains")
     order = ("code", "arguments", "resources", "image", "EDF", "variables", "site")
     rank = {kind: number for number, kind in enumerate(order)}
     return Comparison(tuple(sorted(found, key=lambda each: rank.get(each.kind, len(rank)))), tuple(left_out))

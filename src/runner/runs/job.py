@@ -222,7 +222,7 @@ KEYS: Mapping[str, Key] = {
     "restart": Key(
         Restart, "--restart", metavar="CAUSE=N", help="restart N times after CAUSE; may be repeated; replaces [restart]"
     ),
-    "trainer": Key(str, "--trainer", metavar="NAME", help="how to read step and loss from the log; none: do not"),
+    "trainer": Key(str, "--trainer", metavar="NAME", help="how to read step and loss from the log; none: never"),
     "env": Key(dict, adds=True),
     "program_in_image": Key(bool),
     "host_setup": Key(str),

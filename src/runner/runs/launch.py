@@ -163,7 +163,7 @@ def _prepare_batch(
     if site.is_local:
         what = f"cannot launch {value(job_file, 'batch')} on the site {site.name!r}"
         raise RunnerError(
-            what, "a batch script needs Slurm", "choose another --site, or run it with bash, without runner"
+            what, "a batch script needs Slurm", "choose another --site, or run the script with bash, without runner"
         )
     given = {**request.given, **command_line({"arguments": request.words})}
     chosen = {name: word for name, word in (("environment", request.env), ("engine", request.engine)) if word}
@@ -176,9 +176,7 @@ def _prepare_batch(
     waits = _waits(request, site, environ, project)
     if waits.runs and "dependency" in script.options:
         what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
-        raise RunnerError(
-            what, "sbatch takes only one of them", "leave out one, or add the other job's id to the script"
-        )
+        raise RunnerError(what, "sbatch takes only one of them", "leave out --after, or add its job id to --dependency")
     job = waits.with_folder(job)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:

@@ -80,7 +80,7 @@ def check_files(job: Job, on_host: OnHost) -> None:
     for name in needed.get(kind, ("tokenizer_model",)):
         path = options.get(name, "")
         if not path:
-            raise RunnerError(f"{kind} needs {_flag(name)}", "it is not given", f"{_flag(name)} …, or --tokenizer-type")
+            raise RunnerError(f"{kind} needs {_flag(name)}", "it is missing", f"{_flag(name)} …, or --tokenizer-type …")
         if name != "vocab_size" and (kind != "HuggingFaceTokenizer" or path[0] in "/."):
             _need(path, _flag(name), on_host)
     prefixes = _data_paths(job.arguments)
@@ -103,7 +103,7 @@ def _need(path: str, flag: str, on_host: OnHost) -> Path | None:
     if here is not None and not here.is_file():
         raise RunnerError(
             f"{flag}: the file {path} does not exist",
-            f"the program would fail minutes after its start; on this machine, the file would be {here}",
+            f"on this machine, there is no file {here}; the program would fail minutes after its start",
             "correct the path, or create the file first (docs/megatron.md)",
         )
     return here
@@ -146,7 +146,7 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     if not possible:
         raise RunnerError(
             f"no parallel sizes work with --global-batch-size {batch}",
-            f"it must be a multiple of the micro batch ({micro}) times the copies of the model on {job.gpus} GPUs",
+            f"it must be a multiple of micro batch size ({micro}) x number of copies of the model on {job.gpus} GPUs",
             f"--global-batch-size {-(-(batch or BATCH) // (micro * job.gpus)) * micro * job.gpus}",
         )
     gpu = site.gpu if site.gpu and memory_bytes(site.gpu) else "A100"
@@ -157,8 +157,8 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
         least = min(possible, key=lambda each: totals[each])
         raise RunnerError(
             f"the model needs more memory than {job.gpus} GPUs have",
-            f"the best split needs {totals[least] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU ({least.text})",
-            "more --nodes, or a smaller --size; all ways to split it: runner memory --megatron SIZE",
+            f"a GPU has {limit / GIB:.0f} GiB, but the best split needs {totals[least] / GIB:.0f} GiB ({least.text})",
+            "more --nodes, or a smaller --size; to list all ways to split a model: runner memory --megatron SIZE",
         )
     chosen = fitting[0] if fitting else asked
     copies = micro * (job.gpus // chosen.gpus)
@@ -191,7 +191,7 @@ def _check_split(options: Options) -> None:
         raise RunnerError(
             f"--split {options['split']} leaves no validation set for --eval-iters {evaluations}",
             "Megatron would fail at its first evaluation",
-            "--eval-iters 0 (--benchmark sets both), or a split such as --split 98,2,0",
+            "--eval-iters 0, or a split with validation data: --split 98,2,0",
         )
 
 
@@ -200,7 +200,7 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
     with index.open("rb") as file:
         header = file.read(26)  # magic, version, type of the tokens, number of sequences
     if header[:9] != b"MMIDIDX\0\0" or len(header) < 26:
-        raise RunnerError(f"{prefix}.idx is not an index of Megatron", "it does not begin like one", "make it again")
+        raise RunnerError(f"{prefix}.idx is not an index of Megatron", "its first bytes are wrong", "create it again")
     (count,) = struct.unpack_from("<Q", header, 18)
     shares, end = _shares(options), 0
     for place, name in enumerate(("training", "validation", "test")):
@@ -209,7 +209,7 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
             raise RunnerError(
                 f"the {name} set of {prefix} is empty",
                 f"the file has {count} documents, too few for the split {','.join(f'{each:g}' for each in shares)}",
-                "use more data, or a larger share for that set, or 0",
+                f"use more data, or another --split with a larger share (or 0) for the {name} set",
             )
 
 

@@ -249,7 +249,7 @@ def find_run(word: str, runs_folder: Path) -> Run:
     if found := members(runs_folder / word):
         raise RunnerError(
             f"{word} is a sweep of {len(found)} runs",
-            "this verb needs a single run",
+            "this command needs a single run",
             f"choose one of {found[0].resolve().name} to {found[-1].resolve().name}; `runner status {word}` lists them",
         )
     if "/" in word:
@@ -284,7 +284,7 @@ def _unknown_run(word: str, runs: tuple[Run, ...], runs_folder: Path) -> RunnerE
         newest = ", ".join(f"{run.job_id} ({run.name})" for run in reversed(runs[-5:]) if run.job_id)
         return RunnerError(
             f"no run has the job id {word!r}",
-            f"newest job ids in {runs_folder}: {newest or 'none'}",
+            f"the newest job ids in {runs_folder}: {newest or 'none'}",
             "give --site or RUNNER_RUNS if the run is on another site; its run folder may also have been deleted",
         )
     error = unknown("run", word, names[-12:], "`runner status` lists the runs; a path to a run folder works too")

@@ -48,8 +48,8 @@ def _check_file_system(folder: Path, there: Path) -> None:
     if free < _LEAST_BYTES or full:
         raise RunnerError(
             f"there is not enough space for a run in {folder}",
-            f"only {free >> 20} MiB and {room.f_favail} inodes are free, so the job could not save",
-            "free some space (runner gc, old checkpoints), or use another folder: export RUNNER_RUNS=FOLDER",
+            f"only {free >> 20} MiB and {room.f_favail} inodes are free, so the job could not save checkpoints",
+            "free some space (runner gc, or delete old checkpoints), or use another folder: export RUNNER_RUNS=FOLDER",
         )
 
 

@@ -93,7 +93,7 @@ def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
             raise RunnerError(
                 f"--sweep does not work with {name}",
                 f"the job checks its arguments once, and its program has no --{name}",
-                f"launch each value by itself, with -- --{name}",
+                f"launch each value by itself: runner launch … -- --{name} …",
             )
     job = _job(plan.job, values)
     if plan.batch is not None:

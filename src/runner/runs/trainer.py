@@ -89,7 +89,7 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
         yield f"line {pattern(table['match'], *place, 'match')}"
         for key in (key for key in table if key != "match"):
             if not re.fullmatch("[a-z][a-z0-9_]*", key) or key in _WRITTEN:
-                why = "the key becomes a name in metrics.jsonl: small letters, digits and _, but not " + ", ".join(
+                why = "the key becomes a name in metrics.jsonl: lowercase letters, digits and _, but not " + ", ".join(
                     _WRITTEN
                 )
                 raise RunnerError(f"{document.place(*place, key)}: {key!r} cannot be a key", why, "use another name")
@@ -98,7 +98,7 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
     checkpoints = typed(document, ("checkpoints",), dict, {})
     if "name" not in checkpoints and checkpoints.keys() & {"needs", "tracker"}:
         what = f"{document.place('checkpoints')}: there is no `name` in [checkpoints]"
-        raise RunnerError(what, "needs and tracker are about checkpoints of that name", 'name = "step-*/"')
+        raise RunnerError(what, "`needs` and `tracker` apply only to checkpoints that match `name`", 'name = "step-*/"')
     for key in (key for key in _CHECKPOINTS if key in checkpoints):
         value = checkpoints[key]
         words = value if isinstance(value, list) else [value]

@@ -85,7 +85,7 @@ class Adopted:
         if text.split("/")[0] not in {".", ".."}:
             return text
         if self.folder is None:
-            self.refuse(text, "the folder to which it refers is not known", edf=True)
+            self.refuse(text, "the folder to which this path is relative is not known", edf=True)
             return text
         return os.path.normpath(os.path.join(literal(str(self.folder)), text))  # noqa: PTH118 (the text may hold variables)
 
@@ -115,7 +115,7 @@ class Adopted:
             return
         self.entrypoint = bool(self.entrypoint)
         if self.writable is None and self.image:
-            why = "added to make the root file system writable; without --container-writable, pyxis makes it read-only"
+            why = "added to make the root file system writable, which pyxis does only with --container-writable"
             self.note("writable = true", why)
         self.writable = True if self.writable is None else self.writable
 

@@ -45,7 +45,7 @@ _NOT_CARRIED_OVER = {
     "publish": "the host's network is used, so its ports are open already",
     "detach": "`runner launch` returns at once",
     "restart": "[restart] of the job file says when a job is restarted",
-    "tmpfs": "an EDF cannot mount tmpfs; /dev/shm is in memory",
+    "tmpfs": "an EDF cannot mount a tmpfs; use /dev/shm, which is in memory",
     "platform": "the image must have the node's architecture",
     "container-name": "each run creates a new container",
     "container-remap-root": "you have your own user ID in the container",
@@ -80,7 +80,7 @@ def read_container_run(
         if adopted.image and "#" not in adopted.image and "/" not in adopted.image:
             adopted.note(
                 image,
-                "an image of Docker Hub; for an image that you built here, write the path that `runner import` prints",
+                "read as an image on Docker Hub; for your own image, write the path that `runner import` prints",
             )
     adopted.note(f"{engine} run", f"in the container of a job, you keep your user ID and HOME; {engine} changes both")
     if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0].text)):
@@ -129,7 +129,7 @@ def _read_pyxis(name: str, value: str, given: str, adopted: Adopted) -> None:
         case "container-env":
             _read_names(value, given, adopted)
         case "container-save":
-            adopted.refuse(given, "writes in the container of a job are lost: build images with `runner build`")
+            adopted.refuse(given, "a job's changes to its container are lost: to change the image, use `runner build`")
         case _:
             _read_engine(name, value, given, adopted)
 

@@ -198,7 +198,7 @@ class Draft:
             self.resources["gpus_per_node"] = processes
             adopted.note(self.all_gpus, f"gpus_per_node = {processes}, one for each process")
         elif self.all_gpus:
-            adopted.note(self.all_gpus, "the job gets the GPUs of the site's node, unless you set gpus_per_node")
+            adopted.note(self.all_gpus, "the job gets all GPUs of each node, unless you set gpus_per_node")
 
     def tasks_per_node(self, adopted: Adopted) -> int | None:
         """How many tasks srun starts on a node; None if not given."""
@@ -209,7 +209,7 @@ class Draft:
         """The share of one node in the count of an option."""
         count, nodes = self.counts[name], self.resources.get("nodes", 1)
         if count % nodes:
-            adopted.refuse(f"--{name}={count}", f"it is not a multiple of {nodes} nodes")
+            adopted.refuse(f"--{name}={count}", f"it cannot be divided evenly among {nodes} nodes")
             return None
         return int(count // nodes)
 
@@ -246,7 +246,7 @@ def read_program(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Progr
     texts = [word.text for word in words]
     first = texts[0].rsplit("/", 1)[-1] if words else ""
     if first in {"bash", "sh", "zsh"} and all(text.startswith("-") and text != "-c" for text in texts[1:]):
-        adopted.refuse(" ".join(texts), "an interactive shell is not a job: runner shell ENVIRONMENT")
+        adopted.refuse(" ".join(texts), "an interactive shell is not a job; to open a shell: runner shell ENVIRONMENT")
     module = texts.index("-m") + 1 if re.fullmatch(r"python[0-9.]*", first) and "-m" in texts[1:3] else 0
     # with several tasks per node, srun starts several launchers on each node
     if (first == "torchrun" or texts[module : module + 1] == ["torch.distributed.run"]) and (
@@ -264,7 +264,7 @@ def _without_secrets(words: Sequence[Word], adopted: Adopted) -> list[Word]:
     for index, (option, before) in secrets_in([word.text for word in words]).items():
         name = re.sub(r"\W+", "_", option.strip("-")).upper() or "SECRET"
         found[index] = replace(words[index], raw=f'{before}"${{{name}:?}}"', computed=True)
-        adopted.note(f"{option} …", f"it is a secret: export {name} where you launch")
+        adopted.note(f"{option} …", f"its value is a secret: export {name} where you launch")
     return found
 
 

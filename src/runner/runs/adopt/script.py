@@ -20,7 +20,7 @@ from runner.runs.adopt.scope import ASSIGNMENT, Scope
 
 _ENGINES = ("docker", "nvidia-docker", "podman")
 _FOREIGN = {"apptainer", "singularity", "sarus", "shifter"}
-_NO_SIF = "an EDF cannot name a .sif file, and Apptainer mounts other folders"
+_NO_SIF = "an EDF cannot name a .sif file, and Apptainer mounts other folders by default"
 # commands that change nothing for the commands after them
 _QUIET = re.compile(
     r"done|fi|esac|[})]|for|case|\[\[?|\(\(|function|select|:|true|cd|date|echo|env|exit|hostname|id|ls|nvidia-smi|printenv"
@@ -117,7 +117,7 @@ def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]],
             adopted.refuse(f"line {command.line}: {command.raw}", "it does not run before the step")
     for step in steps:
         if step is not main and step.words and _QUIET.fullmatch(step.words[0].text):
-            adopted.note(f"line {step.command.line}: {step.command.raw}", "it only prints, and may be left out")
+            adopted.note(f"line {step.command.line}: {step.command.raw}", "this step only prints, so it is left out")
         elif step is not main:
             why = "a job has only one step: write another job file for this one"
             adopted.refuse(f"line {step.command.line}: {step.command.raw}", why)
@@ -134,12 +134,12 @@ def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: P
             why = "it is a secret: export it where you launch; the container gets the host's variables"
             adopted.not_carried_over(f"line {command.line}: {command.raw}", why)
         else:
-            adopted.refuse(f"line {command.line}: {command.raw}", "it contains a secret: keep it in a file or variable")
+            adopted.refuse(f"line {command.line}: {command.raw}", "keep the secret of this line in a file or variable")
     body = re.sub(r"\A(\s*#.*\n|\s*\n)+", "", "\n".join([*host, ""])).rstrip()
     if re.search(r"\$\{?0\b|BASH_SOURCE", body):
-        adopted.refuse("$0", "in host_setup, it is not the path of the script")
+        adopted.refuse("$0", "in host_setup, $0 is not the path of the script")
     if found := re.search(r"(?m)^\s*trap\s.*|^.*[^&>|]&[ \t]*$", body):
-        adopted.refuse(found[0].strip(), "host_setup ends before the step")
+        adopted.refuse(found[0].strip(), "this would end with host_setup, before the step starts")
     head = [f"cd {shlex.quote(str(folder))}"]
     head += [f"SLURM_SUBMIT_DIR={shlex.quote(str(folder))}"] if "SLURM_SUBMIT_DIR" in body else []
     all_lines = "\n".join((body, *draft.host_setup))
@@ -147,9 +147,7 @@ def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: P
         head.append(shlex.join(("set", "--", *arguments)))
         if not arguments:
             tell = adopted.refuse if re.search(r"'%q ' \"?\$\{?[0-9@*]", all_lines) else adopted.note
-            tell(
-                "the script", "it has no arguments here; with arguments: runner env adopt … -- sbatch SCRIPT ARGUMENTS"
-            )
+            tell("the script", "read without arguments; to give some: runner env adopt … -- sbatch SCRIPT ARGUMENTS")
     draft.host_setup[:] = [*head, *([body] if body else []), *(draft.host_setup or ["true"])]
     adopted.note("the lines before the step", "the lines become host_setup of the job file, which runs on the host")
 
@@ -163,9 +161,9 @@ def _check_variables(scope: Scope, adopted: Adopted) -> set[str]:
             adopted.refuse(adopted.image, f"the image must be known at launch ({scope.computed[name]})", edf=True)
     for name in sorted(adopted.bare_mounts):
         if name in scope.computed or "mount" in name.lower():
-            adopted.refuse(f"${name}", "it may name several mounts: write its value", edf=True)
+            adopted.refuse(f"${name}", "this variable may contain several mounts: write its value", edf=True)
     if scope.defaults:
-        adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read as the defaults in the script")
+        adopted.note(", ".join(dict.fromkeys(scope.defaults)), "read with the default values in the script")
     wanted = adopted.variables() & scope.computed.keys()
     for name in sorted(wanted):
         adopted.note(scope.computed[name], f"the EDF uses ${{{name}}}, so host_setup now exports {name}")
@@ -177,14 +175,14 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     first = text.partition("\n")[0]
     shell = shlex.split(first[2:]) if first.startswith("#!") else ["/bin/sh"]
     if draft.resources.get("nodes", 1) != 1:
-        adopted.refuse(f"--nodes={draft.resources['nodes']}", "the script runs in the container of the first node only")
+        adopted.refuse(f"--nodes={draft.resources['nodes']}", "the script runs in a container on the first node only")
     for command in commands(text):
         if any(word.text.rsplit("/", 1)[-1] in {"srun", *_ENGINES} for word in command.words[:2]):
             adopted.refuse(
                 f"line {command.line}: {command.raw}", "the script itself runs in a container, and so do its steps"
             )
     if re.search(r"\$\{?0\b|BASH_SOURCE", text):
-        adopted.refuse("$0", "in the job, it is not the path of the script")
+        adopted.refuse("$0", "in the job, $0 is not the path of the script")
     if "SLURM_SUBMIT_DIR" in text:
         draft.host_setup.append(f"export SLURM_SUBMIT_DIR={shlex.quote(str(adopted.folder))}")
     if secrets_in(text.split()):
@@ -232,14 +230,14 @@ def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[lis
             steps.append(step)
         elif first in {"source", ".", "eval"}:
             active.append((command, ""))
-            why = "the options of the step are read as if it changes none of their variables"
+            why = "the options of the step are read as if this line changed none of their variables"
             adopted.note(f"line {command.line}: {command.raw}", why)
         elif first == "cd":
             _cd(words[1:], scope, adopted, command)
         elif first in {"ulimit", "umask"} and not command.nested:
             draft.task_prolog.append(command.raw)
         elif words[0].computed or words[0].splits:
-            active.append((command, "only a shell can evaluate which program it starts"))
+            active.append((command, "only a shell can tell which program this line starts"))
         elif not _QUIET.fullmatch(first) or any(
             re.match(r"\d*>(?!&\d|.?\s*/dev/)", each) for each in command.redirections
         ):
@@ -320,7 +318,7 @@ def _options(
         known = scope.resolve(scope.fallback.get(name, ()))
         if name in scope.fallback:
             said = " ".join(word.raw for word in known)
-            adopted.note(f"${name}", f"read as {said!r}: the condition that changes it is not carried over")
+            adopted.note(f"${name}", f"read as {said!r}; the condition that changes the value is not carried over")
         elif grammar is CONTAINER and not rest[0].array:
             break  # the image
         else:

@@ -280,14 +280,14 @@ def judge_across(folder: Path, node: int, nodes: int, results: dict[int, dict[st
     if "across" not in first:
         behind = [other for other in range(nodes) if not (folder / f"within-{other}").exists()]
         if behind:
-            raise Unsure(f"nodes {behind} did not finish the all-reduce within the node")
+            raise Unsure(f"nodes {behind} did not finish the all-reduce within each node")
         raise Unsure(f"the all-reduce across {nodes} nodes failed: {first.get('fault', 'it did not finish in time')}")
     wanted = float(os.environ.get("RUNNER_EXPECT_ACROSS") or 0)
     if first["across"] < wanted:
         pairs = first.get("pairs") or {}
         mine = max(pairs.values(), default=first["across"])
         fault = f"all-reduce across {nodes} nodes: {first['across']:.1f} GB/s, the site promises {wanted:.0f}"
-        raise Busy(f"{fault}; with its neighbours: {mine:.1f} GB/s") if pairs and mine < wanted else Unsure(fault)
+        raise Busy(f"{fault}; with only one neighbour: {mine:.1f} GB/s") if pairs and mine < wanted else Unsure(fault)
     return f"{first['across']:.1f} GB/s across {nodes} nodes" + (f" by {network}" if network else "")
 
 
