@@ -197,7 +197,7 @@ def _refuse_contradictions(settings: Settings) -> None:
     stream = settings["streaming"]
     for found, what, why, fix in (
         (not name and not scratch, "no model is given", "there is text, but no model to train",
-         "--model_name_or_path NAME|FOLDER to continue, --model_type gpt2 or --config_name NAME from scratch"),
+         "--model_name_or_path NAME|FOLDER, or from scratch: --model_type gpt2 or --config_name NAME"),
         (name and settings["config_overrides"], "--config_overrides and --model_name_or_path are both given",
          "the shape of existing weights cannot change",
          "remove one of the two, or train from scratch: --model_type or --config_name"),
@@ -206,17 +206,17 @@ def _refuse_contradictions(settings: Settings) -> None:
         (settings["config_name"] and settings["model_type"], "--model_type and --config_name are both given",
          "both set the type of model", "remove one of the two"),
         (not name and not settings["tokenizer_name"], "no tokenizer is given", "a model from scratch has no tokenizer",
-         f"--tokenizer_name NAME|FOLDER, or {TINY_MODEL} for a small one"),
-        (not data and not files, "no data is given", f"the model is {models.name_of(settings)!r}",
+         f"--tokenizer_name NAME|FOLDER; a small one: --tokenizer_name {TINY_MODEL}"),
+        (not data and not files, "no data is given", f"only the model {models.name_of(settings)!r} is given",
          f"--train_file FILE, or --dataset_name NAME|FOLDER|{PYTHON_DOCS}"),
-        (data and files, "--dataset_name and a file are both given", "the text comes from only one of the two",
+        (data and files, "--dataset_name and a file are both given", "the text can come from only one of the two",
          "remove one of the two"),
         (settings["do_train"] and not data and not settings["train_file"], "there is no text to train on",
          "only --validation_file is given", "--train_file FILE, or --do_eval alone"),
         (stream and settings["do_train"] and settings["max_steps"] <= 0, "--streaming needs --max_steps",
          "the script cannot know the length of a stream", "add --max_steps N, or remove --streaming"),
         (stream and settings["data_percentage"] < 100, "--streaming and --data_percentage are both given",
-         "the script cannot know the length of a stream", "use --max_steps N to limit the data instead"),
+         "the script cannot know the length of a stream", "remove --data_percentage, and limit --max_steps"),
     ):  # fmt: skip
         if found:
             raise JobError(what, why, fix)

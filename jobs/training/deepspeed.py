@@ -55,7 +55,7 @@ DROPPED = {
     "checkpoint.load_universal": "the script loads a universal checkpoint when the number of processes has changed",
     "checkpoint.use_node_local_storage": "the next attempt may run on other nodes, so all shards go to the run folder",
 }
-_OWN = "it is a setting of DeepSpeed's own activation checkpointing; the trainer uses that of torch"
+_OWN = "it is a setting of DeepSpeed's activation checkpointing, but the trainer uses torch's"
 # Keys without effect, where they are set, and why.
 NO_EFFECT = {
     **{f"activation_checkpointing.{key}": _OWN for key in (

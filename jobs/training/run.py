@@ -149,7 +149,7 @@ def take_lock(run: RunFolder) -> None:
             raise JobError(
                 f"process {pid} on {host} is training in {run.path}",
                 f"two processes would overwrite each other's checkpoints and metrics (lock: {run.lock})",
-                f"wait until process {pid} has ended, or end it and the other ranks: kill {pid}",
+                f"wait until process {pid} has ended, or end all ranks of that training: kill {pid}",
             )
     files.write_json(run.lock, {"host": host, "pid": os.getpid(), "started": _start_time(os.getpid())})
 

@@ -77,7 +77,7 @@ def _needs_conversion(checkpoint: Checkpoint, stage: int | None, world_size: int
     there, here = ("without DeepSpeed" if found is None else f"with ZeRO-{found}" for found in (saved, stage))
     raise JobError(
         f"{checkpoint.path} was written {there}, but this run trains {here}",
-        "the two store the optimizer's state in different forms; only ZeRO-1 and ZeRO-2 can read each other's",
+        "the format of the optimizer's state is different; only ZeRO-1 and ZeRO-2 can read each other's format",
         "use the settings of the checkpoint, or load only its weights:"
         " --resume_from_checkpoint false --model_name_or_path FOLDER",
     )

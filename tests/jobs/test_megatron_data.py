@@ -252,7 +252,7 @@ def test_tasks_of_an_array_make_the_same_bytes_and_the_last_one_joins(
     for part in (3, 0, 6, 1, 5, 2):
         make(folder, (*words, "--partition", str(part)), tmp_path / "x")
         assert not list(tmp_path.glob("*.idx"))
-    assert "missing: 4\n" in capsys.readouterr().out
+    assert "missing parts: 4\n" in capsys.readouterr().out
     make(folder, (*words, "--partition", "4"), tmp_path / "x")
     assert sums(tmp_path / "x") == SUMS["partitions"]
     assert sorted(path.name for path in tmp_path.iterdir() if path.suffix not in (".bin", ".idx")) == ["x.json"]

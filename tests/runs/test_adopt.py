@@ -106,7 +106,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("-v", "/a:/b:O", "i"), "-v /a:/b:O: mounts of an EDF do not have the flags O"),
         (("--mount", "type=bind,src=/a,dst=/b,x=y", "i"), "mounts of an EDF do not have the flags x=y"),
         (("--mount", "type=tmpfs,dst=/a", "i"), "not tmpfs"),
-        (("--tmpfs", "/a", "i"), "cannot mount tmpfs"),
+        (("--tmpfs", "/a", "i"), "cannot mount a tmpfs"),
         (("--network=none", "i"), "--network=none: not carried over"),
         (("-v", "/dev/shm:/dev/shm", "i"), "-v /dev/shm:/dev/shm: not needed"),
         (("--network=host", "i"), "--network=host: not needed"),
@@ -223,7 +223,7 @@ def test_a_batch_script_becomes_an_edf_and_a_job_file():
         "--job-name=train: a run is named after its job file: rename the file to train.toml",
         "line 10: export HF_TOKEN=…: not carried over: it is a secret",
         "line 13: WHEN=$(date +%s): the EDF uses ${WHEN}, so host_setup now exports WHEN",
-        "line 23: srun hostname: it only prints",
+        "line 23: srun hostname: this step only prints",
         "line 24: #SBATCH --nodes=9: not carried over",
         "> log.txt: not carried over: a run has one log",
         "--rdzv_endpoint=$MASTER_ADDR:29500: not needed",
@@ -324,8 +324,8 @@ def test_idioms_of_batch_scripts_in_the_wild():
     text = "\n".join(notes)
     for word in (
         "$PWD: read as /here, as if you submitted the script from that folder",
-        "line 15: $AUTO: read as '': the condition that changes it is not carried over",
-        "APPS, IMAGE, SCRIPT: read as the defaults in the script",
+        "line 15: $AUTO: read as ''; the condition that changes the value is not carried over",
+        "APPS, IMAGE, SCRIPT: read with the default values in the script",
     ):
         assert word in text, (word, text)
 
@@ -384,25 +384,25 @@ def test_lines_before_the_step_run_on_the_host(tmp_path):
         ("for i in 1 2; do\nsrun --container-image=i a $i\ndone", "line 3: srun --container-image=i a $i: it is"),
         ("cd x && srun --container-image=i a", "it is inside a condition, a loop or a function, or behind &&"),
         ("srun --container-image=i a | sort > b", "another command reads the output of the step"),
-        ("srun --container-image=i $*", "the script: it has no arguments here"),
+        ("srun --container-image=i $*", "the script: read without arguments"),
         ("srun --container-image=i a <<E\nx\nE", "the step reads this text as its input"),
         ('R="srun --container-image=$I"\nif a; then R="$R -l"; fi\n$R b', "line 4: $R b: only a shell can"),
         ("apptainer exec x.sif a", "line 2: apptainer exec x.sif a: an EDF cannot name a .sif file"),
         ("srun --container-image=i --pty bash", "line 2: bash: an interactive shell is not a job"),
         ("#SBATCH -a 1-3\nsrun --container-image=i a", "-a 1-3: the tasks of an array would share one run folder"),
         ("srun --container-image=i a : b", "line 2: srun `:`: it starts several programs, but a job has only one"),
-        ("srun --container-image=i --container-save=s.sqsh a", "--container-save=s.sqsh: writes in the container"),
+        ("srun --container-image=i --container-save=s.sqsh a", "--container-save=s.sqsh: a job's changes"),
         ("#SBATCH -N4\nsrun -N1 --container-image=i a", "-N1: the step uses only a part of the job's 4 nodes"),
         ("#SBATCH -N4\nsrun --container-image=i torchrun --nnodes 2 a.py", "--nnodes 2: the job has 4 nodes"),
         ("srun -n $(nproc) --container-image=i a", "-n $(nproc): only a shell can evaluate this text"),
-        ("srun -N2 -n7 --container-image=i a", "--ntasks=7: it is not a multiple of 2 nodes"),
-        ("source $(dirname $0)/e\nsrun --container-image=i a", "$0: in host_setup, it is not the path of the script"),
-        ("trap 'rm -r x' EXIT\nsrun --container-image=i a", "trap 'rm -r x' EXIT: host_setup ends before the step"),
-        ("export A=1\nmonitor 2>&1 &\nsrun --container-image=i a", "monitor 2>&1 &: host_setup ends before"),
-        ("login --token ghijklmnop\nsrun --container-image=i a", "line 2: login --token …: it contains a secret"),
+        ("srun -N2 -n7 --container-image=i a", "--ntasks=7: it cannot be divided evenly among 2 nodes"),
+        ("source $(dirname $0)/e\nsrun --container-image=i a", "$0: in host_setup, $0 is not the path"),
+        ("trap 'rm -r x' EXIT\nsrun --container-image=i a", "trap 'rm -r x' EXIT: this would end with host_setup"),
+        ("export A=1\nmonitor 2>&1 &\nsrun --container-image=i a", "monitor 2>&1 &: this would end with"),
+        ("login --token ghijklmnop\nsrun --container-image=i a", "line 2: login --token …: keep the secret"),
         ("docker run --gpus all vllm/vllm-openai --model m", "line 2: --model: only the image knows its entrypoint"),
         ("docker run a/worker:1 token=abcdefghijk", "line 2: token=…: only the image knows its entrypoint"),
-        ("#SBATCH -N2 --container-image=i\ntrain", "--nodes=2: the script runs in the container of"),
+        ("#SBATCH -N2 --container-image=i\ntrain", "--nodes=2: the script runs in a container on"),
         ("#SBATCH --environment=i\nsrun train", "line 3: srun train: the script itself runs in a container"),
     ],
 )  # fmt: skip
@@ -415,9 +415,9 @@ def test_what_a_job_file_cannot_say_is_refused_with_its_line(text, why):
     [
         ("srun --container-image=$(realpath i) a", "--container-image=$(realpath i): only a shell"),
         ("srun --container-image=i --container-mounts=$(dirname $PWD) a", "--container-mounts=$(dirname $PWD)"),
-        ("cd $(mktemp -d)\nsrun --container-image=i --container-mounts=./a:/b a", "the folder to which it refers"),
+        ("cd $(mktemp -d)\nsrun --container-image=i --container-mounts=./a:/b a", "the folder to which this path"),
         ("srun apptainer exec x.sif a", "line 2: apptainer: an EDF cannot name a .sif file"),
-        ("if a; then M=/a:/b; fi\nsrun --container-image=i --container-mounts=$M a", "$M: it may name several mounts"),
+        ("if a; then M=/a:/b; fi\nsrun --container-image=i --container-mounts=$M a", "$M: this variable may contain"),
         ("srun --container-image=i --container-env=$(compgen -e) a", "--container-env=$(compgen -e): only a shell"),
         ("V=$(list)\nsrun --container-image=i --container-env=$V a", "(${V}): set the variables in [env] of the EDF"),
         ("srun --environment=$E a", "a base environment must be known at launch"),
@@ -467,7 +467,7 @@ def test_all_gpus_are_those_of_the_sites_node(words, resources):
     """Or one for each process, if the command says how many processes it starts."""
     _, job, notes = from_words(*words)
     assert job.get("resources") == resources
-    assert resources or any("the job gets the GPUs of the site's node" in note for note in notes)
+    assert resources or any("the job gets all GPUs of each node" in note for note in notes)
 
 
 def test_the_variable_of_enroots_hook_is_in_the_edf():
@@ -491,7 +491,7 @@ def test_secrets_in_arguments_are_not_copied():
     )
     _, job, notes = from_words("srun", "--container-image=i", *words)
     assert '--api-key "${API_KEY:?}" --wandb_key="${WANDB_KEY:?}" --input_key messages' in job["host_setup"]
-    assert "it is a secret: export API_KEY where you launch" in "\n".join(notes)
+    assert "its value is a secret: export API_KEY where you launch" in "\n".join(notes)
     assert not re.search("s3cret|0a1b2c", f"{job}{notes}")
     _, job, notes = from_script("export KEEP=1\nexport WANDB_API_KEY=0a1b2c3d4e5f\nsrun --container-image=i a\n")
     assert "KEEP=1" in job["host_setup"] and "0a1b2c" not in f"{job}{notes}"
@@ -656,7 +656,7 @@ def test_the_command_says_that_it_adds_writable_to_a_line_of_pyxis(tmp_path):
         ((*image, "--container-readonly"), False),
     ):
         done = runner(tmp_path, *words, "true")
-        assert ("without --container-writable, pyxis makes it read-only" in done.stderr) == added
+        assert ("which pyxis does only with --container-writable" in done.stderr) == added
 
 
 def test_the_command_writes_both_files_that_launch_takes(tmp_path):

@@ -140,7 +140,7 @@ def test_a_benchmark_trains_only_and_saves_nothing() -> None:
         (("--split", "98", "--eval-iters", "5"), "leaves no validation set for --eval-iters 5"),
         (("--tensor-model-parallel-size", "3"), "tensor parallel size 3 does not divide the 32 attention heads"),
         (("--pipeline-model-parallel-size", "5"), "pipeline parallel size 5 does not divide the 36 layers"),
-        (("--tensor-model-parallel-size", "32"), "takes 32 x 1 x 1 GPUs, which does not divide the 16 GPUs"),
+        (("--tensor-model-parallel-size", "32"), "takes 32 x 1 x 1 GPUs, and 16 GPUs is not a multiple"),
         (("--context-parallel-size", "3"), "twice the context parallel size 3 does not divide the 2048 tokens"),
         ((*ONE_GPU_EACH, "--global-batch-size", "3"), "no parallel sizes work with --global-batch-size 3"),
         (("--size", "310.1B"), "the model needs more memory than 16 GPUs have"),

@@ -54,7 +54,7 @@ class Placeholder:
 def _member(owner: Any, name: str) -> Placeholder:
     """Return a member of an enum that is not loaded: Python 3.11.0 to 3.11.3 pickle one as `getattr(ENUM, "NAME")`."""
     if not (isinstance(owner, type) and issubclass(owner, Placeholder)):
-        raise pickle.UnpicklingError(f"the file names the attribute {name!r} of {owner!r}")
+        raise pickle.UnpicklingError(f"the file refers to the attribute {name!r} of {owner!r}")
     return owner(name)
 
 
@@ -64,7 +64,7 @@ class _Unpickler(pickle.Unpickler):
 
         if "." in name:
             raise pickle.UnpicklingError(
-                f"the file names {name!r} of {module}, and no checkpoint needs a name with a dot"
+                f"the file refers to {name!r} of {module}, and no checkpoint needs a name with a dot"
             )
         if module in ("builtins", "__builtin__") and name == "getattr":
             return _member

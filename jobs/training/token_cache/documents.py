@@ -329,10 +329,10 @@ def _no_text(piece: Piece, value: Any, columns: Sequence[str] = (), place: str =
         return JobError(
             f"{place}{piece.path} has no column {piece.column!r}{near_miss(piece.column, columns)}",
             f"it has {', '.join(map(repr, columns))}",
-            "choose the column with the text: --text_column COLUMN",
+            "choose the column with the text: --text_column COLUMN (megatron-data: --json-keys COLUMN)",
         )
     return JobError(
         f"{place}{piece.path}: column {piece.column!r} is not text",
         f"it has the value {value!r:.60}",
-        "the column must have text in each row",
+        "choose a column with text in each row: --text_column COLUMN (megatron-data: --json-keys COLUMN)",
     )

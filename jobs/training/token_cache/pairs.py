@@ -103,7 +103,7 @@ def _make(job: Job, part: int | None, workers: int, progress: Progress) -> bool:
         _one(job, starts[number], number, workers, progress)
     missing = [number for number, start in enumerate(starts) if not _complete(job, start)]
     if missing:
-        print(f"part {part} is complete; missing: {', '.join(map(str, missing))}")
+        print(f"part {part} is complete; missing parts: {', '.join(map(str, missing))}")
         return False
     try:
         _join(job, starts, record, identity)

@@ -42,7 +42,7 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--owners", default="root", metavar="root|keep", help="owner of the files (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
     parser.add_argument("--threads", type=int, metavar="N", help="compression threads (default: one per core)")
-    parser.add_argument("--verify", default="all", metavar="all|digest", help="digest: check less (default: all)")
+    parser.add_argument("--verify", default="all", metavar="all|digest", help="digest: fewer checks (default: all)")
     parser.add_argument(
         "--connections", type=int, default=8, metavar="N", help="parallel connections to a registry (default: 8)"
     )

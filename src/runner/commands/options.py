@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 def add_job(verb: argparse.ArgumentParser) -> None:
     """Add the arguments that select the job."""
     verb.add_argument(
-        "job", nargs="?", metavar="JOB", help="a job file: a name in jobs/, or a path; launch: a batch script"
+        "job", nargs="?", metavar="JOB", help="a job file (a name in jobs/, or a path); for launch also a batch script"
     )
     verb.add_argument("--env", metavar="ENV", help="the environment: a name in edf/, or a path to an EDF")
     verb.add_argument("--script", metavar="SCRIPT", help="a name in jobs/, or a path to a .py or .sh file")

@@ -176,7 +176,7 @@ def check_gpus(query: Any, wanted: int, environ: Mapping[str, str] = os.environ)
         raise Busy(f"{len(shown)} GPUs are visible, but the job requests {wanted}")
     ours = own_gpus([(row[3], row[4]) for row in shown], wanted, environ)
     if ours is None:
-        return [f"{len(shown)} x {shown[0][0]}, {wanted} of them allocated to this job, not checked"]
+        return [f"GPUs not checked: cannot tell which {wanted} of the {len(shown)} ({shown[0][0]}) belong to this job"]
     for index in ours:
         _, total, used, *_ = shown[index]
         if total.isdigit() and used.isdigit() and int(used) > (1 - _FREE) * int(total):
