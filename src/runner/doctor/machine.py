@@ -150,7 +150,7 @@ def program(name: str) -> Diagnosis:
     found = version[0] if version else "unknown"
     if name == "docker" and not os.environ.get("DOCKER_HOST") and not os.access(_SOCKET, os.R_OK | os.W_OK):
         text = f"its daemon cannot be reached at {_SOCKET}; {purpose}"
-        return Diagnosis(name, "missing", text, "systemctl start docker, and join the group docker", found)
+        return Diagnosis(name, "missing", text, "as root: systemctl start docker; usermod -aG docker USER", found)
     return Diagnosis(name, "ok", purpose, version=found)
 
 

@@ -39,9 +39,9 @@ describe() {
     target=$REPLY options=rw
     [[ +${mounts[index + 2]}+ == *+ro+* ]] && options=ro
     [[ $source$target != *[:,]* ]] || fail "$engine cannot mount $source at $target" \
-      "its option --volume separates fields with colons and commas, and one of these paths contains one" "rename the folder"
+      "its option --volume separates fields with colons and commas, and $source or $target contains one" "rename the folder"
     [[ -e $source ]] || fail "the mount source $source does not exist on $node" \
-      "mounts.$((index / 3)) mounts $source at $target" "create it, correct the path, or remove the mount from the EDF"
+      "mounts.$((index / 3)) mounts $source at $target" "create $source, correct the path, or remove the mount from the EDF"
     flags+=(--volume "$source:$target:$options")
     [[ $target != /tmp ]] || own_tmp=1
   done
@@ -175,7 +175,7 @@ case ${1-} in
 esac
 case $image in
   /* | .* | '${'*'}/'*)
-    [[ $engine == podman ]] || fail "$engine cannot run the squashfs file $image" "it runs only images from its storage or a registry" \
+    [[ $engine == podman ]] || fail "$engine cannot run the squashfs file $image" "$engine runs only images from its storage or a registry" \
       "use podman or the sandbox, or write the name of an image in the EDF"
     root=${TMPDIR:-/tmp}/runner-container-$(id -u)
     own_folder "$root" # never removed, because another task may have mounts there

@@ -181,7 +181,7 @@ bind_mounts() {
     expand host "${mounts[index + 1]}" "mounts.$((index / 3))"
     target=$REPLY
     [[ -e $source ]] || fail "the mount source $source does not exist on $node" \
-      "mounts.$((index / 3)) mounts $source at $target" "create it, correct the path, or remove the mount from the EDF"
+      "mounts.$((index / 3)) mounts $source at $target" "create $source, correct the path, or remove the mount from the EDF"
     kind=--bind
     [[ $flags == *+ro+* ]] && kind=--ro-bind
     if [[ $flags == *+sqsh+* ]]; then

@@ -59,7 +59,7 @@ def _near_value(value: str, known: tuple[str, ...]) -> str:
     import difflib
 
     close = difflib.get_close_matches(value, known, n=1, cutoff=0.6)
-    return f'write "{close[0]}"' if close else f"one of: {', '.join(known)}"
+    return f'write "{close[0]}"' if close else f"use one of: {', '.join(known)}"
 
 
 def variant(subject: Subject) -> Iterator[Finding]:

@@ -237,4 +237,4 @@ def _near_flag(flag: str, known: frozenset[str]) -> str:
     words = {"readonly": "ro", "read-only": "ro", "readwrite": "rw", "squashfs": "sqsh", "r": "ro", "w": "rw"}
     close = difflib.get_close_matches(flag, sorted(known), n=1, cutoff=0.6)
     near = words.get(flag.lower()) or (flag.lower() if flag.lower() in known else next(iter(close), None))
-    return f"did you mean {near!r}?" if near else f"one of: {', '.join(sorted(known))}"
+    return f"did you mean {near!r}?" if near else f"use one of: {', '.join(sorted(known))}"

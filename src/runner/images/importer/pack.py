@@ -212,7 +212,7 @@ class _Packer:
         if position < len(needed):
             raise RunnerError(
                 "the index of the previous squashfs file does not match this image",
-                f"it lists entries that layer {layer.diff_id} does not have",
+                f"the index lists entries that layer {layer.diff_id} does not have",
                 "import the image without that index: --no-cache",
             )
         self._writer.end_run()

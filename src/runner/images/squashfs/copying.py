@@ -46,7 +46,7 @@ def copy_range(source: int, source_offset: int, target: int, target_offset: int,
         if not data:
             raise RunnerError(
                 "the previous squashfs file of this image is damaged",
-                f"it is {length - done} bytes too short",
+                f"the file is {length - done} bytes too short",
                 "import without the cache: --no-cache",
             )
         while data:

@@ -114,7 +114,7 @@ class Tokens:
         if answer.status != 200 or not isinstance(token, str) or not re.fullmatch(r"[!-~]+", token):
             raise RunnerError(
                 f"{host_of(answer.url)} did not issue a token for {self._registry}",
-                f"it returned status {answer.status} and {describe(body)}",
+                f"the host returned status {answer.status} and {describe(body)}",
                 "open the address in a browser (it may be a login page), and check HTTPS_PROXY",
             )
         return token
