@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -58,7 +59,7 @@ def tree_of(held: list[FileData]) -> Directory:
 
 @pytest.mark.parametrize("compression", ["zstd:1", "zstd:9", "gzip:3", "xz:1", "lz4", "none"])
 def test_the_bytes_do_not_depend_on_the_number_of_threads(compression: str, tmp_path: Path) -> None:
-    chosen = Compression.parse(compression, block_size=4096)
+    chosen = replace(Compression.parse(compression), block_size=4096)
     items = contents(1, 400)
     tree = {b"%d/%d" % (number % 7, number): file(item) for number, item in enumerate(items)}
     digests = set()

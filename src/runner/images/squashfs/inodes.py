@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from runner.errors import RunnerError
-from runner.images.squashfs.compression import ABSENT, Compress
+from runner.images.squashfs.compression import ABSENT
 from runner.images.squashfs.data import FileData
 from runner.images.squashfs.metadata import METADATA_SIZE, FileStream, MetadataStream, write_lookup_table
 from runner.images.squashfs.tree import Directory, Leaf
@@ -256,9 +256,9 @@ class IdTable(dict[int, int]):
         self[number] = index = len(self)
         return index
 
-    def write(self, file: BinaryIO, position: int, compress: Compress | None) -> tuple[int, int]:
+    def write(self, file: BinaryIO, position: int) -> tuple[int, int]:
         """Write the table; returns the start of its index, and its end."""
-        return write_lookup_table(file, position, (struct.pack("<I", number) for number in self), compress)
+        return write_lookup_table(file, position, (struct.pack("<I", number) for number in self))
 
 
 class XattrTable(dict[XattrSet, int]):
@@ -283,15 +283,15 @@ class XattrTable(dict[XattrSet, int]):
         self[xattrs] = index = self[ordered]
         return index
 
-    def write(self, file: BinaryIO, position: int, compress: Compress | None) -> tuple[int, int]:
+    def write(self, file: BinaryIO, position: int) -> tuple[int, int]:
         """Write the table; returns the start of its head (ABSENT: no table), and its end."""
         if not self._sets:
             return ABSENT, position
-        pairs = FileStream(file, position, compress)
+        pairs = FileStream(file, position)
         records = list(self._write_pairs(pairs))
         pairs.finish()
         head = struct.pack("<QII", position, len(records), 0)
-        return write_lookup_table(file, pairs.position, records, compress, head)
+        return write_lookup_table(file, pairs.position, records, head)
 
     def _write_pairs(self, stream: FileStream) -> Iterator[bytes]:
         for xattrs in self._sets:

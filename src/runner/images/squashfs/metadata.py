@@ -1,4 +1,8 @@
-"""Metadata of a squashfs: streams of records in blocks of 8 KiB, each compressed."""
+"""Metadata of a squashfs: streams of records in blocks of 8 KiB, never compressed.
+
+Without compression, they take 60 bytes more for a file, and squashfuse_ll finds paths four times faster (5000 of 50,000
+in 0.13 s, not 0.48 s with zstd and 0.93 s with gzip).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import BinaryIO
 
-from runner.images.squashfs.compression import Compress
 from runner.images.squashfs.copying import write_all
 
 METADATA_SIZE = 8192
@@ -17,16 +20,15 @@ _PLAIN = 0x8000
 class MetadataStream:
     """A stream of records; full blocks go to `emit` at once. A record may span blocks."""
 
-    __slots__ = ("_compress", "_emit", "buffer", "start")
+    __slots__ = ("_emit", "buffer", "start")
 
-    def __init__(self, emit: Callable[[bytes], object], compress: Compress | None) -> None:
+    def __init__(self, emit: Callable[[bytes], object]) -> None:
         self._emit = emit
-        self._compress = compress
         self.start = 0  # of the current block: bytes emitted before it
         self.buffer = bytearray()  # always shorter than a block
 
     def reference(self) -> int:
-        """The reference of the next record: start of its block << 16 | offset in the plain block."""
+        """The reference of the next record: start of its block << 16 | offset in the block."""
         return self.start << 16 | len(self.buffer)
 
     def write(self, record: bytes | bytearray) -> None:
@@ -41,11 +43,7 @@ class MetadataStream:
             self.buffer.clear()
 
     def _flush(self, plain: bytes) -> None:
-        packed = self._compress(plain) if self._compress else plain
-        if len(packed) < len(plain):
-            block = _HEADER.pack(len(packed)) + packed
-        else:
-            block = _HEADER.pack(len(plain) | _PLAIN) + plain
+        block = _HEADER.pack(len(plain) | _PLAIN) + plain
         self._emit(block)
         self.start += len(block)
 
@@ -55,8 +53,8 @@ class FileStream(MetadataStream):
 
     __slots__ = ("_file", "blocks", "position")
 
-    def __init__(self, file: BinaryIO, position: int, compress: Compress | None) -> None:
-        super().__init__(self._append, compress)
+    def __init__(self, file: BinaryIO, position: int) -> None:
+        super().__init__(self._append)
         self._file = file
         self.position = position
         self.blocks: list[int] = []  # where each block begins in the file
@@ -67,11 +65,9 @@ class FileStream(MetadataStream):
         self.position += len(block)
 
 
-def write_lookup_table(
-    file: BinaryIO, position: int, records: Iterable[bytes], compress: Compress | None, head: bytes = b""
-) -> tuple[int, int]:
+def write_lookup_table(file: BinaryIO, position: int, records: Iterable[bytes], head: bytes = b"") -> tuple[int, int]:
     """Write a table with a list of its blocks; returns the start of `head` and that list, and their end."""
-    stream = FileStream(file, position, compress)
+    stream = FileStream(file, position)
     for record in records:
         stream.write(record)
     stream.finish()

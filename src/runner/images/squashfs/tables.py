@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from runner.images.squashfs.compression import ABSENT, Compress, Compression, Superblock
+from runner.images.squashfs.compression import ABSENT, Compression, Superblock
 from runner.images.squashfs.copying import write_all
 from runner.images.squashfs.data import DataWriter
 from runner.images.squashfs.inodes import DIRECTORY, InodePacker, ListingWriter, leaf_type
@@ -27,9 +27,8 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
     `data` has no open run. The bytes depend on the tree, the runs, `time` and the compression alone.
     Raises RunnerError if squashfs cannot represent the tree, OSError for the disk.
     """
-    compress = compression.compressor() if compression.metadata else None
     file.seek(data.position)
-    tree = _TreeWriter(FileStream(file, data.position, compress), compress, compression.block_size, root)
+    tree = _TreeWriter(FileStream(file, data.position), compression.block_size, root)
     root_reference = tree.write()
     directory_table = position = tree.inodes.position
     for piece in tree.listings.pieces():
@@ -37,10 +36,10 @@ def write_tables(file: BinaryIO, data: DataWriter, root: Directory, *, time: int
         position += len(piece)
     fragment_table = ABSENT
     if data.fragment_count:
-        fragment_table, position = write_lookup_table(file, position, data.fragments(), compress)
-    export_table, position = write_lookup_table(file, position, _packed(tree.references), compress)
-    id_table, position = tree.packer.ids.write(file, position, compress)
-    xattr_table, position = tree.packer.xattrs.write(file, position, compress)
+        fragment_table, position = write_lookup_table(file, position, data.fragments())
+    export_table, position = write_lookup_table(file, position, _packed(tree.references))
+    id_table, position = tree.packer.ids.write(file, position)
+    xattr_table, position = tree.packer.xattrs.write(file, position)
     write_all(file, bytes(-position % _DEVICE_BLOCK))
     superblock = Superblock(
         inodes=len(tree.references),
@@ -106,12 +105,12 @@ class _TreeWriter:
     names: their entries need few headers, and a reader that lists them reads few blocks.
     """
 
-    def __init__(self, inodes: FileStream, compress: Compress | None, block_size: int, root: Directory) -> None:
+    def __init__(self, inodes: FileStream, block_size: int, root: Directory) -> None:
         self.inodes = inodes
         self.listings = _Spool()  # they follow the inodes, whose length is unknown until the end
         self.packer = InodePacker(block_size)
         self.references = array("Q", [_UNWRITTEN]) * _count(root)
-        self._directories = MetadataStream(self.listings.append, compress)
+        self._directories = MetadataStream(self.listings.append)
         self._root = root
         self._next = 2  # the root is 1
         self._linked: dict[int, int] = {}  # id of a Leaf with several names -> inode number
