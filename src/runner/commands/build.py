@@ -80,15 +80,12 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     """`runner build --import` on a site whose nodes keep podman's images in memory: one job does both."""
     from pathlib import Path
 
-    from runner.images.build.job import check_account, make_job, planned_job, run, script, submission
+    from runner.images.build.job import check_account, planned_job, run, script, submission
     from runner.images.squashfs_file import find_squashfs
+    from runner.machine import folders
 
-    values = [
-        ("--tag", args.tag),
-        ("--base-tag", args.base_tag),
-        ("--platform", args.platform),
-        ("--engine", args.engine),
-    ]
+    options = ("tag", "base_tag", "platform", "engine")
+    values = [(f"--{name.replace('_', '-')}", getattr(args, name)) for name in options]
     values += [("--build-arg", word) for word in args.build_arg]
     flags = [f"{flag}={value}" for flag, value in values if value] + (["--no-cache"] if args.no_cache else [])
     words = (sys.executable, "-m", "runner", "build", args.recipe, "--import", f"--site={site.name}", *flags)
@@ -99,8 +96,8 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
         console.answer(script(job))
         return 0
     check_account(site, args.sbatch, os.environ)
-    job = make_job(name, words, site, images, os.environ)
-    path = run(job, site, args.sbatch, os.environ, console)
+    folder = folders.take_numbered(folders.cache_folder(os.environ) / "build-jobs", name)
+    path = run(planned_job(name, words, site, images, folder), site, args.sbatch, console)
     squashfs = find_squashfs(path)
     if args.json and squashfs is not None:
         console.answer_json(squashfs.record())

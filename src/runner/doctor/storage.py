@@ -15,6 +15,7 @@ from pathlib import Path
 from runner.doctor.machine import Diagnosis
 from runner.errors import RunnerError
 from runner.expansion import expand
+from runner.images.sources.registry.credentials import auth_files, enroot_file
 from runner.machine import probe, process
 from runner.site import Site
 
@@ -177,10 +178,7 @@ _LINES = "machine nvcr.io and machine authn.nvidia.com, each with: login $oautht
 
 def credentials(environ: Mapping[str, str]) -> Diagnosis:
     """Whether enroot's credentials exist, are private, and contain both hosts that nvcr.io needs."""
-    config = environ.get("ENROOT_CONFIG_PATH") or (
-        (environ.get("XDG_CONFIG_HOME") or environ.get("HOME", "") + "/.config") + "/enroot"
-    )
-    path = Path(config) / ".credentials"
+    path = enroot_file(environ)
     try:
         mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -200,16 +198,9 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
 
 def registry_logins(environ: Mapping[str, str]) -> Diagnosis:
     """The registry logins of podman and docker, and whether other users can read them. Shows no secrets."""
-    home = environ.get("HOME", "~")
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
-    named = environ.get("REGISTRY_AUTH_FILE")
-    paths = [Path(named)] if named else [
-        Path(runtime, "containers/auth.json"),
-        Path(environ.get("XDG_CONFIG_HOME") or f"{home}/.config", "containers/auth.json"),
-        Path(environ.get("DOCKER_CONFIG") or f"{home}/.docker", "config.json"),
-    ]  # fmt: skip
     found: list[str] = []
-    for path in paths:
+    for path in auth_files({**environ, "XDG_RUNTIME_DIR": runtime}):
         try:
             mode, text = stat.S_IMODE(path.stat().st_mode), path.read_text(encoding="utf-8", errors="replace")
             known = sorted(json.loads(text).get("auths") or {})
@@ -241,7 +232,7 @@ def hugging_face(environ: Mapping[str, str]) -> Diagnosis:
         return Diagnosis(
             "Hugging Face", "wrong", text, f"run `runner prefetch` where there is network, or unset {offline[0]}"
         )
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    nearest = _nearest(folder)
     if not os.access(nearest, os.W_OK) and not offline:
         return Diagnosis("Hugging Face", "wrong", f"{text}; this user may not write to {nearest}", "set HF_HOME")
     if token.is_file() and stat.S_IMODE(token.stat().st_mode) & 0o077:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.machine import files, process
+from runner.machine import files
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,6 @@ def is_whole(path: Path) -> bool:
             return (magic, major, minor) == (b"hsqs", 4, 0) and 96 <= used <= path.stat().st_size
     except (OSError, struct.error):
         return False
-
-
-def holds(path: Path, name: str, text: str) -> bool:
-    """Whether a file in the squashfs contains exactly this text. Tests superblock, tables and a block of data."""
-    return process.run(("unsquashfs", "-cat", str(path), name), check=False).stdout == text
 
 
 def age(squashfs: Squashfs) -> str:

@@ -23,7 +23,7 @@ from runner.images.build.base import (
 )
 from runner.images.build.containerfile import declares_base, with_arguments
 from runner.images.build.host_settings import HostSettings
-from runner.images.build.run import run_logged, run_quietly, start_log
+from runner.images.build.run import run_logged, run_quietly
 from runner.images.engine import Engine, choose_engine, open_store
 from runner.images.image import Image
 from runner.images.recipe import Recipe, check_platform
@@ -45,9 +45,8 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
                 return image
     folder = context.log.parent
     with files.locked(folder / recipe.name):
-        start_log(
-            context.log, {"recipe": str(recipe.path), "engine": context.engine.name, "platform": context.platform}
-        )
+        head = f"# recipe: {recipe.path}\n# engine: {context.engine.name}\n# platform: {context.platform}\n"
+        files.write(context.log, head)
         base = resolve_base(recipe, context, refresh=options.no_cache)
         # another process may have built it while this one waited for the lock
         if not options.no_cache and (image := _built_before(recipe, base, context)):

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.machine import files, folders, process, secrets
-from runner.machine.folders import cache_folder
+from runner.machine import files, process, secrets
 from runner.machine.report import Report
 from runner.site import Site
 
@@ -107,24 +106,17 @@ def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) 
         )
 
 
-def make_job(name: str, words: Sequence[str], site: Site, images: Path, environ: Mapping[str, str]) -> BuildJob:
-    """The job of a build, with a folder of its own."""
-    folder = folders.take_numbered(cache_folder(environ) / "build-jobs", name)
-    return planned_job(name, words, site, images, folder)
-
-
 def planned_job(name: str, words: Sequence[str], site: Site, images: Path, folder: Path) -> BuildJob:
     """The job of a build in a folder."""
     return BuildJob(name, folder, Path.cwd(), tuple(words), site.container_storage or "", images)
 
 
-def run(job: BuildJob, site: Site, flags: Sequence[str], environ: Mapping[str, str], report: Report) -> Path:
+def run(job: BuildJob, site: Site, flags: Sequence[str], report: Report) -> Path:
     """Submit the job, show its log while it runs, and return the squashfs file's path.
 
     Ctrl-C cancels the job. Raises RunnerError if sbatch rejects the job or the job fails; its log is kept.
     """
     process.need(("sbatch", "squeue", "scancel"))
-    check_account(site, flags, environ)
     text = script(job)
     secrets.refuse(text.encode(), "the build job's script")
     files.write(job.folder / "build.sbatch", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from runner.machine import files, process
@@ -42,8 +42,3 @@ def _write(path: Path, text: str, mode: int) -> None:
             os.fchmod(descriptor, mode)
     except OSError as error:
         raise files.explain(error, f"write {path}") from error
-
-
-def start_log(log: Path, first: Mapping[str, str]) -> None:
-    """Create a log file that starts with these `key: value` lines."""
-    files.write(log, "".join(f"# {key}: {value}\n" for key, value in first.items()))

@@ -59,13 +59,14 @@ def rc(config: Mapping[str, Any]) -> str:
     """The POSIX shell script that is the container's first program: enter the working directory, then start the
     entry point with the given arguments, or with the image's own when none are given."""
     labels = config.get("Labels") or {}
-    comments = [_comment(f"{key} {value}") for key, value in labels.items()]
+    lines = (f"# {key} {value}" for key, value in labels.items())
+    comments = ["".join(letter if letter.isprintable() else " " for letter in line) for line in lines]
     workdir = quote(str(config.get("WorkingDir") or "/"))
     entrypoint = " ".join(quote(word) for word in config.get("Entrypoint") or ())
     command = " ".join(quote(word) for word in config.get("Cmd") or ())
     default = " ".join(part for part in (entrypoint, command) if part) or "/bin/sh"
     given = f'{entrypoint} "$@"' if entrypoint else '"$@"'
-    lines = [
+    script = [
         "#!/bin/sh",
         *comments,
         f"mkdir -p -- {workdir} 2> /dev/null",
@@ -74,14 +75,9 @@ def rc(config: Mapping[str, Any]) -> str:
         "if [ -s /etc/rc.local ]; then . /etc/rc.local; fi",
         f"if [ $# -gt 0 ]; then exec {given}; else exec {default}; fi",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(script) + "\n"
 
 
 def quote(word: str) -> str:
     """The word in single quotes, so that no shell interprets anything in it."""
     return "'" + word.replace("\0", "").replace("'", "'\\''") + "'"
-
-
-def _comment(text: str) -> str:
-    """The text as one comment line. Control characters become spaces."""
-    return "# " + "".join(letter if letter.isprintable() else " " for letter in text)

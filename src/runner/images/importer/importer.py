@@ -193,7 +193,8 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
                 f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again from the "
                 "image; remove the file, or import its image with --no-cache"
             )
-    _say_seconds(packed, report)
+    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in packed.seconds.items())
+    report.detail(f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}")
     return squashfs, packed
 
 
@@ -219,11 +220,6 @@ def _described(plan: ImportPlan, made: Path, packed: Packed) -> Squashfs:
         settings=plan.packing.settings,
         digest=plan.image.digest,
     )
-
-
-def _say_seconds(packed: Packed, report: Report) -> None:
-    phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in packed.seconds.items())
-    report.detail(f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}")
 
 
 def _with_link(squashfs: Squashfs, plan: ImportPlan, report: Report) -> Squashfs:

@@ -151,7 +151,12 @@ class _Pump(ViewReader):
             for chunk in chunks:
                 produced += len(chunk)
                 if produced > LARGEST_PLAIN and produced > LARGEST_RATIO * self._read_bytes:
-                    raise _bomb(self._layer, produced, self._read_bytes)
+                    raise RunnerError(
+                        f"cannot import the layer {self._layer.digest or self._layer.diff_id}",
+                        f"{self._read_bytes} bytes of the layer decompress to more than {produced >> 30} GiB, as in a "
+                        "decompression bomb",
+                        "find the huge file in this layer, and build the image without it",
+                    )
                 if hashed:
                     self._hashed.put(chunk)
                 self._plain.put(chunk)
@@ -212,14 +217,6 @@ def _unreadable(layer: Layer, error: OSError) -> RunnerError:
     )
     failure.__cause__ = error
     return failure
-
-
-def _bomb(layer: Layer, plain: int, read: int) -> RunnerError:
-    return RunnerError(
-        f"cannot import the layer {layer.digest or layer.diff_id}",
-        f"{read} bytes of the layer decompress to more than {plain >> 30} GiB, as in a decompression bomb",
-        "find the huge file in this layer, and build the image without it",
-    )
 
 
 class Abandoned(Exception):

@@ -10,7 +10,7 @@ import json
 import os
 import secrets
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -128,49 +128,34 @@ class DockerStore:
     def find(self, reference: str) -> Image | None:
         import docker.errors
 
-        try:
+        with _asking("inspect an image"), suppress(docker.errors.ImageNotFound):
             return from_inspect(self.client.api.inspect_image(reference), "docker", reference)
-        except docker.errors.ImageNotFound:
-            return None
-        except (docker.errors.DockerException, OSError) as error:
-            raise _docker_error("inspect an image", error) from error
+        return None
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
-        made = self._ask(
-            "create a container",
-            lambda api: api.create_container(image.id, [NEVER_STARTED], name=name, labels=dict(labels)),
-        )
+        with _asking("create a container"):
+            made = self.client.api.create_container(image.id, [NEVER_STARTED], name=name, labels=dict(labels))
         return str(made["Id"])
 
     @contextmanager
     def export(self, container: str) -> Iterator[Reader]:
-        chunks = self._ask("export a container", lambda api: api.export(container, chunk_size=1 << 20))
+        with _asking("export a container"):
+            chunks = self.client.api.export(container, chunk_size=1 << 20)
         try:
             yield io.BufferedReader(_Chunks(chunks), buffer_size=1 << 20)
         finally:
             chunks.close()
 
     def containers(self, label: str) -> tuple[Container, ...]:
-        found = self._ask("list containers", lambda api: api.containers(all=True, filters={"label": label}))
+        with _asking("list containers"):
+            found = self.client.api.containers(all=True, filters={"label": label})
         return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
 
     def remove(self, container: str) -> None:
         import docker.errors
 
-        try:
+        with _asking("remove a container"), suppress(docker.errors.NotFound):
             self.client.api.remove_container(container, v=True, force=True)
-        except docker.errors.NotFound:
-            return
-        except (docker.errors.DockerException, OSError) as error:
-            raise _docker_error("remove a container", error) from error
-
-    def _ask(self, what: str, question: Callable[[Any], Any]) -> Any:
-        import docker.errors
-
-        try:
-            return question(self.client.api)
-        except (docker.errors.DockerException, OSError) as error:
-            raise _docker_error(what, error) from error
 
 
 def connect_docker(environ: Mapping[str, str]) -> DockerStore:
@@ -197,14 +182,9 @@ class _Chunks(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Read available bytes into the buffer; 0 at the end."""
-        import docker.errors
-        import urllib3.exceptions
-
         while not self.rest:
-            try:
+            with _asking("export a whole container"):
                 chunk = next(self.chunks, None)
-            except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
-                raise _docker_error("export a whole container", error) from error
             if chunk is None:
                 return 0
             self.rest = chunk
@@ -213,8 +193,17 @@ class _Chunks(io.RawIOBase):
         return size
 
 
-def _docker_error(what: str, error: Exception) -> RunnerError:
-    return RunnerError(f"docker could not {what}", str(error), "docker info   (shows whether the daemon works)")
+@contextmanager
+def _asking(what: str) -> Iterator[None]:
+    """Turn an error of docker into a RunnerError."""
+    import docker.errors
+    import urllib3.exceptions
+
+    try:
+        yield
+    except (OSError, docker.errors.DockerException, urllib3.exceptions.HTTPError) as error:
+        fix = "docker info   (shows whether the daemon works)"
+        raise RunnerError(f"docker could not {what}", str(error), fix) from error
 
 
 def find(store: Store, name: str, engine: str) -> Image:

@@ -21,9 +21,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -47,6 +48,7 @@ from runner.images.sources.manifest import (
 )
 from runner.machine import probe, process
 
+_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _LIST_BYTES = 1 << 30
 _FOLDERS = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
 
@@ -72,7 +74,10 @@ class StoredLayer:
 def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, reference: str) -> Iterator[LayeredImage]:
     """The image with its layers from podman's storage. Raises NotRebuildable if they cannot be read one by one."""
     driver, roots = _storage(env)
-    root, top = _find_image(image.id, driver, roots)
+    tops = ((root, read_top(root, driver, image.id)) for root in roots)
+    root, top = next((found for found in tops if found[1] is not None), (Path(), None))
+    if top is None:
+        raise NotRebuildable("podman's storage folders do not list the image")
     known: dict[str, StoredLayer] = {}
     for folder in reversed(roots):  # the engine's own storage takes precedence over read-only stores
         known |= {layer.id: layer for layer in read_layers(folder, driver)}
@@ -87,14 +92,10 @@ def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, refe
             architecture=probe.oci_architecture(described.settings.text("architecture")) or architecture,
             config=runtime_config(described.settings),
             layers=tuple(
-                Layer(diff_id, "", layer.size_bytes, "application/vnd.oci.image.layer.v1.tar", _opener(helper, layer))
+                Layer(diff_id, "", layer.size_bytes, _LAYER_TYPE, partial(helper.layer, layer.split, layer.root))
                 for diff_id, layer in zip(described.diff_ids, chain, strict=True)
             ),
         )
-
-
-def _opener(helper: Rebuilder, layer: StoredLayer) -> Callable[[], AbstractContextManager[Reader]]:
-    return lambda: helper.layer(layer.split, layer.root)
 
 
 @dataclass(frozen=True)
@@ -128,15 +129,6 @@ def check(chain: Sequence[StoredLayer], diff_ids: Sequence[str]) -> None:
             raise NotRebuildable(f"podman's storage has no {layer.split.name}, the record of the layer's tar archive")
         if not layer.root.is_dir() or (layer.root.parent / "composefs-data").exists():
             raise NotRebuildable(f"podman's storage does not have layer {layer.id[:12]} as plain files")
-
-
-def _find_image(identity: str, driver: str, roots: Sequence[Path]) -> tuple[Path, str]:
-    """The store that lists an image, and its uppermost layer. Raises NotRebuildable."""
-    for root in roots:
-        top = read_top(root, driver, identity)
-        if top is not None:
-            return root, top
-    raise NotRebuildable("podman's storage folders do not list the image")
 
 
 def _storage(env: Mapping[str, str]) -> tuple[str, tuple[Path, ...]]:

@@ -32,16 +32,11 @@ class Section:
             except OSError as error:  # a stale file handle, a broken disk
                 raise unreadable(self.what, error) from error
             if not chunk:
-                raise cut_short(self.what)
+                raise RunnerError(f"cannot read {self.what}", "the file is truncated", "create or copy the file again")
             self.position += len(chunk)
             wanted -= len(chunk)
             chunks.append(chunk)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def cut_short(what: str) -> RunnerError:
-    """The error for a file that is shorter than it should be."""
-    return RunnerError(f"cannot read {what}", "the file is truncated", "create or copy the file again")
 
 
 @contextmanager
