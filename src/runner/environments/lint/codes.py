@@ -33,17 +33,17 @@ _FILE = {
     ),
     "unknown-key": Code(
         ("error", "warning"),
-        "EDFs have no key of this name; a warning with Sarus Suite, which ignores the key",
+        "EDFs have no key of this name; this is only a warning with Sarus Suite, which ignores the key",
         "correct the key, or remove it",
     ),
-    "wrong-type": Code(_ERROR, "a value has the wrong type", "see the keys in docs/env.md"),
+    "wrong-type": Code(_ERROR, "a value has the wrong type", "write a value of the type that docs/env.md lists"),
     "env-not-text": Code(_ERROR, "a value in [env] is not text", 'write the value in quotes: NAME = "1"'),
     "env-name": Code(
         _ERROR, "a name in [env] is not a valid variable name", "use letters, digits and _; do not begin with a digit"
     ),
     "annotation-not-text": Code(
         ("error", "warning"),
-        "a value in [annotations] is not text; a warning with Sarus Suite, which converts the value to text",
+        "a value in [annotations] is not text; this is only a warning with Sarus Suite, which converts values",
         'write the value in quotes: "true"',
     ),
     "nul-byte": Code(_ERROR, "a value contains a NUL byte", "remove the byte; binary data belongs in a mounted file"),
@@ -57,7 +57,7 @@ _FILE = {
     ),
     "base-too-deep": Code(_ERROR, "base_environment is nested more than ten levels deep", "merge some of the files"),
     "cannot-load": Code(
-        _ERROR, "the environment cannot be read, for a reason that no other code describes", "see the reason"
+        _ERROR, "the environment cannot be read, for a reason without its own code", "correct what the finding names"
     ),
 }
 
@@ -65,13 +65,13 @@ _VARIABLES = {
     "broken-reference": Code(_ERROR, "a `${` has no `}`, or no name after it", "write ${NAME} or ${NAME:-default}"),
     "undefined-variable": Code(
         ("error", "warning", "note"),
-        "`${NAME}` is not defined; a warning in [env], because the image can define the variable; "
-        "a note if this machine does not belong to the site",
+        "`${NAME}` is not defined; this is a warning in [env], because the image can define the variable, "
+        "and a note if this machine does not belong to the site",
         "export the variable, or write a default: ${NAME:-…}",
     ),
     "variable-without-braces": Code(
         ("error", "warning"),
-        "`$NAME` is plain text, not a variable; a warning in [env] and [annotations]",
+        "`$NAME` is plain text, not a variable; this is a warning in [env] and [annotations]",
         "write ${NAME}",
     ),
     "variable-in-image": Code(_ERROR, "Sarus Suite does not expand variables in `image`", "write the full name"),
@@ -115,7 +115,7 @@ _IMAGE = {
     ),
     "slash-after-registry": Code(
         ("error", "warning"),
-        "enroot before 4.0 looks for `nvcr.io/…` on Docker Hub; a warning if enroot's version is unknown",
+        "enroot before 4.0 looks for `nvcr.io/…` on Docker Hub; this is a warning if enroot's version is unknown",
         "write REGISTRY#IMAGE",
     ),
     "hash-after-registry": Code(
@@ -123,7 +123,7 @@ _IMAGE = {
     ),
     "credentials-missing": Code(
         ("warning", "note"),
-        "there is no login for the registry; a note for registries whose images are usually public",
+        "there is no login for the registry; this is a note if the registry's images are usually public",
         "add a line for the registry to the credentials file",
     ),
     "credentials-half": Code(
@@ -141,7 +141,7 @@ _MOUNTS = {
     ),
     "mount-without-target": Code(
         ("note", "error"),
-        "the mount has no target, so the source's path is the target; an error with Sarus Suite",
+        "the mount has no target, so the source's path is the target; this is an error with Sarus Suite",
         "write SOURCE:TARGET",
     ),
     "mount-flag-separator": Code(
@@ -157,7 +157,7 @@ _MOUNTS = {
     ),
     "mount-source-missing": Code(
         ("warning", "error"),
-        "the source does not exist on this machine; an error if the job runs on this machine",
+        "the source does not exist on this machine; this is an error if the job runs here",
         "correct the path, or create the source",
     ),
     "mount-relative": Code(
@@ -209,7 +209,7 @@ _ENV = {
 
 _HOOKS = {
     "annotation-unknown": Code(_WARNING, "no hook reads this annotation", "correct the name of the annotation"),
-    "annotation-value": Code(_ERROR, "the hook does not accept this value", "see the reason"),
+    "annotation-value": Code(_ERROR, "the hook does not accept this value", "use a value that the finding names"),
     "hook-variant": Code(
         _ERROR,
         "the variant of aws_ofi_nccl does not match the CUDA version of the image",
@@ -250,7 +250,7 @@ _HOOKS = {
     "extended-image-pmix": Code(
         _WARNING, "an Alps extended image needs PMIX_MCA_psec", 'set PMIX_MCA_psec = "native" in [env]'
     ),
-    "engine-refuses": Code(_ERROR, "the engine does not support a setting", "see the reason"),
+    "engine-refuses": Code(_ERROR, "the engine does not support a setting", "remove the setting in the finding"),
 }
 
 _SCRIPT = {
@@ -269,7 +269,7 @@ _SCRIPT = {
     "sbatch-late": Code(
         _ERROR, "sbatch ignores an `#SBATCH` line after the first command", "move the line above the first command"
     ),
-    "sbatch-refused": Code(_ERROR, "the site's Slurm rejects this flag", "see the reason"),
+    "sbatch-refused": Code(_ERROR, "the site's Slurm rejects this flag", "change or remove the flag"),
     "account-missing": Code(
         _WARNING, "the site requires an account, and the script does not set one", "add #SBATCH --account=…"
     ),

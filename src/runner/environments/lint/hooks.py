@@ -123,7 +123,7 @@ def ssh_key(subject: Subject) -> Iterator[Finding]:
     elif not value.startswith("/") and not names(value, field):
         yield subject.say("ssh-key", field, f"{value!r} is not an absolute path", "write ${HOME}/.ssh/id_ed25519.pub")
     elif value.endswith(("id_rsa", "id_ed25519", "id_ecdsa")):
-        yield subject.say("ssh-key", field, f"{value!r} is the private key", f"{value}.pub")
+        yield subject.say("ssh-key", field, f"{value!r} is the private key", f"write {value}.pub")
 
 
 def rank_remap(subject: Subject) -> Iterator[Finding]:
@@ -144,14 +144,14 @@ def extended_image(subject: Subject) -> Iterator[Finding]:
         changes = (Set(("annotations", "com", "hooks", "aws_ofi_nccl", "enabled"), "false"),)
         yield subject.say("extended-image-hook", hook, reason, changes=changes)
     if not subject.own.entrypoint:
-        reason = "the image's entrypoint reads /opt/alps/env, but runs only if `entrypoint = true` is set"
+        reason = "the image's entrypoint reads /opt/alps/env, but the entrypoint runs only with `entrypoint = true`"
         yield subject.say("extended-image-entrypoint", "entrypoint", reason, changes=(Set(("entrypoint",), True),))
     if subject.annotation("cxi.enabled") != "false":
         reason = "the cxi hook, which is on by default, replaces the image's libraries with the host's"
         changes = (Set(("annotations", "com", "hooks", "cxi", "enabled"), "false"),)
         yield subject.say("extended-image-cxi", f"annotations.{_HOOK}cxi.enabled", reason, changes=changes)
     if subject.environment.env.get("PMIX_MCA_psec") != "native":
-        reason = 'the image needs PMIX_MCA_psec = "native": MPI does not start without it'
+        reason = 'MPI of this image starts only with PMIX_MCA_psec = "native"'
         changes = (Set(("env", "PMIX_MCA_psec"), "native"),)
         yield subject.say("extended-image-pmix", "env.PMIX_MCA_psec", reason, changes=changes)
 

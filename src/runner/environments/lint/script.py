@@ -107,7 +107,7 @@ def container_image(batch: Batch) -> Iterator[Finding]:
             registry = parse_reference(image).registry
             severity = "error" if batch.setting.enroot else "warning"
             reason = f"enroot before 4.0 looks for {registry!r} on Docker Hub unless `#` follows the registry"
-            fix = image.replace(f"{registry}/", f"{registry}#", 1)
+            fix = f"write {image.replace(f'{registry}/', f'{registry}#', 1)}"
             yield batch.say("slash-after-registry", line, "--container-image", reason, fix, severity)
 
 
@@ -128,7 +128,7 @@ def resources(batch: Batch) -> Iterator[Finding]:
         return
     for line in script.steps:
         if option(line.text, "-c", "--cpus-per-task") is None:
-            reason = f"srun may give each task 1 core instead of {cores}"
+            reason = f"srun might give each task 1 core instead of {cores}"
             yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
 
 
@@ -146,7 +146,7 @@ def rendezvous(batch: Batch) -> Iterator[Finding]:
             r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b", line.text
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
-            yield batch.say("fixed-port", line, "MASTER_PORT", f"another job may use port {match[2]}", fix)
+            yield batch.say("fixed-port", line, "MASTER_PORT", f"another job might use port {match[2]}", fix)
 
 
 def _master() -> str:

@@ -150,7 +150,7 @@ def nccl_over_tcp(subject: Subject) -> Iterator[Finding]:
     for name, values in _SWITCHED_OFF.items():
         value = subject.own.env.get(name)
         if value is not None and value.lower() in values:
-            yield subject.say("nccl-over-tcp", f"env.{name}", f"env.{name} = {value} makes NCCL use TCP", "remove it")
+            yield subject.say("nccl-over-tcp", f"env.{name}", f"{name} = {value} makes NCCL use TCP", f"remove {name}")
     gpus, image = subject.setting.site.gpus_per_node, subject.image
     if subject.setting.engine != "ce" or not gpus or not subject.own.image or image.extended:
         return
@@ -175,7 +175,7 @@ def secret_value(subject: Subject) -> Iterator[Finding]:
         if looks_secret("", value):
             field = f"annotations.{name}"
             yield subject.say(
-                "secret-value", field, f"{field} contains a secret in plain text", "remove it from the file"
+                "secret-value", field, f"{field} contains a secret in plain text", "remove the value from the file"
             )
 
 
