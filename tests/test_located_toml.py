@@ -178,6 +178,6 @@ def test_typed_values_and_defaults():
     assert typed(located, ("none",), str) is None
     assert typed(located, ("none",), str, "d") == "d"
     assert strings(located, ("l",)) == ("x",)
-    assert strings(located, ("m",), ("d",)) == ("d",)
+    assert strings(located, ("m",)) == ()
     assert string_table(located, ("t",)) == {"k": "v"}
     assert string_table(located, ("u",)) == {}

@@ -163,11 +163,9 @@ def typed(document: Document, keys: Keys, kind: type[T], default: T | None = Non
     return value
 
 
-def strings(document: Document, keys: Keys, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+def strings(document: Document, keys: Keys) -> tuple[str, ...]:
     """An array of strings as a tuple. Raises RunnerError, with the line, for an element of another type."""
-    values = typed(document, keys, list)
-    if values is None:
-        return default
+    values: list[Any] = typed(document, keys, list, [])
     for index, value in enumerate(values):
         if not isinstance(value, str):
             place = document.place(*keys, str(index))

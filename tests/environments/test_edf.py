@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.environments.engines import attach
-from runner.environments.environment import Environment, Mount, default_environment, emit_edf, load_environment
-from runner.environments.mount import parse_mount
+from runner.environments.environment import Environment, default_environment, emit_edf, load_environment
+from runner.environments.mount import Mount, parse_mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, sarus_text
 from runner.project import Project

@@ -5,7 +5,8 @@ import subprocess
 import pytest
 
 from runner.environments.engines import ENGINES, attach, choose, with_site
-from runner.environments.environment import Environment, Mount
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal
 from runner.site import Site

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runner.bash import commands
 from runner.environments.emit import emitted
-from runner.environments.environment import Environment, Mount
+from runner.environments.environment import Environment
+from runner.environments.mount import Mount
 from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
 from runner.expansion import expand

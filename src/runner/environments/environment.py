@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.environments.edf import Layer, as_data, find_edf, read_layer
-from runner.environments.mount import Mount, parse_mount
+from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.located_toml import read_toml, refuse_unknown_keys, typed
 from runner.project import Project
 from runner.site import Origin, Site
-
-__all__ = ["Environment", "Mount", "emit_edf", "expand", "load_environment", "parse_mount"]
 
 MAXIMUM_LEVELS = 10  # of base_environment. Source: CSCS documentation, software/container-engine/edf.md (2026-08-20)
 DEFAULT = Origin("default")

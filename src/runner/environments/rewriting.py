@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -136,26 +136,31 @@ def _step(value: Any, key: str) -> Any:
     return None
 
 
+def _value(data: Any, keys: Keys) -> Any:
+    """The value at a key path; None if there is none."""
+    for key in keys:
+        data = _step(data, key)
+    return data
+
+
 def _candidates(text: str, data: dict[str, Any], change: Change) -> Iterator[str]:
     """Candidates for the changed text, the best first."""
     sections = tuple(_sections(text))
-    there: Any = data
-    for key in change.keys:
-        there = _step(there, key)
+    there = _value(data, change.keys)
     if there is None and not isinstance(change, Set):
         yield text
     elif isinstance(change, Rename):
         yield _renamed(sections, change)
     elif isinstance(change, Unset):
-        yield _joined(
+        yield "".join(
             _removed(section, change) for section in sections if section.header[: len(change.keys)] != change.keys
         )
     elif there is None and change.keys[-1] != APPEND:
         yield from _added(sections, change)
-    elif change.keys[-1] == APPEND and not any(_holds(section, change.keys[:-1]) for section in sections):
+    elif change.keys[-1] == APPEND and all(_value(section.data, change.keys[:-1]) is None for section in sections):
         yield from _added(sections, Set(change.keys[:-1], (str(change.value),)))
     else:
-        yield _joined(_assigned(section, change) for section in sections)
+        yield "".join(_assigned(section, change) for section in sections)
 
 
 def _sections(text: str) -> Iterator[_Section]:
@@ -177,22 +182,11 @@ def _lines(text: str) -> list[str]:
     return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
-def _joined(texts: Iterable[str]) -> str:
-    return "".join(texts)
-
-
-def _holds(section: _Section, keys: Keys) -> bool:
-    inner: Any = section.data
-    for key in keys:
-        inner = _step(inner, key)
-    return inner is not None
-
-
 def _assigned(section: _Section, change: Set) -> str:
     """The section with the value replaced, or appended to an array."""
     import tomlkit
 
-    if not _holds(section, change.keys[:-1] if change.keys[-1] == APPEND else change.keys):
+    if _value(section.data, change.keys[:-1] if change.keys[-1] == APPEND else change.keys) is None:
         return section.text
     document = tomlkit.parse(section.text)
     *above, last = change.keys
@@ -235,15 +229,15 @@ def _added(sections: Sequence[_Section], change: Set) -> Iterator[str]:
         if home.header or len(change.keys) == 1:
             # the rest of the path, below the heading, becomes one dotted key
             line = f"{_dotted(change.keys[len(home.header) :])} = {_item(change.value).as_string()}\n"
-            yield _joined(_appended(s.text, line) if s is home else s.text for s in sections)
+            yield "".join(_appended(s.text, line) if s is home else s.text for s in sections)
     for depth in range(1, len(change.keys)):
         heading = f"[{_dotted(change.keys[:depth])}]\n{_dotted(change.keys[depth:])}"
-        text = _joined(section.text for section in sections)
+        text = "".join(section.text for section in sections)
         gap = "\n" if text.strip() else ""
-        yield f"{_ended(text).rstrip()}\n{gap}".lstrip() + f"{heading} = {_item(change.value).as_string()}\n"
+        yield f"{text.rstrip()}\n{gap}".lstrip() + f"{heading} = {_item(change.value).as_string()}\n"
     if len(change.keys) > 1:
         # below an inline table or a dotted key, only a dotted key is possible
-        document = tomlkit.parse(_joined(section.text for section in sections))
+        document = tomlkit.parse("".join(section.text for section in sections))
         inner: Any = document
         for key in change.keys[:-1]:
             inner = inner.setdefault(key, tomlkit.table())
@@ -257,10 +251,6 @@ def _dotted(keys: Keys) -> str:
     return ".".join(tomlkit.key(key).as_string() for key in keys)
 
 
-def _ended(text: str) -> str:
-    return text if not text or text.endswith("\n") else f"{text}\n"
-
-
 def _appended(text: str, line: str) -> str:
     """The section with one more line at its end, before trailing blank lines."""
     body = text.rstrip()
@@ -272,14 +262,14 @@ def _removed(section: _Section, change: Unset) -> str:
     """The section without the path, and without dotted tables that this empties."""
     import tomlkit
 
-    if not _holds(section, change.keys):
+    if _value(section.data, change.keys) is None:
         return section.text
     document = tomlkit.parse(section.text)
-    trail: list[Any] = [document]
-    for key in change.keys[:-1]:
-        trail.append(trail[-1][int(key) if isinstance(trail[-1], list) else key])
-    last = change.keys[-1]
-    del trail[-1][int(last) if isinstance(trail[-1], list) else last]
+    *above, last = change.keys
+    inner: Any = document
+    for key in above:
+        inner = inner[int(key) if isinstance(inner, list) else key]
+    del inner[int(last) if isinstance(inner, list) else last]
     return tomlkit.dumps(document)
 
 

@@ -18,7 +18,8 @@ from runner.environments.engines.shared import (
     slashed,
     split_env,
 )
-from runner.environments.environment import Environment, Mount, emit_edf
+from runner.environments.environment import Environment, emit_edf
+from runner.environments.mount import Mount
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same."

@@ -17,7 +17,8 @@ from runner.environments.engines.shared import (
     refuse_annotations,
     script,
 )
-from runner.environments.environment import Environment, Mount, emit_edf
+from runner.environments.environment import Environment, emit_edf
+from runner.environments.mount import Mount
 from runner.site import Site
 
 _COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
@@ -59,12 +60,8 @@ def attach(environment: Environment, site: Site) -> Attachment:
         *(word for index, mount in enumerate(environment.mounts) for word in ("--mount", mount_text(index, mount))),
         image_text(environment, "enroot"),
     )
-    files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf(environment)}
+    conf = script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")
+    files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf}
     # enroot writes --env to a file line by line, which loses quotes and line breaks
     inside = inside_words(environment.env, environment.workdir)
     return Attachment(files=files, prefix=(*start, *inside), exports=EXPORTS)
-
-
-def conf(environment: Environment) -> str:
-    """The text of its configuration file: the host's variables, and whether the entrypoint runs."""
-    return script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")

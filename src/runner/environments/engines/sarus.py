@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import COMMENT, FILE
-from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, map_texts, refuse, slashed
+from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, map_texts, refuse, slashed, texts
 from runner.environments.environment import Environment, emit_edf
 from runner.expansion import names, parts, sarus_text
 from runner.site import Site
@@ -54,15 +54,9 @@ def check(environment: Environment) -> None:
         if ":" in mount.source + mount.target:
             why = "Sarus Suite splits a mount at every colon before it expands variables"
             raise refuse(environment, field, "sarus", why, "remove colons (and ${VAR:-default}) from the mount")
-    texts = {
-        "workdir": environment.workdir or "",
-        **{f"mounts.{index}": mount.text() for index, mount in enumerate(environment.mounts)},
-        **{f"env.{name}": value for name, value in environment.env.items()},
-        **{f"annotations.{name}": value for name, value in environment.annotations.items()},
-    }
-    for field, text in texts.items():
+    for field, text in texts(environment):
         for word in _FORBIDDEN:
-            if word in text:
+            if word in text and field != "image":
                 why = f"Sarus Suite does not accept {word} in a value: {text!r}"
                 raise refuse(environment, field, "sarus", why, "set this value in the job's `setup` instead")
 

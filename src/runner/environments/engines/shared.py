@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -120,6 +120,21 @@ def map_texts(environment: Environment, change: Callable[[str, str], str]) -> En
         annotations={name: change(value, f"annotations.{name}") for name, value in environment.annotations.items()},
         devices=tuple(change(device, f"devices.{index}") for index, device in enumerate(environment.devices)),
     )
+
+
+def texts(environment: Environment) -> Iterator[tuple[str, str]]:
+    """(field, text) of each text in which variables are expanded."""
+    yield "image", environment.image
+    if environment.workdir is not None:
+        yield "workdir", environment.workdir
+    for index, mount in enumerate(environment.mounts):
+        yield f"mounts.{index}", mount.text()
+    for index, device in enumerate(environment.devices):
+        yield f"devices.{index}", device
+    for name, value in environment.env.items():
+        yield f"env.{name}", value
+    for name, value in environment.annotations.items():
+        yield f"annotations.{name}", value
 
 
 def without_defaults(

@@ -12,6 +12,7 @@ from runner.environments.engines import attach
 from runner.environments.engines.shared import Inexpressible
 from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
 from runner.environments.lint import hooks, image, mounts, script, variables
+from runner.environments.lint.codes import SEVERITIES
 from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.mounts import check_mounts
@@ -196,4 +197,4 @@ def in_order(found: list[Finding]) -> tuple[Finding, ...]:
 
 def _order(one: Finding) -> tuple[int, str, int]:
     place = one.place
-    return one.rank, str(place.path) if place else "~", (place.line or 0) if place else 0
+    return SEVERITIES.index(one.severity), str(place.path) if place else "~", (place.line or 0) if place else 0

@@ -242,7 +242,9 @@ def _position(message: str) -> tuple[str, int | None]:
 
 def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Finding:
     if line is None:
-        place = Place(path, _last_opened(lines))
+        # the last key, in which an unterminated value most likely begins
+        last = (n for n in range(len(lines), 0, -1) if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1]))
+        place = Place(path, next(last, None))
         reason = f"a string, array or table is not closed: {message.partition(' (at')[0]}"
         return finding("toml-syntax", "file", place, reason, "close the string, array or table")
     wrong, place = lines[line - 1].strip(), Place(path, line)
@@ -264,19 +266,8 @@ def _fault(message: str, line: int | None, lines: list[str], path: Path) -> Find
 def _table_twice(wrong: str, line: int, lines: list[str], place: Place) -> Finding:
     heading = _HEADING.match(wrong)
     name = heading[1] if heading else wrong.partition("=")[0].strip()
-    first = next((number for number, where in _tables(lines[: line - 1]) if where == name), None)
+    headings = ((number, _HEADING.match(text)) for number, text in enumerate(lines[: line - 1], 1))
+    first = next((number for number, found in headings if found and found[1] == name), None)
     before = f"it was opened in line {first}" if first else "dotted keys above have opened it"
     what = f"the table [{name}]" if heading else f"the table of {name}"
     return finding("table-twice", "file", place, f"{what} is opened a second time: {before}")
-
-
-def _tables(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """(line, name) of each [heading]."""
-    for number, line in enumerate(lines, 1):
-        if match := _HEADING.match(line):
-            yield number, match[1]
-
-
-def _last_opened(lines: list[str]) -> int | None:
-    """The line of the last key, in which an unterminated value most likely begins."""
-    return next((n for n in range(len(lines), 0, -1) if re.match(r"\s*[A-Za-z0-9_.\"'-]+\s*=", lines[n - 1])), None)

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from runner import __version__
-from runner.environments.lint.codes import CODES, SEVERITIES
+from runner.environments.lint.codes import CODES
 from runner.environments.rewriting import Change, rewrite
 from runner.errors import RunnerError
 from runner.located_toml import Place
@@ -37,11 +37,6 @@ class Finding:
     def __str__(self) -> str:
         where = f"{self.place}: " if self.place else ""
         return f"{where}{self.severity}: {self.reason} [{self.code}]\n  try: {self.fix}"
-
-    @property
-    def rank(self) -> int:
-        """Errors come first."""
-        return SEVERITIES.index(self.severity)
 
 
 def finding(

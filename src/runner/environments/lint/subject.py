@@ -116,21 +116,6 @@ class Subject:
 Rule = Callable[[Subject], Iterator[Finding]]
 
 
-def texts(environment: Environment) -> Iterator[tuple[str, str]]:
-    """(field, text) of each text in which variables are expanded."""
-    yield "image", environment.image
-    if environment.workdir is not None:
-        yield "workdir", environment.workdir
-    for index, mount in enumerate(environment.mounts):
-        yield f"mounts.{index}", mount.text()
-    for index, device in enumerate(environment.devices):
-        yield f"devices.{index}", device
-    for name, value in environment.env.items():
-        yield f"env.{name}", value
-    for name, value in environment.annotations.items():
-        yield f"annotations.{name}", value
-
-
 _RELEASE = re.compile(r"pytorch[^/\s]*?[:+_-](\d\d)\.(\d\d)(?!\d)")
 _NCCL_FRAMEWORK = re.compile(
     r"nccl|torch|nemo|jax|tensorflow|megatron|deepspeed|vllm|sglang|tensorrt.?llm|axolotl|transformers|\bngc-"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from runner.environments.engines.shared import texts
 from runner.environments.lint.finding import Finding
-from runner.environments.lint.subject import Subject, texts
+from runner.environments.lint.subject import Subject
 from runner.environments.rewriting import Set
 from runner.expansion import Variable, names, parts
 from runner.machine.secrets import looks_secret
