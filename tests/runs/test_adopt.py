@@ -115,7 +115,7 @@ def test_registries_are_written_as_every_version_of_enroot_reads_them(given, ima
         (("--memory", "4g", "i"), "memory in [resources]"),
         (("-e", "A", "i"), "-e A: not needed: the container gets the host's variables"),
         (("-e", "HF_TOKEN=hf_x", "i"), "HF_TOKEN=…: not carried over: it is a secret"),
-        (("-e", "A=", "i"), "-e A=: not carried over: in an EDF an empty value unsets"),
+        (("-e", "A=", "i"), "-e A=: not carried over: in an EDF, an empty value unsets"),
         (("--env-file", "nope", "i"), "--env-file nope: cannot read the file: No such file"),
         (("--entrypoint", "/e", "i"), "--entrypoint /e: becomes the beginning of the command"),
         (("--rootfs", "/a"), "--rootfs: an EDF needs a squashfs file"),
@@ -380,8 +380,8 @@ def test_lines_before_the_step_run_on_the_host(tmp_path):
     ("text", "why"),
     [
         ("srun --container-image=i a\nsrun --container-image=j b", "line 2: srun --container-image=i a: a job has"),
-        ("srun --container-image=i a\nrsync out /keep", "line 3: rsync out /keep: it does not run before the step"),
-        ("mkdir x; srun --container-image=i a", "line 2: mkdir x: it does not run before the step"),
+        ("srun --container-image=i a\nrsync out /keep", "line 3: rsync out /keep: only whole lines before the step"),
+        ("mkdir x; srun --container-image=i a", "line 2: mkdir x: only whole lines before the step are"),
         ("for i in 1 2; do\nsrun --container-image=i a $i\ndone", "line 3: srun --container-image=i a $i: it is"),
         ("cd x && srun --container-image=i a", "it is inside a condition, a loop or a function, or behind &&"),
         ("srun --container-image=i a | sort > b", "another command reads the output of the step"),
@@ -502,7 +502,7 @@ def test_a_copy_of_the_log_is_not_needed():
     _, job, notes = from_script("srun --container-image=i a 2>&1 | tee log.txt\n")
     assert job["command"] == ["a"]
     assert any("line 2: tee log.txt: not carried over: a run has one log" in note for note in notes)
-    assert "it does not run before the step" in refused("srun --container-image=i a\ntee x <y")
+    assert "only whole lines before the step" in refused("srun --container-image=i a\ntee x <y")
 
 
 def test_a_file_that_the_script_sources_is_said():
@@ -685,7 +685,7 @@ def test_a_refused_job_writes_nothing_and_offers_the_script_itself(tmp_path):
     done = runner(tmp_path, "job.sh", "-o", "edf/t.toml", "--job", "jobs/t.toml")
     assert done.returncode == 1 and not (tmp_path / "edf").exists()
     assert "no job file can do the same as job.sh" in done.stderr
-    assert "line 3: tar cf x.tar out: it does not run before the step" in done.stderr
+    assert "line 3: tar cf x.tar out: only whole lines before the step are" in done.stderr
     assert "runner launch PATH" in done.stderr
     edf = runner(tmp_path, "job.sh")
     assert edf.returncode == 0 and 'image = "i"' in edf.stdout

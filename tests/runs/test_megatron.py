@@ -205,7 +205,7 @@ def test_missing_files_and_empty_sets(data: Path) -> None:
     assert "the test set of" in on_host(data, *vocabulary, *corpus, "--split", "98,1.9,0.1")
     assert "the validation set of" in on_host(data, *vocabulary, *corpus, "--split", "99.9,0.1,0")
     (data / "text_document.idx").write_bytes(b"x" * 40)
-    assert "text_document.idx is not an index of Megatron" in on_host(data, *vocabulary, *corpus)
+    assert "text_document.idx is not a Megatron index" in on_host(data, *vocabulary, *corpus)
     model = ("--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model")
     assert on_host(data, *model, "openai-community/gpt2", *MOCK) == ""
     assert "--tokenizer-model: the file" in on_host(data, *model, f"{data}/absent", *MOCK)

@@ -111,7 +111,7 @@ def _write(
         raise JobError(
             "a process that tokenizes text has died",
             why,
-            "read its message above; if memory ran out, use fewer processes",
+            "read its message above; if memory ran out: --preprocessing_num_workers N (megatron-data: --workers N)",
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

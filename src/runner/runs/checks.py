@@ -135,7 +135,7 @@ def _check_site(job: Job, site: Site) -> None:
         raise RunnerError(
             f"the job requests {cpus} CPUs per node, but its GPUs allow only {most}",
             f"the site {site.name!r} allows {site.cpus_per_gpu} CPUs for each GPU",
-            f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or more GPUs",
+            f"--cpus-per-task {max(1, most // job.resources.tasks_per_node)}, or request more GPUs",
         )
     if lacks_account(job, site):
         raise RunnerError(

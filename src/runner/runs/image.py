@@ -132,7 +132,7 @@ def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
         raise RunnerError(
             f"{image.squashfs.path.name} is an image for {own}, but the nodes of {site.name} are {wanted}",
             "the nodes cannot run its programs (`exec format error`)",
-            f"on a machine with {wanted}: runner build --site {site.name}; or choose another site",
+            f"on a machine with {wanted}: runner build RECIPE --import --site {site.name}; or choose another --site",
         )
     return ()
 

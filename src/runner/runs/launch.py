@@ -176,7 +176,7 @@ def _prepare_batch(
     waits = _waits(request, site, environ, project)
     if waits.runs and "dependency" in script.options:
         what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
-        raise RunnerError(what, "sbatch takes only one of them", "leave out --after, or add its job id to --dependency")
+        raise RunnerError(what, "--after sets --dependency too", "leave out --after, or add its job id to --dependency")
     job = waits.with_folder(job)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:

@@ -176,7 +176,7 @@ def _length(options: Options, *, benchmark: bool) -> tuple[str, ...]:
     if samples and iterations:
         raise RunnerError(
             f"{_flag(samples[0])} and {_flag(iterations[0])} exclude each other",
-            "Megatron counts a training either in samples or in iterations",
+            "Megatron counts the length of a training run either in samples or in iterations",
             "use --train-samples, --lr-decay-samples and --lr-warmup-samples, or the same three with -iters",
         )
     if samples or iterations:
@@ -200,7 +200,7 @@ def _check_sets(prefix: str, index: Path, options: Options) -> None:
     with index.open("rb") as file:
         header = file.read(26)  # magic, version, type of the tokens, number of sequences
     if header[:9] != b"MMIDIDX\0\0" or len(header) < 26:
-        raise RunnerError(f"{prefix}.idx is not an index of Megatron", "its first bytes are wrong", "create it again")
+        raise RunnerError(f"{prefix}.idx is not a Megatron index", "its header is wrong", "runner launch megatron-data")
     (count,) = struct.unpack_from("<Q", header, 18)
     shares, end = _shares(options), 0
     for place, name in enumerate(("training", "validation", "test")):

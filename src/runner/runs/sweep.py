@@ -92,7 +92,7 @@ def with_values(plan: RunPlan, values: Mapping[str, str]) -> RunPlan:
         if name in NOT_SWEPT:
             raise RunnerError(
                 f"--sweep does not work with {name}",
-                f"the job checks its arguments once, and its program has no --{name}",
+                f"runner turns --{name} into Megatron's arguments once, not for each run of a sweep",
                 f"launch each value by itself: runner launch … -- --{name} …",
             )
     job = _job(plan.job, values)

@@ -99,7 +99,7 @@ class Adopted:
             )
         elif not value:
             self.not_carried_over(
-                given, "in an EDF an empty value unsets the variable; an EDF cannot set it to the empty text"
+                given, "in an EDF, an empty value unsets the variable, so an EDF cannot set an empty value"
             )
         else:
             self.env[name] = value

@@ -114,7 +114,7 @@ def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]],
     """Refuse the steps beside the main step, and the commands after it."""
     for command, _ in active:
         if command.line >= main.command.line:
-            adopted.refuse(f"line {command.line}: {command.raw}", "it does not run before the step")
+            adopted.refuse(f"line {command.line}: {command.raw}", "only whole lines before the step are carried over")
     for step in steps:
         if step is not main and step.words and _QUIET.fullmatch(step.words[0].text):
             adopted.note(f"line {step.command.line}: {step.command.raw}", "this step only prints, so it is left out")
@@ -186,7 +186,7 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
     if "SLURM_SUBMIT_DIR" in text:
         draft.host_setup.append(f"export SLURM_SUBMIT_DIR={shlex.quote(str(adopted.folder))}")
     if secrets_in(text.split()):
-        adopted.refuse("the script", "the script contains a secret, and would be copied")
+        adopted.refuse("the script", "a launch would copy the script, with the secret in it")
     adopted.note("the script", "the options of sbatch start the whole script in the container")
     text = re.sub(r"\A([ \t]*(#.*)?\n)+", "", text)
     tasks, cpus = draft.tasks_per_node(adopted) or 1, draft.resources.get("cpus_per_task", 1)
