@@ -45,11 +45,11 @@ def parser() -> argparse.ArgumentParser:
         "--dtype", choices=DTYPES, help="type of the weights; default: the dtype in the checkpoint's config.json"
     )
     parser.add_argument("--max_shard_size", default="5GB", help="largest size of a weight file")
-    parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
+    parser.add_argument("--config", help="folder or name of a model with a config.json, if the checkpoint has none")
     parser.add_argument("--tokenizer", help="folder or name of the tokenizer, if the checkpoint has none")
     parser.add_argument(
         "--check", choices=("logits", "none"), default="logits",
-        help="logits: load the new model and compare its logits, which needs memory for the model in fp32",
+        help="logits: compare the logits of the new model and the checkpoint, which needs memory for a model in fp32",
     )  # fmt: skip
     parser.add_argument(
         "--tolerance",

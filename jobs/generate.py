@@ -60,9 +60,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default="auto")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ...; default: a GPU if there is one")
     parser.add_argument(
-        "--model_name", help="model with the tokenizer, and with the config if the checkpoint has none, such as gpt2"
+        "--model_name", help="model that has the tokenizer (and config.json, if the checkpoint has none), such as gpt2"
     )
-    parser.add_argument("--config", help="folder or name of the model, if the checkpoint has no config.json")
+    parser.add_argument("--config", help="folder or name of a model with a config.json, if the checkpoint has none")
     parser.add_argument("--tokenizer", help="folder or name of the tokenizer, if the checkpoint has none")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the model")
     parser.set_defaults(default_prompt=PROMPT)

@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> int:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     where = f"rank {rank} of {world_size} on {node}, Python {platform.python_version()} {platform.machine()}"
-    print(f"hello from {where}{f', words {list(argv)!r}' if argv else ''}", flush=True)
+    print(f"hello from {where}{f', arguments {list(argv)!r}' if argv else ''}", flush=True)
     if world_size > 1 and importlib.util.find_spec("torch"):
         total, nodes = _meet(rank, world_size, node)
         expected = world_size * (world_size - 1) // 2

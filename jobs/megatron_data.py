@@ -1,4 +1,4 @@
-"""Text to Megatron's .bin and .idx, with the arguments of Megatron-LM's tools/preprocess_data.py.
+"""Convert text to Megatron's .bin and .idx files, with the arguments of Megatron-LM's tools/preprocess_data.py.
 
     python jobs/megatron_data.py --input 'corpus/*.jsonl' --output-prefix data/gpt2 --append-eod \\
         --tokenizer-type GPT2BPETokenizer --vocab-file vocab.json --merge-file merges.txt
@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
         help="JSON lines: .jsonl or .json, also .gz, .xz, .zst; `*` matches several",
     )
     add("--json-keys", nargs="+", default=["text"], help="keys of a line to tokenize, each into its own files")
-    add("--output-prefix", type=Path, required=True, help="write PREFIX_KEY_document.bin and .idx")
+    add("--output-prefix", type=Path, required=True, help="write OUTPUT_PREFIX_KEY_document.bin and .idx")
     add(
         "--tokenizer-type",
         required=True,
@@ -79,10 +79,10 @@ def parser() -> argparse.ArgumentParser:
     add("--tokenizer-hf-no-include-special-tokens", action="store_true", help="do not add tokens such as <s>")
     add("--append-eod", action="store_true", help="add the end token to each document that is not empty")
     add("--workers", type=int, help="number of processes; default: one per core")
-    add("--partitions", type=int, default=1, help="cut the input into N parts; finished parts survive an interruption")
-    add("--partition", type=int, help="make only part I, counted from 0; the task that finishes last joins the parts")
+    add("--partitions", type=int, default=1, help="number of parts; finished parts survive an interruption")
+    add("--partition", type=int, help="make only this part, from 0; the task that finishes last joins the parts")
     add("--keep-sequential-samples", action="store_true", help="no effect: the order of the input is always kept")
-    add("--log-interval", type=int, default=1000, help="print the speed after at least N documents")
+    add("--log-interval", type=int, default=1000, help="print the speed every N documents")
     add("--use-gigatoken", action="store_true", help="no effect: gigatoken is used if it gives the same ids")
     for name in NOT_HERE:
         add(f"--{name.replace('_', '-')}", action="store_true", help=argparse.SUPPRESS)

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="push.py", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("folder", type=Path, help="a Hugging Face model, as convert.py prints it")
+    parser.add_argument("folder", type=Path, help="folder of a Hugging Face model, as convert.py prints it")
     parser.add_argument(
         "--repo", required=True, metavar="OWNER/NAME", help="repository on the hub; created if it does not exist"
     )

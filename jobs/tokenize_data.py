@@ -1,4 +1,4 @@
-"""Tokenize text to a token cache before training, on a node without GPUs, with all its cores.
+"""Tokenize text into a token cache before training, on a node without GPUs, with all its cores.
 
     python jobs/tokenize_data.py --train_file 'corpus/*.jsonl' --tokenizer_name openai-community/gpt2
 
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--append_eos", action="store_true", help="put the end token after each document")
     parser.add_argument("--no_keep_linebreaks", action="store_true", help="remove the line breaks of text files")
     parser.add_argument("--preprocessing_num_workers", type=int, help="number of processes; default: one per core")
-    parser.add_argument("--overwrite_cache", action="store_true", help="tokenize again")
+    parser.add_argument("--overwrite_cache", action="store_true", help="tokenize again despite a cache")
     return parser
 
 

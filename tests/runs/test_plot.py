@@ -123,7 +123,7 @@ def test_stdout_is_the_picture_the_points_or_the_path(tmp_path: Path) -> None:
     metrics(tmp_path / "b", *(entry(step, 8 - step / 5) for step in range(1, 30)))
     shown = plot(f"{tmp_path}/a", f"{tmp_path}/b", COLUMNS="60")
     assert shown.returncode == 0 and "\x1b" not in shown.stdout
-    assert "a a  loss 8.75 → 1.75, 29 points, attempts to 2" in shown.stdout and "▲" in shown.stdout
+    assert "a a  loss 8.75 → 1.75, 29 points, last attempt 2" in shown.stdout and "▲" in shown.stdout
     points = json.loads(plot(f"{tmp_path}/a", "--json", "--axis", "tokens").stdout)
     assert points[0]["points"][0] == [100, 8.75] and points[0]["attempts"] == [{"attempt": 2, "tokens": 2000}]
     missing = plot(f"{tmp_path}/a", "--metric", "los")

@@ -71,7 +71,7 @@ def _legend(index: int, curve: Curve, count: int, style: Style) -> str:
     name = f"{LETTERS[index % len(LETTERS)]} {curve.run}" if style.letters(count) and count > 1 else curve.run
     text = f"{name}  {curve.metric} {_short(first)} {arrow} {_short(last)}, {len(curve.points)} points"
     if curve.attempts:
-        text += f", attempts to {curve.attempts[-1][0]}"
+        text += f", last attempt {curve.attempts[-1][0]}"
     if curve.left_out:
         text += f", {curve.left_out} values not finite"
     text = text[: style.width]
@@ -99,7 +99,7 @@ def _bottom(curves: Sequence[Curve], across: Scale, axis: str, margin: int, styl
     for curve in curves:
         for _, begun in curve.attempts:
             marks[across.place(begun)] = start
-    restarts = f"  ({start} a later attempt)" if any(curve.attempts for curve in curves) else ""
+    restarts = f"  ({start} begin of a later attempt)" if any(curve.attempts for curve in curves) else ""
     name = f"{axis}{restarts}"
     return [" " * margin + corner + "".join(marks), "".join(numbers).rstrip(), f"{' ' * (margin + 1)}{name}"]
 
