@@ -4,11 +4,14 @@ import json
 import shutil
 import subprocess
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runner.runs.rerun import _links
+from runner.machine.report import Quiet
+from runner.runs import rerun
+from runner.runs.schedulers import local as scheduler
 from tests.end_to_end.conftest import Runner, environment, write
 from tests.images.handmade import file, layout, tar
 
@@ -107,16 +110,12 @@ def test_an_image_that_was_purged_is_made_again_or_refused(local: Runner, projec
     assert "cannot restore the image" in runner("rerun", name, code=1).stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "locked", "links"),
-    [
-        (["launch", "x", "--chain", "3"], {}, 3),
-        (["launch", "x", "--chain=3"], {}, 3),
-        (["launch", "x", "--chain", "3"], {"chain": 2}, 2),
-        (["launch", "--env", "e", "--", "prog", "--chain", "3"], {}, 0),
-        (["launch", "x"], {}, 0),
-    ],
-)
-def test_a_chain_is_run_again_as_long_as_it_was(words: list[str], locked: dict[str, int], links: int) -> None:
-    """A lock without the number has it in the command line."""
-    assert _links({"run": {"command_line": words}, "job": locked}) == links
+def test_a_chain_is_run_again_as_long_as_it_was(launched: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    links: list[int] = []
+    monkeypatch.setattr(scheduler, "start", lambda run, waits, report: run)
+    monkeypatch.setattr(scheduler, "start_chain", lambda run, count: links.append(count) or run)
+    locked = rerun.find(launched.name, launched.parent)
+    chain = {**locked.tables["job"], "chain": 3}
+    for tables in (locked.tables, {**locked.tables, "job": chain}):
+        rerun.same_bytes(replace(locked, tables=tables), launched.parent, Quiet())
+    assert links == [0, 3]

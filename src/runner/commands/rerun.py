@@ -56,6 +56,7 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
 
 def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace, console: Console) -> Run:
     """Launch the lock's command line again, with the code of its commit."""
+    from dataclasses import replace
     from pathlib import Path
 
     from runner.commands.launch import launch_request
@@ -63,7 +64,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     from runner.machine import folders
     from runner.runs import rerun
     from runner.runs.launch import prepare
-    from runner.runs.rerun import code_from_git, project_at
+    from runner.runs.rerun import code_from_git
     from runner.runs.secrets import HIDDEN
     from runner.runs.submit import submit
 
@@ -86,7 +87,7 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
             diff = locked.folder / "code.diff"
             for line in code_from_git(code, source or project.start, root, diff):
                 console.warn(f"cannot restore {line}")
-            here = project_at(project, root)
+            here = replace(project, root=root, start=root)
         launch = args.parse(words)
         launch.dry_run, launch.after, launch.after_any = False, [], []
         plan = prepare(launch_request(launch), here, os.environ, console)

@@ -118,6 +118,15 @@ def run(
     return completed
 
 
+def python_with(module: str, candidates: Iterable[str | None], fix: str) -> str:
+    """The first Python of the candidates that can import a module. Raises RunnerError if none can."""
+    pythons = tuple(dict.fromkeys(python for python in candidates if python))
+    for python in pythons:
+        if run((python, "-c", f"import {module}"), check=False, timeout_seconds=60).exit_code == 0:
+            return python
+    raise RunnerError(f"no Python on this machine has {module}", f"tried {', '.join(pythons)}", fix)
+
+
 class Started:
     """A program that runs in the background, without input; `finish` returns its output."""
 

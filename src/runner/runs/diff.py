@@ -110,7 +110,8 @@ def compare(left: Side, right: Side) -> Comparison:
     if left.code is None or right.code is None:
         gone = left.name if left.code is None else right.name
         left_out.append(f"code: the snapshot of {gone} is gone; only the commits are compared")
-        found += _table("code", *(_only(side.tables.get("code", {}), ("commit", "modified")) for side in (left, right)))
+        known = [side.tables.get("code", {}) for side in (left, right)]
+        found += _table("code", *({key: code[key] for key in ("commit", "modified") if key in code} for code in known))
     else:
         changed, written = compare_trees(left.code, right.code)
         found += [Difference("code", *each) for each in changed]
@@ -128,10 +129,6 @@ def compare(left: Side, right: Side) -> Comparison:
     order = ("code", "arguments", "resources", "image", "EDF", "variables", "site")
     rank = {kind: number for number, kind in enumerate(order)}
     return Comparison(tuple(sorted(found, key=lambda each: rank.get(each.kind, len(rank)))), tuple(left_out))
-
-
-def _only(table: Table, keys: Sequence[str]) -> Table:
-    return {key: table[key] for key in keys if key in table}
 
 
 def _table(name: str, left: Table, right: Table) -> Iterator[Difference]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
@@ -134,12 +135,12 @@ def read_progress(metrics: Path) -> Progress | None:
     entries = [
         entry
         for entry in newest_records(metrics, _TAIL_BYTES)
-        if _number_in(entry, "step") is not None and "loss" in entry
+        if _number(entry.get("step")) is not None and "loss" in entry
     ]
     if not entries:
         return None
     last = entries[-1]
-    step, total = int(last["step"]), _number_in(last, "total_steps")
+    step, total = int(last["step"]), _number(last.get("total_steps"))
     return Progress(
         step,
         int(total) if total else None,
@@ -151,23 +152,18 @@ def read_progress(metrics: Path) -> Progress | None:
 
 def _newest(entries: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """The newest value. An entry that was read from a log may have a step and no loss."""
-    return next((value for entry in reversed(entries) if (value := _number_in(entry, name)) is not None), None)
+    return next((value for entry in reversed(entries) if (value := _number(entry.get(name))) is not None), None)
 
 
 def _end(entries: Sequence[Mapping[str, Any]], total: float | None) -> float | None:
     """The estimated time of the last step. The speed is measured within one attempt: waiting is not training."""
     last = entries[-1]
     mine = [entry for entry in entries[-_PACE_ENTRIES:] if entry.get("attempt") == last.get("attempt")]
-    begun, now = _number_in(mine[0], "time"), _number_in(last, "time")
+    begun, now = _number(mine[0].get("time")), _number(last.get("time"))
     steps = last["step"] - mine[0]["step"]
     if total is None or begun is None or now is None or steps <= 0 or now < begun:
         return None
     return float(now + max(total - last["step"], 0) * (now - begun) / steps)
-
-
-def _number_in(entry: Mapping[str, Any], name: str) -> float | None:
-    value: object = entry.get(name)
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
@@ -178,30 +174,20 @@ def newest_records(path: Path, size_bytes: int) -> list[dict[str, Any]]:
             lines = file.read(size_bytes).split(b"\n")
     except OSError:
         return []
-    found = []
+    return list(_parsed(lines))
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            found.append(entry)
-    return found
+        with suppress(ValueError):
+            if isinstance(entry := json.loads(line), dict):
+                yield entry
 
 
 def records(path: Path) -> Iterator[dict[str, Any]]:
     """All entries, oldest first, one at a time, because the file of a long run can be large."""
-    try:
-        with path.open("rb") as file:
-            for line in file:
-                try:
-                    entry = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(entry, dict):
-                    yield entry
-    except OSError:
-        return
+    with suppress(OSError), path.open("rb") as file:
+        yield from _parsed(file)
 
 
 _PACE_TAIL_BYTES = 4 << 20
@@ -252,9 +238,9 @@ def _slower(steps: Sequence[Mapping[str, Any]]) -> str:
     import statistics
 
     name, unit = next(
-        ((name, unit) for name, unit in _RATES if any(_number_in(each, name) for each in steps)), ("", "")
+        ((name, unit) for name, unit in _RATES if any(_number(each.get(name)) for each in steps)), ("", "")
     )
-    rates = [rate for each in steps if (rate := _number_in(each, name) or 0) > 0]
+    rates = [rate for each in steps if (rate := _number(each.get(name)) or 0) > 0]
     if len(rates) < 3 * _WINDOW:
         return ""
     if unit == "s":

@@ -173,20 +173,6 @@ def _between(left: tuple[int, int], right: tuple[int, int]) -> Iterator[tuple[in
 SCRIPT = Path("jobs") / "training" / "pictures.py"
 
 
-def find_python() -> str:
-    """A Python with matplotlib: this one, or else the python3 on PATH. Raises RunnerError if neither has it."""
-    candidates = [sys.executable, process.which("python3")]
-    for python in dict.fromkeys(candidate for candidate in candidates if candidate):
-        asked = process.run((python, "-c", "import matplotlib"), check=False, timeout_seconds=60)
-        if asked.exit_code == 0:
-            return python
-    raise RunnerError(
-        "no Python on this machine has matplotlib",
-        f"tried {', '.join(dict.fromkeys(candidate for candidate in candidates if candidate))}",
-        "pip install 'runner-hpc[plot]', or load a module with matplotlib; a finished run also has loss.png",
-    )
-
-
 def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Path:
     """Draw one panel per metric, with all runs, and return the file's absolute path."""
     panels = [
@@ -208,9 +194,10 @@ def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Pat
             f"create {target.parent}, or pass another path",
         )
     picture = {"title": title, "axis": axis, "panels": panels}
-    drawn = process.run(
-        (find_python(), str(shipped_folder() / SCRIPT), str(target)), text_input=json.dumps(picture), check=False
-    )
+    fix = "pip install 'runner-hpc[plot]', or load a module with matplotlib; a finished run also has loss.png"
+    python = process.python_with("matplotlib", (sys.executable, process.which("python3")), fix)
+    script = shipped_folder() / SCRIPT
+    drawn = process.run((python, str(script), str(target)), text_input=json.dumps(picture), check=False)
     if drawn.exit_code != 0:
         raise process.failed(drawn)
     return target

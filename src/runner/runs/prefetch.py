@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 
 from runner.detection import find_site
 from runner.environments.engines import choose
-from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.machine import process
 from runner.machine.report import Report
@@ -75,7 +75,10 @@ def prepared(
         arguments += ("--wanted", json.dumps(each._asdict()))
     if prefetch.engine == "host":
         values = {name: expand(value, environ, name) for name, value in prefetch.env.items() if name != "HF_HOME"}
-        yield Call((_python(), str(script), *arguments), values, project.start)
+        fix = "python3 -m venv hub && hub/bin/pip install huggingface_hub && PATH=$PWD/hub/bin:$PATH runner prefetch …"
+        candidates = (process.which("python3"), process.which("python"), sys.executable)
+        python = process.python_with("huggingface_hub", candidates, fix)
+        yield Call((python, str(script), *arguments), values, project.start)
         return
     if prefetch.engine in ONLY_BY_SRUN:
         report.say(
@@ -92,18 +95,3 @@ def prepared(
     )
     with shell.prepared(request, project, environ, report) as call:
         yield call
-
-
-def _python() -> str:
-    """A Python on this machine that has huggingface_hub. Raises RunnerError if there is none."""
-    import sys
-
-    tried = [path for path in (process.which("python3"), process.which("python"), sys.executable) if path]
-    for path in dict.fromkeys(map(str, tried)):
-        if process.run((path, "-c", "import huggingface_hub"), check=False, timeout_seconds=60).exit_code == 0:
-            return path
-    raise RunnerError(
-        "no Python on this machine has huggingface_hub",
-        f"tried {', '.join(dict.fromkeys(map(str, tried)))}",
-        "python3 -m venv hub && hub/bin/pip install huggingface_hub && PATH=$PWD/hub/bin:$PATH runner prefetch …",
-    )

@@ -99,7 +99,9 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
     main = project.root or work_tree(project.start)
     notes: tuple[str, ...] = ()
     if main is None or is_shared_place(main):
-        named = [word for word in command if not word.startswith("/") and _is_file(project.start, word)]
+        # a word may be any text, of any length, and Path raises for names that are too long
+        relative = [word for word in command if not word.startswith("/")]
+        named = [word for word in relative if os.path.isfile(os.path.join(project.start, word))]  # noqa: PTH113, PTH118
         main = project.start if named and not is_shared_place(project.start) else None
         if main is None and named:
             notes = (f"not copying {named[0]}, because {project.start} is a shared folder, not a project",)
@@ -107,11 +109,6 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         inside = project.start.relative_to(main).as_posix()
         notes = (f"the command starts in the top folder of the snapshot ({main}), not in {inside}/",)
     return Program(None, tuple(command), main, notes=notes)
-
-
-def _is_file(folder: Path, word: str) -> bool:
-    """Whether a word of a command names a file. The word may be any text, of any length."""
-    return os.path.isfile(os.path.join(folder, word))  # noqa: PTH113, PTH118 (Path raises for names that are too long)
 
 
 def _posix(path: Path, root: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -139,26 +139,12 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
             run = scheduler.start(run, Dependencies(), report)
             submitted = True
             save(run)
-            run = scheduler.start_chain(run, _links(tables))
+            run = scheduler.start_chain(run, int(tables["job"].get("chain", 0)))
         return run
     except BaseException:
         if not submitted:
             folders.remove(folder)
         raise
-
-
-def _links(tables: Mapping[str, Table]) -> int:
-    """The number of jobs of a chain; 0 for a single job. Older locks have it only in the command line."""
-    words = [str(word) for word in tables["run"].get("command_line", ())]
-    words = words[: words.index("--")] if "--" in words else words
-    given = [
-        after or following
-        for word, following in zip(words, [*words[1:], ""], strict=True)
-        for name, _, after in (word.partition("="),)
-        if name == "--chain"
-    ]
-    number = tables["job"].get("chain", given[-1] if given else 0)
-    return int(number) if str(number).isdigit() else 0
 
 
 def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:
@@ -265,8 +251,3 @@ def _pinned(source: str, table: Table) -> str:
     """A registry reference with the recorded digest, because the tag may have moved."""
     digest = table.get("digest", "")
     return f"{source}@{digest}" if source.startswith("docker://") and digest and "@" not in source else source
-
-
-def project_at(project: Project, root: Path) -> Project:
-    """The project in a restored tree."""
-    return replace(project, root=root, start=root)

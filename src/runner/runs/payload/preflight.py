@@ -55,12 +55,9 @@ def main(argv: list[str]) -> int:
     started = time.monotonic()
     try:
         say(node, "; ".join(check_node(folder, node)) + f"; {time.monotonic() - started:.0f} s")
-    except Unfit as fault:
-        (attempt / f"bad-node-{node}").write_text(f"{fault}\n")
-        say(node, f"this node failed the check: {fault}")
-        return UNFIT
-    except Busy as fault:
-        (attempt / f"busy-node-{node}").write_text(f"{fault}\n")
+    except (Unfit, Busy) as fault:
+        kind = "bad" if isinstance(fault, Unfit) else "busy"
+        (attempt / f"{kind}-node-{node}").write_text(f"{fault}\n")
         say(node, f"this node failed the check: {fault}")
         return UNFIT
     except Unsure as fault:

@@ -91,12 +91,8 @@ _TEXTS = ("says", "explanation", "fix", "kind", "match", "stack", "unless", "mes
 _LISTS = ("find", "states", "yields")
 
 
-def read_table(text: str, subject: str) -> tuple[Cause, ...]:
-    """The causes of one file. Raises RunnerError for an incomplete row."""
-    return tuple(_row(code, subject, row) for code, row in tomllib.loads(text).items())
-
-
 def _row(code: str, subject: str, row: Mapping[str, object]) -> Cause:
+    """The cause of one table. Raises RunnerError if it is incomplete."""
     missing = {"says", "explanation", "fix", "find"} - set(row)
     unknown = set(row) - {*_TEXTS, *_LISTS}
     lists = {key: value for key in _LISTS if isinstance(value := row.get(key, []), list)}
@@ -114,10 +110,8 @@ def _row(code: str, subject: str, row: Mapping[str, object]) -> Cause:
 @cache
 def all_causes() -> tuple[Cause, ...]:
     """Every cause, in the order of file names and rows. The first one that matches a line applies."""
-    found: list[Cause] = []
-    for path in sorted(FOLDER.glob("*.toml")):
-        found += read_table(path.read_text(), path.stem)
-    return tuple(found)
+    files = sorted(FOLDER.glob("*.toml"))
+    return tuple(_row(code, path.stem, row) for path in files for code, row in tomllib.loads(path.read_text()).items())
 
 
 @cache
