@@ -15,7 +15,7 @@ from runner.expansion import expand, literal, names
 from runner.machine.secrets import LEAST_LENGTH, looks_secret
 from runner.runs.secrets import HIDDEN, hide_words
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+SECRET = "it is a secret: export it where you launch; the container gets the host's variables"
 
 
 @dataclass
@@ -91,12 +91,8 @@ class Adopted:
 
     def variable(self, name: str, value: str, given: str) -> None:
         """Add a variable to [env], or a note if an EDF cannot express it."""
-        if not _VARIABLE.fullmatch(name):
-            self.not_carried_over(given, f"{name!r} is not a variable name")
-        elif looks_secret(name, plain(value) or ""):
-            self.not_carried_over(
-                f"{name}=…", "it is a secret: export it where you launch; the container gets the host's variables"
-            )
+        if looks_secret(name, plain(value) or ""):
+            self.not_carried_over(f"{name}=…", SECRET)
         elif not value:
             self.not_carried_over(
                 given, "in an EDF, an empty value unsets the variable, so an EDF cannot set an empty value"
@@ -122,12 +118,9 @@ class Adopted:
     def changes(self, present: Mapping[str, object] | None = None) -> list[Change]:
         """The changes to an EDF whose content is `present`. Mounts and devices that it already has are kept."""
         wanted: list[Change] = []
-        for key, value in (("base_environment", self.base), ("image", self.image), ("workdir", self.workdir)):
-            if value:
-                wanted.append(Set((key,), value))
-        for key, flag in (("entrypoint", self.entrypoint), ("writable", self.writable)):
-            if flag is not None:
-                wanted.append(Set((key,), flag))
+        fields = {"base_environment": self.base, "image": self.image, "workdir": self.workdir,
+                  "entrypoint": self.entrypoint, "writable": self.writable}  # fmt: skip
+        wanted += [Set((key,), value) for key, value in fields.items() if value is not None and value != ""]
         for key, entries in (("mounts", [mount.text() for mount in self.mounts]), ("devices", self.devices)):
             if isinstance(there := (present or {}).get(key), list):
                 known = {parse_mount(text).text() if key == "mounts" else text for text in there}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from runner.bash import Word
 from runner.environments.mount import split_fields
-from runner.expansion import literal
 from runner.images.reference import HUB_NAMES, parse_reference
 from runner.runs.adopt.adopted import Adopted
 from runner.runs.adopt.options import Option
@@ -51,6 +49,10 @@ _NOT_CARRIED_OVER = {
     "container-remap-root": "you have your own user ID in the container",
     "container-unshare": "the host's network, IPC and name are used",
 }
+# options whose value goes to the EDF
+_KEYS_OF_EDF = {"annotation", "container-env", "container-image", "container-mounts", "container-workdir",
+                "device", "edf", "entrypoint", "env", "environment", "gpus", "mount", "unsetenv", "volume",
+                "workdir"}  # fmt: skip
 # SELinux labels, caching hints and copying do not change what the container sees
 _NO_FLAGS = {"rw", "z", "Z", "cached", "delegated", "consistent", "nocopy", "bind", "rbind", ""}
 _MOUNT_KEYS = {"src": "source", "dst": "target", "destination": "target", "readonly": "ro"}
@@ -78,10 +80,8 @@ def read_container_run(
     else:
         _read_reference(image, image, adopted)
         if adopted.image and "#" not in adopted.image and "/" not in adopted.image:
-            adopted.note(
-                image,
-                "read as an image on Docker Hub; for your own image, write the path that `runner import` prints",
-            )
+            why = "for your own image, write the path that `runner import` prints"
+            adopted.note(image, f"read as an image on Docker Hub; {why}")
     adopted.note(f"{engine} run", f"in the container of a job, you keep your user ID and HOME; {engine} changes both")
     if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0].text)):
         why = "only the image knows its entrypoint and default command: put the program after the image"
@@ -94,7 +94,7 @@ def read_container_run(
 def read(options: Sequence[Option], adopted: Adopted) -> None:
     """Read options of `docker run` and `podman run`, and flags of pyxis. Source: pyxis 0.24.0, args.c."""
     for option in options:
-        if option.computed and option.name not in _NOT_NEEDED | _NOT_CARRIED_OVER:
+        if option.computed and option.name in _KEYS_OF_EDF:
             adopted.computed(option.given)
         else:
             _read_pyxis(option.name, option.value or "", option.given, adopted)
@@ -109,12 +109,13 @@ def _read_pyxis(name: str, value: str, given: str, adopted: Adopted) -> None:
         case "container-image":
             _read_reference(value, given, adopted)
             if value.endswith((".sqsh", ".squashfs")):
-                adopted.note(
-                    given, f"pyxis reads {value} as an image in a registry; if you mean a file, write ./{value}"
-                )
+                why = f"if you mean a file, write ./{value}"
+                adopted.note(given, f"pyxis reads {value} as an image in a registry; {why}")
         case "container-mounts":
             for entry in value.split(","):
-                _read_pyxis_mount(entry, given, adopted)
+                adopted.bare_mounts |= {entry[2:-1]} if re.fullmatch(r"\$\{\w+\}", entry) else set()
+                if entry:
+                    adopted.mount(entry, f"{given} ({entry})")
         case "container-writable" | "container-readonly":
             adopted.writable = name == "container-writable"
         case "container-entrypoint" | "no-container-entrypoint":
@@ -140,10 +141,11 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             _read_volume(value, given, adopted)
         case "mount":
             _read_mount(value, given, adopted)
+        case "env" if "=" not in value:
+            adopted.not_needed(given, "the container gets the host's variables, unless the image sets them")
         case "env":
-            _read_env(value, given, adopted)
-        case "env-file":
-            _read_env_file(value, given, adopted)
+            key, _, text = value.partition("=")
+            adopted.variable(key, text, given)
         case "unsetenv":
             adopted.env[value] = ""
         case "workdir" | "container-workdir":
@@ -163,6 +165,8 @@ def _read_engine(name: str, value: str, given: str, adopted: Adopted) -> None:
             adopted.note(given, f"becomes `devices`, {why}")
         case "gpus" | "device":
             _read_gpus(value, given, adopted)
+        case "env-file":
+            adopted.refuse(given, "write the variables of the file to [env] of the EDF", edf=True)
         case "rootfs":
             adopted.refuse(given, "an EDF needs a squashfs file: use mksquashfs or runner import", edf=True)
         case "network" | "net" | "ipc" | "pid" | "uts" if value not in {"host", ""}:
@@ -223,35 +227,6 @@ def _read_mount(value: str, given: str, adopted: Adopted) -> None:
         _read_volume(f"{source}:{target}:{','.join(flags)}", given, adopted)
     else:
         adopted.not_carried_over(given, f"an EDF mounts folders and files, not {kind or 'volume'}")
-
-
-def _read_pyxis_mount(entry: str, given: str, adopted: Adopted) -> None:
-    source, *_ = split_fields(entry)
-    adopted.bare_mounts |= {entry[2:-1]} if re.fullmatch(r"\$\{\w+\}", entry) else set()
-    if source in {"tmpfs", "umount"}:
-        why = f"the source of a mount in an EDF is a file or folder, not {source}"
-        adopted.not_carried_over(f"{given} ({entry})", why)
-    elif entry:
-        adopted.mount(entry, f"{given} ({entry})")
-
-
-def _read_env(value: str, given: str, adopted: Adopted) -> None:
-    name, equals, text = value.partition("=")
-    if equals:
-        adopted.variable(name, text, given)
-    else:
-        adopted.not_needed(given, "the container gets the host's variables, unless the image sets them")
-
-
-def _read_env_file(value: str, given: str, adopted: Adopted) -> None:
-    try:
-        lines = ((adopted.folder or Path()) / value).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        adopted.refuse(given, f"cannot read the file: {getattr(error, 'strerror', None) or error}", edf=True)
-        return
-    for line in lines:
-        if line.strip() and not line.lstrip().startswith("#"):
-            _read_env(literal(line.lstrip()), f"{given} ({line.partition('=')[0]})", adopted)
 
 
 def _read_names(value: str, given: str, adopted: Adopted) -> None:

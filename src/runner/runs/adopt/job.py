@@ -20,6 +20,12 @@ from runner.runs.schedulers import flags
 
 _KEYS = {"nodes": "nodes", "ntasks-per-node": "tasks_per_node", "cpus-per-task": "cpus_per_task", "mem": "memory",
          "time": "time", "partition": "partition", "account": "account"}  # fmt: skip
+# the variables with which Slurm tells a step what the job has
+_OF_SLURM = {
+    "SLURM_NNODES": "nodes", "SLURM_JOB_NUM_NODES": "nodes", "SLURM_NTASKS": "ntasks",
+    "SLURM_NTASKS_PER_NODE": "tasks_per_node", "SLURM_CPUS_PER_TASK": "cpus_per_task", "SLURM_JOB_ID": "",
+    "SLURM_JOB_NODELIST": "", "SLURM_GPUS_PER_NODE": "", "SLURM_GPUS_ON_NODE": "",
+}  # fmt: skip
 _NOT_NEEDED = {
     "output": "a run has one log: runner logs", "error": "a run has one log: runner logs",
     "open-mode": "a run has one log, to which attempts append", "parsable": "runner launch --parsable",
@@ -95,12 +101,8 @@ class Draft:
 
     def value(self, option: Option) -> str | None:
         """The value of an option; empty for a variable with which Slurm says what the job has; None: not known."""
-        text, has = option.value or "", self.resources.get
-        known: dict[str, Any] = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), has("nodes", 1))
-        known |= {"SLURM_NTASKS": self.counts.get("ntasks"), "SLURM_NTASKS_PER_NODE": has("tasks_per_node")}
-        known |= {"SLURM_CPUS_PER_TASK": has("cpus_per_task")}
-        known |= dict.fromkeys(("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"))
-        values = {name: str(number or "") for name, number in known.items()}
+        text, counts = option.value or "", {"nodes": 1, **self.resources, **self.counts}
+        values = {name: str(counts.get(key, "")) for name, key in _OF_SLURM.items()}
         return None if option.computed or set(names(text)) - values.keys() else expand(text, values, "an option")
 
     def _read(self, option: Option, value: str, program: str, adopted: Adopted) -> None:
@@ -246,7 +248,7 @@ def read_program(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Progr
     texts = [word.text for word in words]
     first = texts[0].rsplit("/", 1)[-1] if words else ""
     if first in {"bash", "sh", "zsh"} and all(text.startswith("-") and text != "-c" for text in texts[1:]):
-        adopted.refuse(" ".join(texts), "an interactive shell is not a job; to open a shell: runner shell ENVIRONMENT")
+        adopted.refuse(" ".join(texts), "an interactive shell is not a job; to open it in the EDF: runner shell NAME")
     module = texts.index("-m") + 1 if re.fullmatch(r"python[0-9.]*", first) and "-m" in texts[1:3] else 0
     # with several tasks per node, srun starts several launchers on each node
     if (first == "torchrun" or texts[module : module + 1] == ["torch.distributed.run"]) and (

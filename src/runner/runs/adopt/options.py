@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from runner.bash import Word
 from runner.expansion import literal
 from runner.runs.adopt.adopted import Adopted
+from runner.runs.schedulers.flags import SHORT
 
 
 @dataclass(frozen=True)
@@ -101,17 +102,8 @@ _SLURM_OPTIONAL = (
     *("compress", "exclusive", "get-user-env", "immediate", "kill-on-bad-exit", "nice", "no-kill", "propagate"),
     *("pty", "resv-ports", "send-libs"),
 )
-_SLURM_SHORT = {
-    "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
-    "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "H": "hold", "h": "help",
-    "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit", "l": "label",
-    "L": "licenses", "M": "clusters", "m": "distribution", "n": "ntasks", "N": "nodes", "o": "output",
-    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "r": "relative", "s": "oversubscribe",
-    "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version", "w": "nodelist",
-    "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
-}  # fmt: skip
-SRUN = Grammar(_SLURM_SHORT, frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
-SBATCH = Grammar({**_SLURM_SHORT, "a": "array"}, frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
+SRUN = Grammar(SHORT["srun"], frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL))
+SBATCH = Grammar(SHORT["sbatch"], frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
 
 # Source: torchrun --help of PyTorch 2.7
 TORCHRUN = Grammar(

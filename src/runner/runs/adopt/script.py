@@ -13,7 +13,7 @@ from runner.bash import Command, Word, commands
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names
 from runner.runs.adopt import containers
-from runner.runs.adopt.adopted import Adopted, plain, secrets_in
+from runner.runs.adopt.adopted import SECRET, Adopted, plain, secrets_in
 from runner.runs.adopt.job import Draft, Program, read_program
 from runner.runs.adopt.options import CONTAINER, SBATCH, SRUN, Grammar, Option, read_directives, split
 from runner.runs.adopt.scope import ASSIGNMENT, Scope
@@ -26,6 +26,8 @@ _QUIET = re.compile(
     r"done|fi|esac|[})]|for|case|\[\[?|\(\(|function|select|:|true|cd|date|echo|env|exit|hostname|id|ls|nvidia-smi|printenv"
     r"|printf|pwd|set|shopt|sleep|squeue|uname|wait|which|whoami"
 )
+# a comment, or a line that only exports one variable
+_ONE_EXPORT = re.compile(r"""\s*(#.*|export\s+\w+=("[^"]*"|'[^']*'|[^\s;&|"'\\]*)\s*(#.*)?)""")
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,10 @@ class Step:
     words: tuple[Word, ...]
     before: tuple[Word, ...]
     """assignments in front of the command"""
-    to_tee: bool = False
-    """its output is piped to `tee`"""
 
     @property
-    def rank(self) -> tuple[bool, int]:
-        """The step with the highest rank is the main step: the last one in a container."""
-        contained = any(containers.is_flag(option) for option in split(self.words, SRUN)[0])
-        return (self.kind != "srun" or contained, self.command.line)
+    def in_container(self) -> bool:
+        return self.kind != "srun" or any(containers.is_flag(option) for option in split(self.words, SRUN)[0])
 
 
 def read_script(
@@ -87,7 +85,7 @@ def _main_step(text: str, adopted: Adopted, draft: Draft, folder: Path, name: st
     if re.search(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`", text):
         adopted.note("$PWD", f"read as {folder}, as if you submitted the script from that folder")
     steps, active = _steps(text, scope, adopted, draft)
-    main = max(steps, key=lambda step: step.rank, default=None)
+    main = max(steps, key=lambda step: (step.in_container, step.command.line), default=None)
     if main is None:
         for command, why in active:
             if why:
@@ -104,7 +102,7 @@ def _main_step(text: str, adopted: Adopted, draft: Draft, folder: Path, name: st
         wanted = adopted.variables()
     if draft.host_setup or wanted or any(command.line < main.command.line for command, _ in active):
         draft.host_setup[:0] = [f"export {' '.join(sorted(wanted))}"] if wanted else []
-        _carry(host, text, adopted, draft, folder, arguments)
+        _carry(host, adopted, draft, folder, arguments)
     if program.launcher == "none" and re.search(r"export\b.*\b(RANK|WORLD_SIZE)=", "\n".join(draft.host_setup)):
         program = replace(program, launcher="srun")  # it sets these variables for each task
     return program
@@ -123,18 +121,15 @@ def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]],
             adopted.refuse(f"line {step.command.line}: {step.command.raw}", why)
 
 
-def _carry(host: list[str], text: str, adopted: Adopted, draft: Draft, folder: Path, arguments: Sequence[str]) -> None:
+def _carry(host: list[str], adopted: Adopted, draft: Draft, folder: Path, arguments: Sequence[str]) -> None:
     """Move the lines before the step to host_setup."""
-    for command in commands(text):
-        last = command.line + command.raw.count("\n")
-        if last > len(host) or not secrets_in(command.raw.split()):
-            continue
-        if command.words and command.words[0].text == "export":
-            host[command.line - 1 : last] = [""] * (last - command.line + 1)
-            why = "it is a secret: export it where you launch; the container gets the host's variables"
-            adopted.not_carried_over(f"line {command.line}: {command.raw}", why)
-        else:
-            adopted.refuse(f"line {command.line}: {command.raw}", "keep the secret of this line in a file or variable")
+    for number, line in enumerate(host):
+        what = f"line {number + 1}: {line.strip()}"
+        if secrets_in(line.split()) and _ONE_EXPORT.fullmatch(line):
+            host[number] = ""
+            adopted.not_carried_over(what, SECRET)
+        elif secrets_in(line.split()):
+            adopted.refuse(what, "keep the secret of this line in a file or variable")
     body = re.sub(r"\A(\s*#.*\n|\s*\n)+", "", "\n".join([*host, ""])).rstrip()
     if re.search(r"\$\{?0\b|BASH_SOURCE", body):
         adopted.refuse("$0", "in host_setup, $0 is not the path of the script")
@@ -178,9 +173,8 @@ def _whole_script(text: str, adopted: Adopted, draft: Draft, arguments: Sequence
         adopted.refuse(f"--nodes={draft.resources['nodes']}", "the script runs in a container on the first node only")
     for command in commands(text):
         if any(word.text.rsplit("/", 1)[-1] in {"srun", *_ENGINES} for word in command.words[:2]):
-            adopted.refuse(
-                f"line {command.line}: {command.raw}", "the script itself runs in a container, and so do its steps"
-            )
+            why = "the script itself runs in a container, and so do its steps"
+            adopted.refuse(f"line {command.line}: {command.raw}", why)
     if re.search(r"\$\{?0\b|BASH_SOURCE", text):
         adopted.refuse("$0", "in the job, $0 is not the path of the script")
     if "SLURM_SUBMIT_DIR" in text:
@@ -221,11 +215,10 @@ def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[lis
         if first == ":" and scope.assign_default(words[1:], command):
             continue
         if first == "tee" and steps and steps[-1].command.pipe and steps[-1].command is previous:
-            steps[-1] = replace(steps[-1], to_tee=True)
+            steps[-1] = replace(steps[-1], command=replace(steps[-1].command, pipe=False))
             adopted.not_carried_over(f"line {command.line}: {command.raw}", "a run has one log: runner logs")
             continue
         step = _step(command, before, scope.resolve(words))
-        program = first.rsplit("/", 1)[-1]
         if step is not None:
             steps.append(step)
         elif first in {"source", ".", "eval"}:
@@ -241,7 +234,7 @@ def _steps(text: str, scope: Scope, adopted: Adopted, draft: Draft) -> tuple[lis
         elif not _QUIET.fullmatch(first) or any(
             re.match(r"\d*>(?!&\d|.?\s*/dev/)", each) for each in command.redirections
         ):
-            active.append((command, _NO_SIF if program in _FOREIGN else ""))
+            active.append((command, _NO_SIF if first.rsplit("/", 1)[-1] in _FOREIGN else ""))
     return steps, active
 
 
@@ -276,7 +269,7 @@ def _take(step: Step, scope: Scope, adopted: Adopted, draft: Draft) -> Program:
             adopted.refuse(redirection, "the step reads this text as its input")
         elif not re.fullmatch(r"\d*>&\d", redirection):
             adopted.not_carried_over(redirection, "a run has one log: runner logs")
-    if step.command.pipe and not step.to_tee:
+    if step.command.pipe:
         adopted.refuse("|", "another command reads the output of the step")
     if step.command.nested:
         adopted.refuse(step.command.raw, "it is inside a condition, a loop or a function, or behind && or ||")
