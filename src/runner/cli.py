@@ -42,7 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "history": ("history", "list past launches by job, environment, script, state"),
         "rerun": ("rerun", "repeat a launch exactly, from a run's lock file"),
         "diff": ("diff", "compare two launches"),
-        "plot": ("plot", "plot metrics of runs: loss, tokens/s, any other"),
+        "plot": ("plot", "plot metrics of runs: loss, tokens/s and others"),
         "why": ("why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
     },
     "models": {

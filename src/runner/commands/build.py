@@ -29,7 +29,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
     build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     build.add_argument("--tag", metavar="NAME[:TAG]", help="name of the image (default: the recipe's name)")
-    build.add_argument("--base-tag", metavar="TAG", help="use this tag of the base image instead of the recipe's")
+    build.add_argument("--base-tag", metavar="TAG", help="use this tag of the base image instead of the recipe's tag")
     build.add_argument("--platform", metavar="OS/ARCH", help="linux/amd64 or linux/arm64 (default: this machine's)")
     build.add_argument(
         "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="set an ARG of the Containerfile"

@@ -25,7 +25,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         metavar="RUN|.",
         nargs="?",
         default=".",
-        help="the run to compare with, or `.` (default): what the same launch would be now",
+        help="the run to compare with, or `.` (default): what RUN's launch would be now",
     )
     diff.add_argument("--json", action="store_true", help="print JSON")
     add_wide(diff)

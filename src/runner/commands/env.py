@@ -30,7 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         action.add_argument("environment", nargs="?", metavar="ENV", help="a name, or the path of an EDF")
     show.add_argument("--json", action="store_true", help="print JSON")
     engines = "ce sarus pyxis enroot podman docker apptainer host"
-    emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's)")
+    emit.add_argument("--as", dest="engine", metavar="ENGINE", help=f"one of: {engines} (default: the site's engine)")
     emit.add_argument("-o", "--output", metavar="FILE", help="write FILE, and print its path")
     add_wide(show)
     show.set_defaults(run=show_environment)

@@ -21,13 +21,13 @@ _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per rou
 def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", parents=[common], help="find mistakes before a job is submitted")
     check.add_argument("environments", nargs="*", metavar="ENV", help="a name, or the path of an EDF or a batch script")
-    check.add_argument("--engine", metavar="NAME", help="check for this engine instead of the site's")
+    check.add_argument("--engine", metavar="NAME", help="check for this engine instead of the site's engine")
     check.add_argument(
-        "--enroot", metavar="VERSION", help="the enroot version of the site (default: that of this machine)"
+        "--enroot", metavar="VERSION", help="the site's version of enroot (default: this machine's version)"
     )
     check.add_argument("--fix", action="store_true", help="change the files to fix what can be fixed safely")
     check.add_argument(
-        "--list", nargs="?", const="", metavar="CODE", help="list all codes, or explain one; a part of a name is enough"
+        "--list", nargs="?", const="", metavar="CODE", help="list all codes, or explain CODE; a part is enough"
     )
     output = check.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")

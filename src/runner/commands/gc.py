@@ -19,7 +19,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "files",
         nargs="*",
         metavar="FILE",
-        help="remove these squashfs files and the symlinks to them (default: all unused ones)",
+        help="remove these squashfs files and the symlinks to them (default: all unused files)",
     )
     gc.add_argument("--ended", action="store_true", help="also remove files used only by runs that have ended")
     what = gc.add_mutually_exclusive_group()
@@ -27,8 +27,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "--runs", action="store_true", help="remove runs that have ended, with their checkpoints, and no squashfs files"
     )
     what.add_argument("--code", action="store_true", help="remove only the code snapshots of runs that have ended")
-    gc.add_argument("--older", metavar="AGE", help="with --runs or --code: older than an age (30d) or a date")
-    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: also runs that have a tag")
+    gc.add_argument("--older", metavar="AGE", help="with --runs or --code: only runs older than an age (30d) or a date")
+    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: also remove runs that have a tag")
     gc.add_argument("--dry-run", action="store_true", help="print what would be removed; remove nothing")
     gc.add_argument("--json", action="store_true", help="print JSON")
     gc.set_defaults(run=collect_garbage)

@@ -26,11 +26,11 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     history.add_argument("--env", default="", metavar="ENV", help="only this environment, or a pattern")
     history.add_argument("--script", default="", metavar="SCRIPT", help="only this script (path or name), or a pattern")
     history.add_argument(
-        "--tag", action="append", default=[], help="only runs with this tag, or a pattern; may be repeated"
+        "--tag", action="append", default=[], help="only runs with this tag, or a pattern; can be repeated"
     )
     history.add_argument(
         "--state", action="append", default=[], type=str.upper, choices=STATES, metavar="STATE",
-        help="only runs in this state, as `runner status` shows it; may be repeated",
+        help="only runs in this state, as `runner status` shows it; can be repeated",
     )  # fmt: skip
     history.add_argument("--since", metavar="WHEN", help="only launches after a date, or in the last 30m, 12h, 7d, 2w")
     history.add_argument("--json", action="store_true", help="print JSON")

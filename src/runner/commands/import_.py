@@ -47,7 +47,7 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
         "--connections", type=int, default=8, metavar="N", help="parallel connections to a registry (default: 8)"
     )
     parser.add_argument(
-        "--allow-http", action="count", default=0, help="allow a registry without TLS; if repeated, send it your login"
+        "--allow-http", action="count", default=0, help="allow a registry without TLS; twice: also send your login"
     )
 
 

@@ -40,7 +40,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     add_job(launch)
     add_settings(launch)
     launch.add_argument("--yes", action="store_true", help="do not ask for confirmation, however high the cost")
-    launch.add_argument("--tag", action="append", default=[], help="a word for finding the run later; may be repeated")
+    launch.add_argument("--tag", action="append", default=[], help="a word for finding the run later; can be repeated")
     launch.add_argument(
         "--sweep", action="append", default=[], metavar="NAME=V,V", help="launch a run for each combination of values"
     )

@@ -48,7 +48,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "--micro_batch", default="1,2,4,8,16", metavar="N[,N…]", help="sequences per GPU and forward pass"
     )
     verb.add_argument(
-        "--length", type=int, metavar="TOKENS", help="sequence length (default: 2048, or the model's maximum if less)"
+        "--length", type=int, metavar="TOKENS", help="sequence length (default: 2048, but at most the model's maximum)"
     )
     verb.add_argument(
         "--deepspeed",
@@ -71,10 +71,10 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         metavar="RANK",
         help="train with LoRA on all linear layers, and freeze the rest",
     )
-    verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's)")
+    verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's GPU)")
     verb.add_argument("--gpu_memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
     verb.add_argument("--json", action="store_true", help="print JSON, with all sizes in bytes")
-    shape = verb.add_argument_group("shape, instead of MODEL or overriding its config")
+    shape = verb.add_argument_group("shape of the model, in place of MODEL or of values in its config")
     shape.add_argument("--model_type", metavar="NAME", help="llama, gpt2, mistral, qwen2, gemma …")
     for name in SHAPE_FLAGS:
         shape.add_argument(f"--{name}", type=int, metavar="N")

@@ -91,7 +91,7 @@ def add_settings(verb: argparse.ArgumentParser, *, shell: bool = False) -> None:
     """Add the options that set values of a job, from the table KEYS; with `shell`, only those that `shell` accepts."""
     from runner.runs.job import KEYS, Restart
 
-    verb.add_argument("--engine", help="the container engine (default: the site's)")
+    verb.add_argument("--engine", help="the container engine (default: the site's engine)")
     for name, key in KEYS.items():
         if not key.flag or (shell and not key.shell):
             continue

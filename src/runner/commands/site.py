@@ -17,7 +17,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     site = subparsers.add_parser("site", parents=[common], help="list | show the sites (clusters)")
     actions = site.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", parents=[common], help="list the known sites")
-    show = actions.add_parser("show", parents=[common], help="print the values of a site, and the source of each")
+    show = actions.add_parser("show", parents=[common], help="print the values of a site, and the source of each value")
     show.add_argument("name", nargs="?", metavar="NAME", help="a site (default: the site in use)")
     for action, function in ((listing, list_sites), (show, show_site)):
         action.add_argument("--json", action="store_true", help="print JSON")

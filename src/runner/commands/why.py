@@ -30,7 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="CAUSE",
-        help="list all causes, or explain one; a part of a name is enough",
+        help="list all causes, or explain CAUSE; a part of a name is enough",
     )
     why.add_argument("--json", action="store_true", help="print JSON")
     why.set_defaults(run=show_why)

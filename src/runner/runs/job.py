@@ -174,7 +174,7 @@ class Key(NamedTuple):
 
 # The fields of Job and Resources define the types and defaults of the values.
 KEYS: Mapping[str, Key] = {
-    "name": Key(str, "--name", in_file=False, help="the job's name (default: the script's)"),
+    "name": Key(str, "--name", in_file=False, help="the job's name (default: the script's name)"),
     "script": Key(str),
     "command": Key(tuple),
     "batch": Key(str),
@@ -214,15 +214,15 @@ KEYS: Mapping[str, Key] = {
         "--chain",
         in_file=False,
         metavar="N",
-        help="submit N jobs, each of which continues where the previous one ended",
+        help="submit N jobs, each of which continues where the previous job ended",
     ),
     "preflight": Key(bool, "--no-preflight", help="do not check the nodes first"),
     "save_seconds": Key(int),
     "hang_seconds": Key(int),
     "restart": Key(
-        Restart, "--restart", metavar="CAUSE=N", help="restart N times after CAUSE; may be repeated; replaces [restart]"
+        Restart, "--restart", metavar="CAUSE=N", help="restart N times after CAUSE; can be repeated; replaces [restart]"
     ),
-    "trainer": Key(str, "--trainer", metavar="NAME", help="how to read step and loss from the log; none: never"),
+    "trainer": Key(str, "--trainer", metavar="NAME", help="how to read step and loss from the log (none: do not)"),
     "env": Key(dict, adds=True),
     "program_in_image": Key(bool),
     "host_setup": Key(str),
