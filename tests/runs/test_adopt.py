@@ -486,9 +486,20 @@ def test_secrets_in_arguments_are_not_copied():
     assert '--api-key "${API_KEY:?}" --wandb_key="${WANDB_KEY:?}" --input_key messages' in job["host_setup"]
     assert "its value is a secret: export API_KEY where you launch" in "\n".join(notes)
     assert not re.search("s3cret|0a1b2c", f"{job}{notes}")
-    lines = "export KEEP=1\nexport WANDB_API_KEY=0a1b2c3d4e5f\n# export HF_TOKEN=0a1b2c3d4e5f\n"
+    lines = "export KEEP=1\nif a; then\n  export WANDB_API_KEY=0a1b2c3d4e5f\nfi\n# export HF_TOKEN=0a1b2c3d4e5f\n"
     _, job, notes = from_script(f"{lines}srun --container-image=i a\n")
-    assert "KEEP=1" in job["host_setup"] and "0a1b2c" not in f"{job}{notes}"
+    assert "KEEP=1\nif a; then\n  export WANDB_API_KEY\nfi\n" in job["host_setup"] and "0a1b2c" not in f"{job}{notes}"
+
+
+def test_a_line_that_exports_a_secret_and_more_is_refused():
+    why = "line 2: export A=1 TOKEN=…: keep the secret of this line in a file or variable"
+    assert why in refused("export A=1 TOKEN=0a1b2c3d4e5f\nsrun --container-image=i a\n")
+
+
+def test_a_wrapped_command_is_a_script():
+    edf, job, _ = from_words("sbatch", "-N2", "--wrap", "srun --container-image=a/b ./x $HOME")
+    assert (edf["image"], job["resources"]) == ("a/b", {"nodes": 2})
+    assert "printf '%q ' ./x $HOME" in job["host_setup"]
 
 
 def test_a_copy_of_the_log_is_not_needed():

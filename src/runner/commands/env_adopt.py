@@ -23,8 +23,9 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
     adopt.add_argument(
         "script", nargs="?", metavar="SCRIPT", help="a batch script (default: the command line after --)"
     )
-    adopt.add_argument("-o", "--output", metavar="FILE", help="write the EDF to FILE, and print its path")
-    adopt.add_argument("--into", metavar="FILE", help="change this EDF, and keep its comments and order")
+    output = adopt.add_mutually_exclusive_group()
+    output.add_argument("-o", "--output", metavar="FILE", help="write the EDF to FILE, and print its path")
+    output.add_argument("--into", metavar="FILE", help="change this EDF, and keep its comments and order")
     adopt.add_argument("--job", metavar="FILE", help="also write a job file, and print its path")
     adopt.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
     adopt.set_defaults(run=adopt_environment)
@@ -79,13 +80,6 @@ def _check_words(args: argparse.Namespace) -> None:
             "no script or command line is given" if not args.script else "both a script and a command line are given",
             "runner converts one script or one command line at a time",
             "runner env adopt job.sbatch\nor, for a command line: runner env adopt -- docker run …",
-            exit_code=2,
-        )
-    if args.output and args.into:
-        raise RunnerError(
-            "both -o and --into are given",
-            "-o writes a new EDF, --into changes an existing one",
-            "leave out one of the two",
             exit_code=2,
         )
     if args.job and not (args.output or args.into):

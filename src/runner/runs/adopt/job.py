@@ -275,7 +275,7 @@ def _torchrun(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Program 
     options, rest = split(words, TORCHRUN)
     processes: int | None = 1
     for option in options:
-        name, value = option.name.replace("_", "-"), draft.value(option)
+        name, value = option.name, draft.value(option)
         if name == "nnodes" and value and value.isdigit():
             if draft.resources.setdefault("nodes", int(value)) != int(value):
                 adopted.refuse(option.given, f"the job has {draft.resources['nodes']} nodes")

@@ -29,7 +29,7 @@ class Option:
     """One option of a command line."""
 
     name: str
-    """the long name, without dashes"""
+    """the long name, without leading dashes, and with `-` for `_`"""
     value: str | None
     given: str
     """as written"""
@@ -53,6 +53,7 @@ def split(words: Sequence[Word], grammar: Grammar) -> tuple[tuple[Option, ...], 
             position += _short(word, following, grammar, found)
             continue
         name, equals, value = word.text[2:].partition("=")
+        name = name.replace("_", "-")  # torchrun accepts both
         if equals or name in grammar.flags or name in grammar.optional or following is None:
             found.append(Option(name, value if equals else None, word.raw, word.computed))
         else:
@@ -106,9 +107,7 @@ SRUN = Grammar(SHORT["srun"], frozenset(_SLURM_FLAGS), frozenset(_SLURM_OPTIONAL
 SBATCH = Grammar(SHORT["sbatch"], frozenset((*_SLURM_FLAGS, "wait")), frozenset(_SLURM_OPTIONAL))
 
 # Source: torchrun --help of PyTorch 2.7
-TORCHRUN = Grammar(
-    {"m": "module"}, frozenset(("standalone", "module", "no-python", "no_python", "run-path", "run_path", "help"))
-)
+TORCHRUN = Grammar({"m": "module"}, frozenset(("standalone", "module", "no-python", "run-path", "help")))
 
 
 def read_directives(text: str, adopted: Adopted) -> tuple[Option, ...]:

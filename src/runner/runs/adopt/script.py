@@ -27,7 +27,7 @@ _QUIET = re.compile(
     r"|printf|pwd|set|shopt|sleep|squeue|uname|wait|which|whoami"
 )
 # a comment, or a line that only exports one variable
-_ONE_EXPORT = re.compile(r"""\s*(#.*|export\s+\w+=("[^"]*"|'[^']*'|[^\s;&|"'\\]*)\s*(#.*)?)""")
+_ONE_EXPORT = re.compile(r"""\s*#.*|(\s*export\s+\w+)=("[^"]*"|'[^']*'|[^\s;&|"'\\]*)\s*(#.*)?""")
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def _carry(host: list[str], adopted: Adopted, draft: Draft, folder: Path, argume
     """Move the lines before the step to host_setup."""
     for number, line in enumerate(host):
         what = f"line {number + 1}: {line.strip()}"
-        if secrets_in(line.split()) and _ONE_EXPORT.fullmatch(line):
-            host[number] = ""
+        if secrets_in(line.split()) and (found := _ONE_EXPORT.fullmatch(line)):
+            host[number] = found[1] or ""  # without the value
             adopted.not_carried_over(what, SECRET)
         elif secrets_in(line.split()):
             adopted.refuse(what, "keep the secret of this line in a file or variable")
@@ -327,7 +327,7 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
     Raises RunnerError for an unknown program.
     """
     words = [Word(literal(word), shlex.quote(word)) for word in argv]
-    if argv[0] == "sbatch":
+    if argv[0].rsplit("/", 1)[-1] == "sbatch":
         return _sbatch(words[1:], adopted, draft, folder)
     if argv[0].startswith(("--container-", "--no-container-", "--environment", "--edf")):
         words.insert(0, Word("srun", "srun"))
@@ -345,6 +345,11 @@ def read_command_line(argv: Sequence[str], adopted: Adopted, draft: Draft, folde
 def _sbatch(words: Sequence[Word], adopted: Adopted, draft: Draft, folder: Path) -> Program:
     """Read `sbatch OPTIONS SCRIPT ARGUMENTS`. The options override those in the script."""
     options, rest = split(words, SBATCH)
+    wrapped = [option.value or "" for option in options if option.name == "wrap"]
+    options = tuple(option for option in options if option.name != "wrap")
+    if wrapped:
+        text = f"#!/bin/sh\n{expand(wrapped[-1], {}, '--wrap')}\n"
+        return read_script(text, adopted, draft, folder, "--wrap", options=options)
     if not rest:
         raise RunnerError("sbatch has no script", "it would read the script from stdin", "sbatch OPTIONS SCRIPT")
     name, *arguments = (expand(word.text, {}, "an argument") for word in rest)
