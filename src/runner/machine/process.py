@@ -266,14 +266,12 @@ def attached(argv: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: 
             continue  # the terminal sent Ctrl-C to the program too, which decides what to do
 
 
-def detached(argv: Sequence[str], log: Path, *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
+def detached(argv: Sequence[str], log: Path, *, cwd: Path) -> int:
     """Start a program that outlives this process, append its output to `log`, and return its process id."""
-    whole = environment(env)
     with log.open("ab") as output:
         child = subprocess.Popen(
             tuple(argv),
-            executable=_found(argv[0], whole),
-            env=whole,
+            executable=_found(argv[0], os.environ),
             cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -28,14 +28,30 @@ class FirstFailure(NamedTuple):
     """the number of the node in the job, from 0"""
 
 
-class Log(NamedTuple):
-    """A log file: of a rank, or of a node before its ranks start."""
+@dataclass(frozen=True)
+class Log:
+    """A log file, or the part of job.log that one attempt wrote."""
 
     path: Path
-    rank: int | None
-    """None: the log of a node"""
-    node: int | None
-    """None: the log of a rank"""
+    attempt: int
+    rank: int | None = None
+    """None: job.log, which contains the output of rank 0; or the log of a node before its ranks start"""
+    node: int | None = None
+    """the number of the node, for the log of a node"""
+    begin: int = 0
+    end: int | None = None
+    """byte offset; None: the end of the file"""
+
+    @property
+    def label(self) -> str:
+        """The prefix of each line; empty for job.log."""
+        return f"{self.rank}| " if self.rank is not None else f"n{self.node}| " if self.node is not None else ""
+
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """The sort key for logs with equal times: job.log, then nodes, then ranks."""
+        kind = 2 if self.rank is not None else 0 if self.node is None else 1
+        return kind, self.rank or self.node or 0, str(self.path)
 
 
 @dataclass(frozen=True)
@@ -151,13 +167,13 @@ class Attempt:
         """
         for path in sorted(self.folder.glob("rank-*.log")):
             if (rank := _last_number(path.stem)) is not None:
-                yield Log(path, rank, None)
+                yield Log(path, self.number, rank)
         for path in sorted(self.folder.glob("*-node-*.log")):
-            yield Log(path, None, _last_number(path.stem))
+            yield Log(path, self.number, node=_last_number(path.stem))
         for path in sorted(self.folder.glob("node-*/*/attempt_*/*/std*.log")):
             node, local = _last_number(path.parents[3].name), path.parent.name
             if node is not None and local.isdigit():
-                yield Log(path, node * processes_per_node + int(local), None)
+                yield Log(path, self.number, node * processes_per_node + int(local))
 
 
 def _last_number(stem: str) -> int | None:

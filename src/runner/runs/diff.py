@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from runner.runs import lock
 from runner.runs.launch import EDF, RunPlan
 from runner.runs.run import Run
 from runner.runs.secrets import HIDDEN
-from runner.runs.snapshot import Snapshot
 
 Table = Mapping[str, Any]
 
@@ -100,7 +98,9 @@ def side_of_plan(plan: RunPlan, run: Run) -> Side:
     """The side for a planned launch; `run` is the run to compare it with."""
     tables = lock.read(lock.lock_text(lock.tables(plan, run)))
     tables.pop("slurm", None)  # it belongs to the other run
-    return Side(".", tables, plan.files[EDF], tree_of_snapshot(plan.snapshot))
+    # if two sources have the same file, the first one applies
+    code = {name: source.root / name for source in reversed(plan.snapshot.sources) for name in source.files}
+    return Side(".", tables, plan.files[EDF], Tree(".", code))
 
 
 def compare(left: Side, right: Side) -> Comparison:
@@ -197,13 +197,8 @@ def tree_of_run(run: Run, count: int) -> Tree | None:
         for name in (*names, *links):
             path = Path(folder) / name
             files[path.relative_to(run.code).as_posix()] = path
-    has_more = len(files) > count
-    return Tree(run.name, files, datetime.fromisoformat(run.created).timestamp() if has_more else float("inf"))
-
-
-def tree_of_snapshot(snapshot: Snapshot) -> Tree:
-    """The tree that the snapshot would have. If two sources have the same file, the first one applies."""
-    return Tree(".", {name: source.root / name for source in reversed(snapshot.sources) for name in source.files})
+    since = run.launched if len(files) > count else None
+    return Tree(run.name, files, float("inf") if since is None else since)
 
 
 def compare_trees(left: Tree, right: Tree) -> tuple[list[tuple[str, str | None, str | None]], list[tuple[str, int]]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from runner.machine.report import Report
-from runner.runs.logs import Stream, all_streams, labelled, of_attempt
+from runner.runs.attempt import Log
+from runner.runs.logs import all_streams, labelled
 from runner.runs.run import Run, reloaded
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.status import RunStatus, ask
@@ -128,11 +129,11 @@ class Following:
 
     def __init__(self, run: Run, ranks: Sequence[int] = ()) -> None:
         self.run, self.ranks = run, tuple(ranks)
-        self.tails: dict[Path, tuple[Stream, Tail]] = {}
+        self.tails: dict[Path, tuple[Log, Tail]] = {}
         self.rest: dict[Path, bytes] = {}
         self.searched = 0.0
         if not ranks:
-            self.tails[run.log] = (Stream(run.log, 1), Tail(run.log))
+            self.tails[run.log] = (Log(run.log, 1), Tail(run.log))
 
     def new(self) -> Iterator[bytes]:
         """New complete lines, each labelled with its rank."""
@@ -159,11 +160,12 @@ class Following:
     def _search(self) -> None:
         attempts = self.run.attempts
         found = all_streams(self.run, self.ranks) if self.ranks else ()
+        per_node = self.run.processes_per_node
         if not self.ranks:  # files of earlier attempts do not grow any more
             newest = attempts[-1:] if self.searched else attempts
-            found = tuple(each for attempt in newest for each in of_attempt(self.run, attempt) if each.rank != 0)
+            found = tuple(each for attempt in newest for each in attempt.logs(per_node) if each.rank != 0)
             outputs = (path for attempt in newest for path, _ in attempt.outputs)
-            found = (*found, *(Stream(path, 1) for path in outputs if path.name != self.run.log.name))
+            found = (*found, *(Log(path, 1) for path in outputs if path.name != self.run.log.name))
         for each in found:
             if each.path not in self.tails:
                 self.tails[each.path] = (each, Tail(each.path))

@@ -40,7 +40,8 @@ class Selection:
 
 def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Selection:
     """Divide the runs launched before a moment into those to remove and those to keep."""
-    old = [run for run in runs if _time(run) < before.timestamp()]
+    # a run whose record has no valid time is kept
+    old = [run for run in runs if run.launched is not None and run.launched < before.timestamp()]
     live = _live(runs)
     needed = {name for run in runs if run.name in live for name in run.after}
     going, kept = [], []
@@ -68,7 +69,7 @@ def _live(runs: Sequence[Run]) -> dict[str, str]:
             found[run.name] = trouble
         elif run.folder.resolve() in work:
             found[run.name] = "a queued or running job works in its folder"
-        elif run.state == PREPARING and time.time() - _time(run) < _LAUNCH_SECONDS:
+        elif run.state == PREPARING and time.time() - (run.launched or time.time()) < _LAUNCH_SECONDS:
             found[run.name] = "it is being launched"
         elif _goes_on(run):
             found[run.name] = "its newest attempt has no exit code, and wrote to its folder within the last day"
@@ -80,14 +81,6 @@ def _goes_on(run: Run) -> bool:
     if newest is None or newest.time("exit_code") is not None:
         return False
     return time.time() - max(newest.newest_change, files.modified(run.log) or 0.0) < _QUIET_SECONDS
-
-
-def _time(run: Run) -> float:
-    """When the run was launched. If the record has no valid time, this is now, so that the run is kept."""
-    try:
-        return datetime.fromisoformat(run.created).timestamp()
-    except ValueError:
-        return time.time()
 
 
 def size_bytes(folder: Path) -> int:

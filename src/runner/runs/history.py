@@ -82,7 +82,7 @@ class Filters:
             and (_matches(self.job, run.job) or self.job == run.sweep)
             and all(any(_matches(tag, own) for own in run.tags) for tag in self.tags)
             and self.site in ("", run.site)
-            and (self.since is None or _created(run) >= self.since)
+            and (self.since is None or (run.launched or 0) >= self.since.timestamp())
         )
 
     def passes(self, launch: Launch) -> bool:
@@ -161,14 +161,6 @@ def _program(lock: str) -> tuple[str, tuple[str, ...]]:
 
 def _matches(pattern: str, text: str) -> bool:
     return not pattern or pattern == text or fnmatchcase(text, pattern)
-
-
-def _created(run: Run) -> datetime:
-    """When the run was launched; datetime.min if the record has no valid time."""
-    try:
-        return datetime.fromisoformat(run.created).astimezone()
-    except ValueError:
-        return datetime.fromtimestamp(0).astimezone()
 
 
 def parse_since(text: str, now: datetime, option: str = "--since") -> datetime:

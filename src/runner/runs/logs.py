@@ -7,55 +7,23 @@ import sys
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.machine import files
-from runner.runs.attempt import Attempt, begins
+from runner.runs.attempt import Log, begins
 from runner.runs.run import Run
 
 _PIECE_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Stream:
-    """A log file, or the part of job.log that one attempt wrote."""
-
-    path: Path
-    attempt: int
-    rank: int | None = None
-    """None: job.log, which contains the output of rank 0; or the log of a node before its ranks start"""
-    node: int | None = None
-    """the number of the node, for the log of a node"""
-    begin: int = 0
-    end: int | None = None
-    """byte offset; None: the end of the file"""
-
-    @property
-    def label(self) -> str:
-        """The prefix of each line; empty for job.log."""
-        return f"{self.rank}| " if self.rank is not None else f"n{self.node}| " if self.node is not None else ""
-
-    @property
-    def order(self) -> tuple[int, int, str]:
-        """The sort key for streams with equal times: job.log, then nodes, then ranks."""
-        kind = 2 if self.rank is not None else 0 if self.node is None else 1
-        return kind, self.rank or self.node or 0, str(self.path)
-
-
-def of_attempt(run: Run, attempt: Attempt) -> Iterator[Stream]:
-    """The log files of individual nodes and ranks."""
-    for log in attempt.logs(run.processes_per_node):
-        yield Stream(log.path, attempt.number, log.rank, log.node)
-
-
-def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
+def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Log, ...]:
     """The streams of all attempts; if `ranks` is not empty, only those of these ranks."""
-    found: list[Stream] = []
+    found: list[Log] = []
     own_files = set()
     for attempt in run.attempts:
-        mine = tuple(of_attempt(run, attempt))
+        mine = tuple(attempt.logs(run.processes_per_node))
         own_files |= {(each.attempt, each.rank) for each in mine}
         found += (each for each in mine if (each.rank in ranks if ranks else each.rank != 0))
     if not ranks:
@@ -65,22 +33,20 @@ def all_streams(run: Run, ranks: Sequence[int] = ()) -> tuple[Stream, ...]:
     return tuple(found)
 
 
-def job_log(run: Run) -> tuple[Stream, ...]:
+def job_log(run: Run) -> tuple[Log, ...]:
     """job.log, split at the beginning of each attempt. Text before the first attempt belongs to the first."""
     own = [(attempt.number, *output) for attempt in run.attempts for output in attempt.outputs]
     if own:  # if an attempt writes to the file of an earlier one, that one ends there
         later: dict[Path, int] = {}
         streams = []
         for number, path, begin in reversed(own):
-            streams.append(Stream(path, number, begin=begin, end=later.get(path.resolve())))
+            streams.append(Log(path, number, begin=begin, end=later.get(path.resolve())))
             later[path.resolve()] = begin
         return tuple(reversed(streams))
     cuts = begins(run.log) or [(1, 0)]
     cuts[0] = (cuts[0][0], 0)
     ends: list[int | None] = [at for _, at in cuts[1:]]
-    return tuple(
-        Stream(run.log, number, begin=at, end=end) for (number, at), end in zip(cuts, [*ends, None], strict=True)
-    )
+    return tuple(Log(run.log, number, begin=at, end=end) for (number, at), end in zip(cuts, [*ends, None], strict=True))
 
 
 def check_ranks(run: Run, ranks: Iterable[int]) -> None:
@@ -175,9 +141,7 @@ def labelled(label: str, data: bytes) -> bytes:
     return start + body.replace(b"\n", b"\n" + start) + b"\n"
 
 
-def _timed(
-    stream: Stream, samples: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, tuple[int, int, str], Stream, bytes]]:
+def _timed(stream: Log, samples: Sequence[tuple[int, int]]) -> Iterator[tuple[int, tuple[int, int, str], Log, bytes]]:
     """(second, order, stream, complete lines): the second in which the ends of the lines were first recorded."""
     sizes = [size for size, _ in samples]
     for at, data in _lines(stream, sizes):
@@ -188,7 +152,7 @@ def _timed(
         yield second, stream.order, stream, data
 
 
-def _begin(stream: Stream, lines: int) -> int:
+def _begin(stream: Log, lines: int) -> int:
     """The byte offset of the last `lines` lines of a stream."""
     try:
         at = min(stream.path.stat().st_size, stream.end or sys.maxsize)
@@ -209,7 +173,7 @@ def _begin(stream: Stream, lines: int) -> int:
     return stream.begin
 
 
-def _lines(stream: Stream, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+def _lines(stream: Log, sizes: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     """(byte offset, complete lines) of a stream, split at each size, after the last line that was complete."""
     at = stream.begin
     for size in (*sizes, None):

@@ -80,6 +80,16 @@ class Run:
         return self.job_ids[-1] if self.job_ids else ""
 
     @property
+    def launched(self) -> float | None:
+        """When it was launched, in Unix seconds; None if the record has no valid time."""
+        from datetime import datetime
+
+        try:
+            return datetime.fromisoformat(self.created).timestamp()
+        except ValueError:
+            return None
+
+    @property
     def is_local(self) -> bool:
         """Whether it runs on one machine (`host`), without a scheduler."""
         return self.scheduler == LOCAL

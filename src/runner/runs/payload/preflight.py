@@ -223,7 +223,7 @@ def measure(folder: Path, node: int, processes: int, device: str) -> list[str]:
     Raises Unfit, Busy, Unsure or Wrong.
     """
     deadline = time.monotonic() + float(os.environ.get("RUNNER_PREFLIGHT_SECONDS") or _SECONDS)
-    results = run_workers(folder, node, processes, device, "all", deadline)
+    results = run_workers(folder, node, processes, device, deadline)
     missing = [rank for rank, result in results.items() if "within" not in result]
     if "skipped" in results[0]:
         return [results[0]["skipped"]]
@@ -302,15 +302,13 @@ def networks(folder: Path, nodes: int) -> list[str]:
     return [name.read_text().strip() for name in names if name.exists()]
 
 
-def run_workers(
-    folder: Path, node: int, processes: int, device: str, what: str, deadline: float
-) -> dict[int, dict[str, Any]]:
+def run_workers(folder: Path, node: int, processes: int, device: str, deadline: float) -> dict[int, dict[str, Any]]:
     """Run one worker per GPU, kill those that are still running at the deadline, and return local rank -> results."""
     worker = Path(__file__).with_name("preflight_worker.py")
     children = []
     for rank in range(processes):
         with (folder / f"{node}-{rank}.log").open("w") as log:
-            argv = (sys.executable, str(worker), str(folder), str(node), str(rank), str(processes), device, what)
+            argv = (sys.executable, str(worker), str(folder), str(node), str(rank), str(processes), device)
             children.append(subprocess.Popen(argv, stdout=log, stderr=log))
     while any(child.poll() is None for child in children) and time.monotonic() < deadline:
         time.sleep(0.1)

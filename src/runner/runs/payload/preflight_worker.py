@@ -1,6 +1,6 @@
 """One process of the preflight: measures a matrix product, an all-reduce within the node, and one across all nodes.
 
-    preflight_worker.py FOLDER NODE LOCAL_RANK PROCESSES cuda|cpu all
+    preflight_worker.py FOLDER NODE LOCAL_RANK PROCESSES cuda|cpu
 
 After each test it writes all results so far to FOLDER/NODE-LOCAL_RANK.json, because preflight.py kills a worker that
 does not finish in time.
