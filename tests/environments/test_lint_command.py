@@ -165,6 +165,6 @@ def test_the_list_has_every_code_with_severity_meaning_and_fix(project):
              for code, known in CODES.items()]  # fmt: skip
     assert check(project, "--list").stdout.splitlines() == [line for pair in lines for line in pair]
     assert check(project, "--list", "fixed-port").stdout.splitlines() == list(lines[list(CODES).index("fixed-port")])
-    assert "no code contains 'portt'" in check(project, "--list", "portt").stderr
+    assert "no lint code contains 'portt'" in check(project, "--list", "portt").stderr
     words = (sys.executable, "-m", "runner", "completion", "words", "--", "env", "check", "--list", "fixed-")
     assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "fixed-port\n"

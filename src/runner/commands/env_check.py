@@ -72,7 +72,7 @@ def _list(word: str, console: Console) -> int:
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
         raise RunnerError(
-            f"no code contains {word!r}",
+            f"no lint code contains {word!r}",
             "runner searched all codes and their meanings",
             "runner env check --list",
         )

@@ -78,7 +78,7 @@ def find(word: str, runs: Path) -> Locked:
     if "files" not in tables:
         raise RunnerError(
             f"cannot launch the run of {path} again",
-            "the file has no table [files], because an earlier version of runner wrote it",
+            "an earlier version of runner wrote the file, without the table [files]",
             "launch with the command line that `runner history` prints",
         )
     return Locked(path, tables)

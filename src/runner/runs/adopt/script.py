@@ -112,7 +112,8 @@ def _refuse_others(steps: Sequence[Step], active: Sequence[tuple[Command, str]],
     """Refuse the steps beside the main step, and the commands after it."""
     for command, _ in active:
         if command.line >= main.command.line:
-            adopted.refuse(f"line {command.line}: {command.raw}", "only whole lines before the step are carried over")
+            why = "a job file has no place for commands on or after the line that starts the container"
+            adopted.refuse(f"line {command.line}: {command.raw}", why)
     for step in steps:
         if step is not main and step.words and _QUIET.fullmatch(step.words[0].text):
             adopted.note(f"line {step.command.line}: {step.command.raw}", "this step only prints, so it is left out")
