@@ -184,4 +184,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted; the same command repeats no finished step", file=sys.stderr)
+        sys.exit(130)

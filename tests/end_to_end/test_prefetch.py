@@ -31,7 +31,7 @@ def test_a_prefetched_job_runs_offline_and_a_damaged_one_is_not_submitted(local:
     os.truncate((folder / "model.safetensors").resolve(), 10)
     refused = local("launch", *HOST, "look", code=1)
     assert f"{folder / 'model.safetensors'} has 10 bytes, not 5000" in refused.stderr
-    assert "runner prefetch look" in refused.stderr
+    assert "`runner prefetch` with the same job" in refused.stderr
 
 
 def test_a_job_that_names_nothing_needs_nothing(local: Runner) -> None:

@@ -19,7 +19,7 @@ from tests.lab.plugins import cache_folder
 from tests.lab.slurm import SlurmLab
 
 USE = """\
-Paste these lines into another shell, in this folder; Ctrl-C here ends the lab.
+Paste the export lines into another shell, in this folder; Ctrl-C here ends the lab.
 Then try, with the image that ./nox -s demo makes:
   runner launch --env cpu --script hello --nodes 2 --wait
   runner status
@@ -60,8 +60,8 @@ def up() -> int:
 def run() -> int:
     with SlurmLab() as lab:
         _print_exports(lab)
-        print(USE, file=sys.stderr, flush=True)
         sys.stdout.flush()
+        print(USE, file=sys.stderr, flush=True)
         endings = (signal.SIGINT, signal.SIGTERM)
         signal.pthread_sigmask(signal.SIG_BLOCK, endings)  # sigwait needs them blocked; the daemons have started
         signal.sigwait(endings)

@@ -130,7 +130,9 @@ def test_what_was_not_fetched_is_a_warning_with_the_command(tmp_path: Path) -> N
     noted(tmp_path / hub.HOME, MODEL)
     job, notes = settled(tmp_path, *NAMES)
     assert not job.env
-    assert "dataset 'org/d'" in notes[0] and "model" not in notes[0] and "runner prefetch train" in notes[0]
+    assert (
+        "dataset 'org/d'" in notes[0] and "model" not in notes[0] and "`runner prefetch` with the same job" in notes[0]
+    )
     assert settled(tmp_path) == (Job("train", job.environment, script="jobs/x.py"), ())
 
 
@@ -139,7 +141,7 @@ def test_a_file_that_is_missing_is_found_before_submission(tmp_path: Path) -> No
     file.unlink()
     with pytest.raises(RunnerError, match="incomplete in the cache") as caught:
         settled(tmp_path, *NAMES)
-    assert str(file) in caught.value.why and "runner prefetch train" in caught.value.fix
+    assert str(file) in caught.value.why and "`runner prefetch` with the same job" in caught.value.fix
     assert "incomplete" in settled(tmp_path, *NAMES, strict=False)[1][0], "a dry run warns"
 
 
@@ -148,7 +150,7 @@ def test_a_file_by_url_must_be_prefetched(tmp_path: Path) -> None:
     words = ("--vocab-file", FILE.name)
     with pytest.raises(RunnerError, match="cannot find the file 'https://example") as caught:
         settled(tmp_path, *words)
-    assert caught.value.fix.endswith("runner prefetch train")
+    assert caught.value.fix.endswith("`runner prefetch` with the same job, environment and arguments")
     noted(tmp_path / hub.HOME, FILE)
     assert settled(tmp_path, *words)[0].env == {"HF_HUB_OFFLINE": "1"}
 

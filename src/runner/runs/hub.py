@@ -21,6 +21,7 @@ from runner.site import Site
 HOME = "huggingface"
 """the folder in the shared cache that is HF_HOME by default; jobs/training/run.py uses the same"""
 NOTES = "prefetched"
+_PREFETCH = "`runner prefetch` with the same job, environment and arguments"
 OWN = frozenset({"tiny-llama", "python-docs"})
 """names that the scripts generate themselves: jobs/training/arguments.py"""
 
@@ -232,20 +233,18 @@ def _settled(
     states = {each: cache_state(home, each) for each in named}
     for each, state in states.items():
         if state.fault:
-            raise _error(f"the {each} is incomplete in the cache", state.fault, job)
+            raise _error(f"the {each} is incomplete in the cache", state.fault)
     absent = [each for each, state in states.items() if not state.ready]
     if not absent:
         return _kept_offline(job, given, named, project)
     lacking = [each for each in absent if each.kind == "file" or (offline and not in_hub_cache(home, each))]
     if lacking:
         why = f"{f'{OFFLINE} is set, and ' if offline else ''}{home} does not contain it"
-        raise _error(f"the job cannot find the {lacking[0]}", why, job)
+        raise _error(f"the job cannot find the {lacking[0]}", why)
     if offline:
         return job, ()
     listed = ", ".join(map(str, absent))
-    return job, (
-        f"not prefetched: {listed}; the job will download it (to download it now: runner prefetch {job.name})",
-    )
+    return job, (f"not prefetched: {listed}; the job will download it (to download it now: {_PREFETCH})",)
 
 
 def _kept_offline(
@@ -260,7 +259,5 @@ def _kept_offline(
     return replace(job, env={**job.env, OFFLINE: "1"}), ()
 
 
-def _error(what: str, why: str, job: Job) -> RunnerError:
-    return RunnerError(
-        what, why, f"on a machine that can reach the hub, run with the same arguments: runner prefetch {job.name}"
-    )
+def _error(what: str, why: str) -> RunnerError:
+    return RunnerError(what, why, f"on a machine that can reach the hub: {_PREFETCH}")

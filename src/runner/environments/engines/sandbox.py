@@ -33,7 +33,9 @@ def attach(environment: Environment, site: Site) -> Attachment:
             f"the sandbox runs only squashfs files, but {environment.image!r} is the name of an image in a registry"
             if environment.image
             else "`image` is empty",
-            "run `runner import` and set `image` to the path of the squashfs file, or use the engine podman",
+            "run `runner import` and set `image` to the path of the squashfs file; or use --engine podman"
+            if environment.image
+            else "--engine host (no container); or run `runner import` and set `image` to the path of the squashfs file",
         )
     for index, device in enumerate(environment.devices):
         if not device.startswith("/dev/"):

@@ -194,10 +194,10 @@ def refused(words: str) -> RunnerError:
             "node configuration",
             "request fewer --nodes, --gpus-per-node or --cpus-per-task; `sinfo -Ne` shows what the nodes have",
         ),
-        ("node count", "request fewer --nodes; `sinfo` shows how many nodes there are"),
+        ("node count", "use another number of --nodes; `sinfo` shows how many nodes there are"),
         ("memory", "request less --memory; `sinfo -o '%P %m'` shows the memory of the nodes in MB"),
         ("unable to contact", "try again, or ask the admins: the controller does not answer"),
-        ("unrecognized option", "check --sbatch=… and the site's flags: this version of Slurm does not have that flag"),
+        ("unrecognized option", "check the #SBATCH lines, --sbatch=… and the site's flags; --dry-run shows them"),
         ("job array", "sweep over fewer combinations; `scontrol show config` prints MaxArraySize"),
         ("qos", "use --sbatch=--qos=NAME"),
     )
