@@ -35,7 +35,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
             else "`image` is empty",
             "run `runner import` and set `image` to the path of the squashfs file; or use --engine podman"
             if environment.image
-            else "--engine host (no container); or run `runner import` and set `image` to the path of the squashfs file",
+            else "set `image` to a squashfs file (`runner import`), or use --engine host, without a container",
         )
     for index, device in enumerate(environment.devices):
         if not device.startswith("/dev/"):
