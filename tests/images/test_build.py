@@ -21,7 +21,7 @@ from runner.images.build.host_settings import HostSettings
 from runner.images.build.run import run_logged, run_quietly
 from runner.images.engine import Engine, open_store
 from runner.images.recipe import Base
-from runner.machine.plan import Plan, Step, bash
+from runner.machine.plan import Step, bash
 from tests.images.bench import TINY, Bench, content, end_processes_of, processes_of
 from tests.lab.registry import Registry
 from tests.waiting import until
@@ -158,15 +158,15 @@ def test_the_hosts_passwords_are_in_no_argument_and_no_file_for_others(bench: Be
     )
     staging = context.staging
     plan = plan_build(recipe, context, ResolvedBase("", "", ""), settings, "0123456789ab")
-    assert not any("pass-word" in word for step in plan.steps for word in (*step.argv, *step.pipe_to))
+    assert not any("pass-word" in word for step in plan for word in (*step.argv, *step.pipe_to))
     assert "pass-word" in bash(plan)
     for way in ("here", "as a script"):
-        steps = tuple(step for step in plan.steps if step.argv[:1] != ("podman",))
+        steps = tuple(step for step in plan if step.argv[:1] != ("podman",))
         if way == "here":
             for step in steps:
                 run_quietly(step)
         else:
-            subprocess.run(("bash", "-c", bash(Plan(steps))), check=True)
+            subprocess.run(("bash", "-c", bash(steps)), check=True)
         modes = {
             path.name: path.stat().st_mode & 0o777 for path in (staging, *staging.iterdir()) if path.name != "context"
         }
@@ -182,7 +182,7 @@ def test_a_file_is_the_same_by_the_script_and_by_the_machine(tmp_path: Path) -> 
         for path in (tmp_path / f"a file {mode}", tmp_path / f"another {mode}"):
             step = Step("a file", write=path, text=text, mode=mode)
             if path.name.startswith("a file"):
-                subprocess.run(("bash", "-c", bash(Plan((step,)))), check=True)
+                subprocess.run(("bash", "-c", bash((step,))), check=True)
             else:
                 run_quietly(step)
             assert path.read_text() == text

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    build = subparsers.add_parser("build", parents=[common], help="Containerfile -> OCI image; prints NAME:TAG")
+    build = subparsers.add_parser("build", parents=[common])
     build.add_argument("recipe", nargs="?", default=DEFAULT_RECIPE, metavar="RECIPE", help="a name in containers/")
     build.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     build.add_argument("--tag", metavar="NAME[:TAG]", help="name of the image (default: the recipe's name)")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    cancel = subparsers.add_parser("cancel", parents=[common], help="end runs")
+    cancel = subparsers.add_parser("cancel", parents=[common])
     cancel.add_argument("runs", nargs="*", metavar="RUN", help="a run or sweep: name, job id, `last` or path")
     cancel.add_argument("--dry-run", action="store_true", help="print what would be done; cancel nothing")
     cancel.add_argument("--json", action="store_true", help="print JSON")

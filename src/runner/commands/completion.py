@@ -54,7 +54,7 @@ _ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    completion = subparsers.add_parser("completion", parents=[common], help="print the completion script of a shell")
+    completion = subparsers.add_parser("completion", parents=[common])
     shells = tuple(SCRIPTS)
     completion.add_argument("shell", choices=(*shells, "words"), metavar="SHELL", help=f"one of: {', '.join(shells)}")
     completion.set_defaults(run=print_completion)

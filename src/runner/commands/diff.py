@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    diff = subparsers.add_parser("diff", parents=[common], help="compare two launches")
+    diff = subparsers.add_parser("diff", parents=[common])
     diff.add_argument("left", metavar="RUN", help="name, job id, `last` or path")
     diff.add_argument(
         "right",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    doctor = subparsers.add_parser("doctor", parents=[common], help="check what this machine can do")
+    doctor = subparsers.add_parser("doctor", parents=[common])
     doctor.add_argument("--json", action="store_true", help="print JSON")
     add_wide(doctor)
     doctor.set_defaults(run=examine_machine)

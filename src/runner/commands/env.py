@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     from runner.commands import env_adopt, env_check
 
-    parser = subparsers.add_parser("env", parents=[common], help="show | emit | check | adopt an environment (an EDF)")
+    parser = subparsers.add_parser("env", parents=[common])
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
     show = actions.add_parser(
         "show", parents=[common], help="print the merged environment, and the source of each value"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    gc = subparsers.add_parser("gc", parents=[common], help="remove unused squashfs files, or old runs")
+    gc = subparsers.add_parser("gc", parents=[common])
     gc.add_argument(
         "files",
         nargs="*",

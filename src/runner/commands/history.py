@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     from runner.runs.history import STATES
 
-    history = subparsers.add_parser("history", parents=[common], help="list past launches")
+    history = subparsers.add_parser("history", parents=[common])
     history.add_argument(
         "job", nargs="?", default="", metavar="JOB", help="only this job or sweep, or a pattern: 'sft*'"
     )

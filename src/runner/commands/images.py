@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    images = subparsers.add_parser("images", parents=[common], help="list the squashfs files")
+    images = subparsers.add_parser("images", parents=[common])
     images.add_argument("--json", action="store_true", help="print JSON")
     add_wide(images)
     images.set_defaults(run=list_images)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    parser = subparsers.add_parser("import", parents=[common], help="OCI image -> squashfs; prints PATH")
+    parser = subparsers.add_parser("import", parents=[common])
     parser.add_argument(
         "image",
         nargs="?",

@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    init = subparsers.add_parser(
-        "init",
-        parents=[common],
-        help="write the files of a new project; with --site NAME, write a site file instead",
-    )
+    init = subparsers.add_parser("init", parents=[common])
     init.add_argument("--all", action="store_true", help="write every script, job file, environment and recipe")
     init.add_argument("--account", metavar="NAME", help="with --site: the account to charge")
     init.add_argument("--partition", metavar="NAME", help="with --site: the partition to use")

@@ -34,7 +34,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     launch = subparsers.add_parser(
         "launch",
         parents=[common],
-        help="start a script or command in an environment",
         usage="runner launch [JOB | PATH] [--env ENV] [--script SCRIPT] [options] [-- ARGS… | -- COMMAND…]",
     )
     add_job(launch)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    logs = subparsers.add_parser("logs", parents=[common], help="print the output of a run")
+    logs = subparsers.add_parser("logs", parents=[common])
     logs.add_argument(
         "run_word", metavar="RUN", nargs="?", default="last", help="name, job id, `last` or path (default: last)"
     )

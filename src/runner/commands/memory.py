@@ -38,7 +38,7 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    verb = subparsers.add_parser("memory", parents=[common], help="estimate the memory per GPU of a training run")
+    verb = subparsers.add_parser("memory", parents=[common])
     verb.add_argument(
         "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
     )

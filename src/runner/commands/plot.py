@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    plot = subparsers.add_parser("plot", parents=[common], help="plot metrics of runs: loss, tokens/s and others")
+    plot = subparsers.add_parser("plot", parents=[common])
     plot.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` (default) or path")
     plot.add_argument(
         "--metric",

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     prefetch = subparsers.add_parser(
-        "prefetch",
-        parents=[common],
-        help="download the models and datasets that a job needs",
-        usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]",
+        "prefetch", parents=[common], usage="runner prefetch [JOB] [--env ENV] [--script SCRIPT] [options] [-- ARGS…]"
     )
     add_job(prefetch)
     prefetch.add_argument("--engine", help="the container engine (default: the site's); host: this machine's Python")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    rerun = subparsers.add_parser("rerun", parents=[common], help="repeat a launch exactly, from a run's lock file")
+    rerun = subparsers.add_parser("rerun", parents=[common])
     rerun.add_argument("lock", metavar="RUN|LOCK", help="a run, or the lock.toml of a run")
     rerun.add_argument("--tag", action="append", default=[], help="a word for finding the run later; can be repeated")
     rerun.add_argument("--parsable", action="store_true", help="print the job id instead of the run's name")

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    shell = subparsers.add_parser(
-        "shell",
-        parents=[common],
-        help="open a shell or run a command in an environment or a run",
-        usage="runner shell [ENV|RUN] [options] [-- COMMAND…]",
-    )
+    shell = subparsers.add_parser("shell", parents=[common], usage="runner shell [ENV|RUN] [options] [-- COMMAND…]")
     shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="what to open (default: the project's environment)")
     add_settings(shell, shell=True)
     shell.add_argument("--build", action="store_true", help="build and import the image first if it is missing")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    site = subparsers.add_parser("site", parents=[common], help="list | show the sites (clusters)")
+    site = subparsers.add_parser("site", parents=[common])
     actions = site.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", parents=[common], help="list the known sites")
     show = actions.add_parser("show", parents=[common], help="print the values of a site, and the source of each value")

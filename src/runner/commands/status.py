@@ -20,7 +20,7 @@ _NEWEST = 20
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    status = subparsers.add_parser("status", parents=[common], help="list runs: state, progress, time left")
+    status = subparsers.add_parser("status", parents=[common])
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(run=show_status)
     add_runs(status)

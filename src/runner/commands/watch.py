@@ -17,7 +17,7 @@ _CLEAR = "\x1b[H\x1b[J"  # to the top left, and clear everything below
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    watch = subparsers.add_parser("watch", parents=[common], help="show the status until all runs have ended")
+    watch = subparsers.add_parser("watch", parents=[common])
     add_runs(watch)
     watch.set_defaults(run=watch_status)
 

@@ -18,10 +18,7 @@ _LISTED = ("code", "kind", "says", "explanation", "fix")
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     why = subparsers.add_parser(
-        "why",
-        parents=[common],
-        help="explain why a run failed, is waiting or is slow",
-        usage="runner why [RUN | --log FILE… | --list [CAUSE]] [--json]",
+        "why", parents=[common], usage="runner why [RUN | --log FILE… | --list [CAUSE]] [--json]"
     )
     why.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
     why.add_argument("--log", nargs="+", metavar="FILE", help="the log of a job that runner did not start")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,17 +27,10 @@ class Step:
     """the output goes to the log, and is shown as progress"""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Steps in order; the first that fails ends the plan."""
-
-    steps: tuple[Step, ...]
-
-
-def bash(plan: Plan) -> str:
-    """The plan as a bash script that does the same by hand."""
+def bash(steps: Iterable[Step]) -> str:
+    """The steps as a bash script that does the same by hand; the first that fails ends it."""
     lines = ["#!/usr/bin/env bash", "set -euo pipefail"]
-    for step in plan.steps:
+    for step in steps:
         lines += ["", *(f"# {line}" for line in step.why.splitlines()), _line(step)]
     return "\n".join(lines) + "\n"
 

@@ -41,7 +41,7 @@ def layer(blob: bytes, plain: bytes | None = None, *, piece: int = 1 << 30) -> L
     def opened() -> Iterator[Source]:
         yield Source(blob)
 
-    return Layer("" if plain is None else sha256(plain), sha256(blob), len(blob), "", opened)
+    return Layer("" if plain is None else sha256(plain), sha256(blob), len(blob), opened)
 
 
 def read(made: Layer, *, verify_diff_id: bool = True, size: int = 100_000) -> bytes:
@@ -258,7 +258,7 @@ def test_the_threads_run_ahead_only_so_far() -> None:
     def opened() -> Iterator[Endless]:
         yield Endless()
 
-    with pytest.raises(KeyError), decoded(Layer("", "", 0, "", opened), advance=lambda count: None) as stream:
+    with pytest.raises(KeyError), decoded(Layer("", "", 0, opened), advance=lambda count: None) as stream:
         stream.read(1)
         before = -1
         while taken != before:

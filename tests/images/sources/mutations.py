@@ -171,7 +171,7 @@ CASES = {"tar": tar_case, "gzip": gzip_case, "zstd": zstd_case}
 
 def taken(case: bytes) -> bool:
     """Whether the importer takes a layer of those bytes, twice over itself; anything but a RunnerError comes out."""
-    made = Layer("", "", 0, "", lambda: nullcontext(io.BytesIO(case)))
+    made = Layer("", "", 0, lambda: nullcontext(io.BytesIO(case)))
     flattener = Flattener(owners="keep")
     try:
         for _ in range(2):

@@ -29,7 +29,7 @@ from runner.images.image import Image
 from runner.images.recipe import Recipe, check_platform
 from runner.machine import files, folders, process
 from runner.machine.folders import cache_folder
-from runner.machine.plan import Plan, Step, bash
+from runner.machine.plan import Step, bash
 from runner.machine.report import Report
 
 
@@ -62,10 +62,10 @@ def build(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], rep
         # a killed build leaves its folder behind, possibly with files that the recipe no longer lists
         folders.remove(context.staging)
         try:
-            plan = plan_build(recipe, context, base, settings, tag)
+            steps = plan_build(recipe, context, base, settings, tag)
             labels = len(image_labels(recipe, base, "")) if context.engine.name == "podman" else 0
             progress = BuildProgress(report, hide_arguments=bool(settings.arguments), hide_labels=labels)
-            _carry_out(plan, recipe, context, progress, lambda: _tag(recipe, base, context) == tag)
+            _carry_out(steps, recipe, context, progress, lambda: _tag(recipe, base, context) == tag)
         finally:
             folders.remove(context.staging)
         image = _just_built(recipe, tag, context)
@@ -98,8 +98,8 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     if clean != dict(settings.files):
         report.warn("the credentials of the package index are replaced by ***: add them before you run the script")
     tag = _tag(recipe, base, context)
-    plan = plan_build(recipe, context, base, replace(settings, files=clean), tag)
-    return bash(Plan((*before, *plan.steps, Step("remove the private folder", ("rm", "-r", str(context.staging))))))
+    steps = plan_build(recipe, context, base, replace(settings, files=clean), tag)
+    return bash((*before, *steps, Step("remove the private folder", ("rm", "-r", str(context.staging)))))
 
 
 def prepare(
@@ -117,7 +117,9 @@ def prepare(
     return context, replace(recipe, build_args={**recipe.build_args, **options.build_args})
 
 
-def plan_build(recipe: Recipe, context: BuildContext, base: ResolvedBase, settings: HostSettings, tag: str) -> Plan:
+def plan_build(
+    recipe: Recipe, context: BuildContext, base: ResolvedBase, settings: HostSettings, tag: str
+) -> list[Step]:
     """The steps of a build: a private folder with the files that the recipe lists, then the engine's build."""
     engine, name, staging = context.engine, f"{recipe.repository}:{tag}", context.staging
     folder, containerfile = staging / "context", staging / "Containerfile"
@@ -148,7 +150,7 @@ def plan_build(recipe: Recipe, context: BuildContext, base: ResolvedBase, settin
     steps += [
         Step("another name", (engine.name, "tag", name, other), engine.env) for other in other_names(recipe, context)
     ]
-    return Plan(tuple(steps))
+    return steps
 
 
 def write_step(why: str, path: Path, text: str, mode: int = 0o600) -> Step:
@@ -263,9 +265,9 @@ def _just_built(recipe: Recipe, tag: str, context: BuildContext) -> Image:
 
 
 def _carry_out(
-    plan: Plan, recipe: Recipe, context: BuildContext, progress: BuildProgress, unchanged: Callable[[], bool]
+    steps: list[Step], recipe: Recipe, context: BuildContext, progress: BuildProgress, unchanged: Callable[[], bool]
 ) -> None:
-    for step in plan.steps:
+    for step in steps:
         if not step.logged:
             run_quietly(step)
             continue

@@ -18,8 +18,6 @@ class Layer:
     """"sha256:HEX" of the blob as stored; empty if only diff_id is known"""
     size_bytes: int
     """of the blob as stored; 0 if unknown"""
-    media_type: str
-    """from the manifest; decoding looks at the first bytes instead"""
     open: Callable[[], AbstractContextManager[Reader]]
     """the blob's bytes, not decoded; can be called several times"""
 

@@ -151,7 +151,7 @@ def read_docker_archive(files: Archive, tag: str, *, architecture: str, referenc
         architecture=probe.oci_architecture(settings.text("architecture")) or architecture,
         config=runtime_config(settings),
         layers=tuple(
-            Layer(diff_id, "", files.size(name), "", lambda name=name: files.open(name))  # type: ignore[misc]
+            Layer(diff_id, "", files.size(name), lambda name=name: files.open(name))  # type: ignore[misc]
             for diff_id, name in zip(diff_ids_for(settings, len(layers)), layers, strict=True)
         ),
     )

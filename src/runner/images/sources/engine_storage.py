@@ -227,7 +227,7 @@ def exported(image: Image, store: Store, report: Report, *, architecture: str, r
         digest=image.digest,
         architecture=image.architecture or architecture,
         config=image.config,
-        layers=(Layer("", "", 0, "application/vnd.oci.image.layer.v1.tar", lambda: _tree(image, store, report)),),
+        layers=(Layer("", "", 0, lambda: _tree(image, store, report)),),
         estimate_bytes=image.size_bytes,
     )
 

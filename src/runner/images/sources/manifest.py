@@ -184,7 +184,7 @@ def _image(fields: Fields, digest: str, blobs: Blobs, architecture: str, referen
         architecture=probe.oci_architecture(settings.text("architecture")) or architecture,
         config=runtime_config(settings),
         layers=tuple(
-            Layer(diff_id, layer.digest, layer.size_bytes, layer.media_type, blobs.opener(layer))
+            Layer(diff_id, layer.digest, layer.size_bytes, blobs.opener(layer))
             for diff_id, layer in zip(diff_ids, layers, strict=True)
         ),
     )

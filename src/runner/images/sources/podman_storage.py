@@ -48,7 +48,6 @@ from runner.images.sources.manifest import (
 )
 from runner.machine import probe, process
 
-_LAYER_TYPE = "application/vnd.oci.image.layer.v1.tar"
 _LIST_BYTES = 1 << 30
 _FOLDERS = {"overlay": "overlay/{}/diff", "vfs": "vfs/dir/{}"}
 
@@ -92,7 +91,7 @@ def open_stored(image: Image, env: Mapping[str, str], *, architecture: str, refe
             architecture=probe.oci_architecture(described.settings.text("architecture")) or architecture,
             config=runtime_config(described.settings),
             layers=tuple(
-                Layer(diff_id, "", layer.size_bytes, _LAYER_TYPE, partial(helper.layer, layer.split, layer.root))
+                Layer(diff_id, "", layer.size_bytes, partial(helper.layer, layer.split, layer.root))
                 for diff_id, layer in zip(described.diff_ids, chain, strict=True)
             ),
         )
