@@ -133,7 +133,7 @@ def test_a_user_can_describe_a_site_of_their_own(environ):
         ('[values]\ncontainer_storage = "/x/$(id)"\n', ("container_storage cannot contain '$('", "/dev/shm/${USER}")),
         ("[values]\ncontainer_storage = '/x/`id`'\n", ("container_storage cannot contain '`'",)),
         ("[values]\ncontainer_storage = '/x/\"y'\n", ("cannot contain",)),
-        ('base = "nope"\n', ("there is no site 'nope'", "known: alps, alps-bristen")),
+        ('base = "nope"\n', ("there is no site 'nope'", "the known names are alps, alps-bristen")),
         ('base = "bad"\n', ("circular",)),
         ("[values\n", ("is not valid TOML",)),
     ],

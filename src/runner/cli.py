@@ -139,7 +139,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
 
         close = difflib.get_close_matches(verb, VERBS, n=1)
         fix = f"did you mean `runner {close[0]}`?" if close else "runner --help"
-        raise RunnerError(f"there is no verb {verb!r}", f"known: {', '.join(VERBS)}", fix, exit_code=2)
+        raise RunnerError(f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}", fix, exit_code=2)
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])
     args.rest, args.parse, args.make_parser, args.verbs = rest, parse, make_parser, tuple(VERBS)

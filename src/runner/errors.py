@@ -41,7 +41,7 @@ def unknown(kind: str, name: str, known: Iterable[str], fix: str = "", place: ob
     advice = f"did you mean {close[0]!r}?" if near else fix
     return RunnerError(
         f"{place}: there is no {kind} {name!r}" if place else f"there is no {kind} {name!r}",
-        f"known: {', '.join(names)}" if names else f"no {kind} is available here",
+        f"the known names are {', '.join(names)}" if names else f"no {kind} is available here",
         advice or f"use one of the known names, or the path of your own {kind}",
     )
 

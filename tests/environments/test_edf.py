@@ -203,7 +203,7 @@ def test_names_and_paths_are_looked_up_like_the_container_engine_does_and_the_pr
     assert image(str(first / "own.toml"), environ) == image(str(first / "own"), environ) == "EDF_PATH"
     with pytest.raises(RunnerError) as caught:
         image("owm", environ)
-    assert "did you mean 'own'?" in caught.value.fix and "known: last, mine, own" in caught.value.why
+    assert "did you mean 'own'?" in caught.value.fix and "the known names are last, mine, own" in caught.value.why
     with pytest.raises(RunnerError, match=r"environment file '\./nope' not found"):
         image("./nope", environ)
 

@@ -174,4 +174,4 @@ def test_check_is_silent_and_0_when_all_is_well_and_1_on_errors(project):
 def test_an_unknown_environment_lists_the_known_ones(project):
     done = runner(project, "env", "show", "itt")
     assert done.returncode == 1 and "did you mean 'it'?" in done.stderr
-    assert "known: cpu, host, it, ngc-ds" in done.stderr
+    assert "the known names are cpu, host, it, ngc-ds" in done.stderr

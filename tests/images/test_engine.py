@@ -32,7 +32,7 @@ def test_podman_is_first_and_needs_no_daemon() -> None:
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(RunnerError) as caught:
         choose_engine("podmn", os.environ)
-    assert caught.value.why == "known: docker, podman"
+    assert caught.value.why == "the known names are docker, podman"
 
 
 def test_neither_engine_says_why_of_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_variant_replaces_base_and_versions(project: Project) -> None:
 def test_an_unknown_variant_lists_the_known_ones(project: Project) -> None:
     with pytest.raises(RunnerError) as caught:
         load_recipe("whole", project, "25.07")
-    assert caught.value.why == "known: 25.06"
+    assert caught.value.why == "the known names are 25.06"
     assert "25.06" in caught.value.fix
 
 
@@ -124,7 +124,7 @@ def test_bad_input_is_named_by_line_and_key(project: Project, line: str, new: st
 def test_an_unknown_recipe_lists_the_known_ones_and_the_nearest(project: Project) -> None:
     with pytest.raises(RunnerError) as caught:
         load_recipe("wole", project)
-    assert caught.value.why == "known: bare, whole"
+    assert caught.value.why == "the known names are bare, whole"
     assert caught.value.fix == "did you mean 'whole'?"
 
 

@@ -133,7 +133,7 @@ def test_a_benchmark_trains_only_and_saves_nothing() -> None:
     ("words", "message"),
     [
         (("--size", "7.6B"), "there is no size '7.6B'"),
-        (("--size", "many"), "known: 1.7B, 145.6B"),
+        (("--size", "many"), "the known names are 1.7B, 145.6B"),
         (("--train-samples", "9", "--train-iters", "9"), "--train-samples and --train-iters exclude each other"),
         (("--train-iters", "9", "--lr-warmup-samples", "9"), "--lr-warmup-samples and --train-iters exclude"),
         (("--split", "100,0,0"), "--split 100,0,0 leaves no validation set for --eval-iters 40"),

@@ -75,9 +75,8 @@ class ImportOptions:
         )
         for flag, value, known in choices:
             if value not in known:
-                raise RunnerError(
-                    f"{flag} cannot be {value!r}", f"known: {', '.join(known)}", f"{flag} {known[0]}", exit_code=2
-                )
+                why = f"the possible values are {', '.join(known)}"
+                raise RunnerError(f"{flag} cannot be {value!r}", why, f"{flag} {known[0]}", exit_code=2)
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise RunnerError(
                 f"--threads cannot be {self.threads}",
