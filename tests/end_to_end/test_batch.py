@@ -1,6 +1,8 @@
 """On a real Slurm: a user's own batch script runs as under plain sbatch, and is a run with attempts."""
 
 import json
+import shutil
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 
 from tests.end_to_end.conftest import Runner, write
 from tests.lab.slurm import SlurmLab
+from tests.runs.test_notify import Server
 from tests.waiting import until
 
 SEEN = """\
@@ -206,3 +209,91 @@ def test_a_rerun_submits_the_bytes_of_the_launch(cluster: Runner, place: Path) -
     assert (cluster.runs / again / "job.log").read_text().startswith("old 2 ")
     folder, log = cluster.finished("--from-snapshot", "./save.sh", cwd=place)
     assert log == f"new\n{folder}/code/work\n"
+
+
+WATCHED = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
+ALL_EVENTS = 'batch = "train.sbatch"\nnotify = ["start", "first_step", "requeue", "failure", "end"]\n'
+TOLD = """\
+#!/bin/bash
+#SBATCH -t 5 -o out
+echo "step 1/2 loss 2.5, token $HF_TOKEN"
+until grep -q first_step "$RUNNER_ATTEMPT/notified"; do sleep 0.1; done
+exit 9
+"""
+
+
+def test_the_webhook_is_told_about_each_attempt_of_a_script(cluster: Runner, place: Path) -> None:
+    """Also about the first step, which runner reads from the log; a secret of the job's variables is masked."""
+    write(cluster.project, {"jobs/told.toml": ALL_EVENTS + "[restart]\nscript_failure = 1\n", "train.sbatch": TOLD})
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        secrets = cluster.project / "secrets"
+        secrets.write_text(f"RUNNER_WEBHOOK={server.url}\n")
+        secrets.chmod(0o600)
+        # the message must arrive although Slurm kills what is left of a requeued job
+        write(cluster.project, {"slow/curl": f'#!/bin/sh\nsleep 1\nexec {shutil.which("curl")} "$@"\n'})
+        (cluster.project / "slow/curl").chmod(0o755)
+        extra = {"RUNNER_SECRETS": str(secrets), "PATH": f"{cluster.project}/slow:{cluster.environ['PATH']}"}
+        extra |= {**WATCHED, "HF_TOKEN": "correct-horse-battery"}
+        name = cluster("launch", "told", extra_environ=extra, cwd=place).stdout.strip()
+        cluster.wait(name, lambda status: status["state"] == "FAILED" and status["attempt"] == 2)
+        until(lambda: len(server.got) == 6)
+        server.shutdown()
+    texts = server.texts()
+    told = sorted((text[text.index("(attempt ") + 9], text.split(" (")[0].split(" on ")[0]) for text in texts)
+    assert told == [
+        ("1", f"{name}: script_failure: another attempt follows"),
+        ("1", f"{name}: started"),
+        ("1", f"{name}: the first step is done"),
+        ("2", f"{name}: ended by script_failure, exit code 9"),
+        ("2", f"{name}: started"),
+        ("2", f"{name}: the first step is done"),
+    ]
+    assert "token (secret)" in texts[-1] and not any("correct-horse" in text for text in texts)
+
+
+SILENT = """\
+#!/bin/bash
+#SBATCH -t 5 -o out-%j
+echo "step 1/9 loss 2.5"
+echo "step 2/9 loss 2.5"
+[ "${RUNNER_ATTEMPT##*/}" = 1 ] || exit 0
+trap '' TERM
+sleep 1000 &
+echo $! >sleeping
+wait
+"""
+
+
+def test_a_script_that_falls_silent_is_ended_and_restarted(cluster: Runner, place: Path) -> None:
+    """After the second step that runner reads in the log, a log that no longer grows is a hang."""
+    text = 'batch = "work/silent.sbatch"\nhang_seconds = 3\n[restart]\nhang = 1\n'
+    write(cluster.project, {"jobs/silent.toml": text, "work/silent.sbatch": SILENT})
+    folder = cluster.launch("silent", extra_environ=WATCHED, cwd=place)
+    cluster.wait(folder.name, lambda status: status["state"] == "COMPLETED" and status["attempt"] == 2)
+    causes = [(folder / f"attempts/{number}/cause").read_text() for number in (1, 2)]
+    assert causes == ["hang\n", "done\n"]
+    assert not Path(f"/proc/{(place / 'sleeping').read_text().strip()}").exists()
+    assert "no progress for" in (folder / "attempts/1/runner.log").read_text()
+
+
+def test_the_time_limit_restarts_a_script_only_where_that_is_asked_for(
+    cluster: Runner, slurm: SlurmLab, place: Path
+) -> None:
+    """Without a restart, and after the last one, Slurm's record, the status and `why` name the time limit."""
+    write(place, {"long.sbatch": "#!/bin/bash\n#SBATCH -t 5 -o out-%j\necho up\nsleep 1000\n"})
+    for words, attempts in (((), 1), (("--restart", "time_limit=1"), 2)):
+        folder = cluster.launch(*words, "./long.sbatch", cwd=place)
+        job = cluster.status(folder.name)["job_id"]
+        for number in range(1, attempts + 1):
+            until((folder / f"attempts/{number}").exists)
+            slurm.wait_for(job, "RUNNING")
+            until(lambda job=job, number=number: (place / f"out-{job}").read_text().count("up\n") == number)
+            slurm.run(("scontrol", "update", f"JobId={job}", "EndTime=now+1"))
+            until((folder / f"attempts/{number}/cause").exists, seconds=300)  # Slurm looks twice a minute
+            assert (folder / f"attempts/{number}/cause").read_text() == "time_limit\n"
+        assert slurm.wait_for(job, "TIMEOUT")["Restarts"] == str(attempts - 1)
+        status = cluster.wait(folder.name, lambda status: status["state"] == "TIMEOUT")
+        assert status["attempt"] == attempts
+        assert "time limit" in cluster("why", folder.name, code=None).stdout
+        assert (folder / "stopped").exists() == bool(words)

@@ -1,5 +1,7 @@
 """A user's own batch script is launched unchanged; what sbatch, or a run, cannot take is refused before submission."""
 
+import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -8,10 +10,12 @@ import pytest
 from runner.errors import RunnerError
 from runner.machine.report import Quiet
 from runner.project import Project
+from runner.runs import payload
 from runner.runs.batch import Batch
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.sweep import with_values
 from tests.runs.scripts import given
+from tests.waiting import until
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 -t 10 # a comment\n#SBATCH --gres=gpu:h100:4\n"
 
@@ -206,3 +210,47 @@ def test_a_requested_restart_allows_requeues_and_keeps_the_output(tmp_path: Path
 def test_a_restart_flag_names_a_cause_and_a_number(word: str) -> None:
     with pytest.raises(RunnerError, match="cannot read --restart"):
         given(restart=(word,))
+
+
+def started(run: Path, text: str) -> "subprocess.Popen[bytes]":
+    """A batch script in a run folder, as slurmd starts it."""
+    for name, content in {**payload.files(batch=True), "settings.sh": "", "slurm_script": text}.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(content)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
+    environ |= {"BASH_ENV": f"{run}/payload/batch.sh", "SLURM_JOB_ID": "17", "HOME": str(run)}
+    with (run / "out").open("wb") as out:
+        return subprocess.Popen(("bash", "slurm_script"), cwd=run, env=environ, stdout=out, stderr=out)
+
+
+def children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    """Empty once the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_exit_code_is_known_if_slurm_ends_all_processes_at_once(tmp_path: Path) -> None:
+    """The script may end just before the signal reaches payload/batch.sh. Several tries, because that is a race."""
+    for number in range(6):
+        run = tmp_path / str(number)
+        job = started(run, "#!/bin/bash\necho $$ >up\nexec sleep 1000\n")
+        try:
+            until(lambda run=run: (run / "up").exists() and (run / "up").read_text())  # type: ignore[misc]
+            script = int((run / "up").read_text())
+            sleeping = [pid for pid in children(job.pid) if pid != script and b"sleep" in command_line(pid)]
+            for pid in sleeping:  # they tell that all processes get the signal
+                os.kill(pid, signal.SIGTERM)
+            until(lambda pids=sleeping: not any(map(command_line, pids)))  # type: ignore[misc]
+            os.kill(script, signal.SIGTERM)
+            os.kill(job.pid, signal.SIGTERM)
+            assert job.wait(timeout=60) == -signal.SIGTERM
+        finally:
+            job.kill()
+            job.wait()
+        assert (run / "attempts/1/exit_code").read_text() == "143\n"

@@ -167,6 +167,16 @@ def test_a_restart_is_told_and_the_failure_only_when_none_follows(server: Server
         "a-1: script_failure: another attempt follows", "a-1: ended by script_failure, exit code 5"]  # fmt: skip
 
 
+def test_a_message_is_sent_before_the_job_is_over(server: Server, tmp_path: Path) -> None:
+    """Slurm kills what is left of a job: a slow message about its start must not be left."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/curl").write_text(f'#!/bin/sh\nsleep 1\nexec {shutil.which("curl")} "$@"\n')
+    (tmp_path / "bin/curl").chmod(0o755)
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    run(tmp_path / "a-1", "exit 3", server.url, 3, "start\n", PATH=path)
+    assert [text.partition(" on ")[0] for text in server.texts()] == ["a-1: started"]
+
+
 def test_matrix_has_its_own_form(server: Server, tmp_path: Path) -> None:
     room = "/_matrix/client/v3/rooms/!a:b/send/m.room.message"
     run(

@@ -1,6 +1,7 @@
 """A program that knows nothing of runner has progress: its steps and losses are read from its log."""
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from runner.project import Project
 from runner.runs import metrics, trainer
 from runner.runs.job import Restart
 from tests.runs.scripts import command_job, run_locally, write_run
+from tests.waiting import until
 
 QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "1"}
 NO_PROJECT = Project(None, Path("/none"), Path("/none"))
@@ -154,3 +156,25 @@ def test_a_log_in_pieces(tmp_path: Path) -> None:
     run = trainer_run(tmp_path, text)
     assert start(run) == 0
     assert [(entry["step"], entry["loss"]) for entry in entries(run)] == [(1, 2), (2, 3), (3, 4), (4, 5)]
+
+
+def test_a_log_that_cannot_be_read_does_not_delay_the_exit_code(tmp_path: Path) -> None:
+    """A reader that hangs, as on a file system that does not answer, is ended with all that it has started."""
+    run = trainer_run(tmp_path / "run", "echo step 1 loss 2; exit 3")
+    (tmp_path / "bin").mkdir()
+    text = """#!/bin/sh
+case $* in *trainer.awk*) sleep 1000000 & echo $$ $! >>"$RUNNER_RUN/awk"; wait ;; esac
+exec /usr/bin/awk "$@"
+"""
+    (tmp_path / "bin/awk").write_text(text)
+    (tmp_path / "bin/awk").chmod(0o755)
+    path = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "RUNNER_READ_SECONDS": "1"}
+    with (run / "job.log").open("ab") as log:
+        environ = {**QUICK, **path}
+        done = run_locally(run, extra_environ=environ, capture_output=False, stdout=log, stderr=subprocess.STDOUT)
+    assert (done.returncode, (run / "attempts/1/exit_code").read_text()) == (3, "3\n")
+    text = (run / "job.log").read_text()
+    assert "reading the end of the log took longer than 1 s" in text and "Killed" not in text
+    started = (run / "awk").read_text().split()
+    assert started
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), "the end of the reader's processes")

@@ -45,6 +45,8 @@ forget_outer_job
 RUNNER_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 
+notifiers=() # processes that post a message
+
 # The folder of the run that this run waited for (`launch --after`). The step's mounts refer to it.
 export RUNNER_AFTER=
 [ ! -s after ] || read -r RUNNER_AFTER <after
@@ -86,6 +88,7 @@ next_attempt() {
     # shellcheck disable=SC2034 # notify.sh reads the metrics from this offset
     metrics_bytes=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0)
     notify start "started on ${SLURM_JOB_NODELIST:-$(uname -n)}" & # in the background, so that the job does not wait
+    notifiers+=($!)
 }
 
 # make_attempt NUMBER GPUS: create attempts/NUMBER and its file `started`. Fail without leaving anything behind if the folder
@@ -155,6 +158,7 @@ ended() {
     write_line "$RUNNER_ATTEMPT/exit_code" "$1"
     rm -f "$RUNNER_ATTEMPT"/stacks/*.pipe
     notify_end "$1" # last, because posting the message can take seconds
+    [ "${#notifiers[@]}" = 0 ] || wait "${notifiers[@]}" 2>/dev/null # Slurm kills what is left of the job
 }
 
 # ipv4 NAME [not-loopback]: print the first IPv4 address of a name. With not-loopback, skip loopback addresses.
@@ -253,13 +257,13 @@ run_step() {
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
 # attempt (attempts/N/continue), and otherwise the exit code of the step.
 wait_for() {
-    local code clock watcher reader wake _
+    local code clock watcher reader wake quiet
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
     watch_over "$1" "${2:-0}" &
     watcher=$!
-    exec {wake}<> <(:) # an empty pipe
+    exec {wake}<> <(:) {quiet}<> <(:) # empty pipes
     follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
     reader=$!
     wait "$1"
@@ -271,13 +275,27 @@ wait_for() {
     done
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
-    echo >&"$wake" # the reader reads the end of the log
-    wait "$reader"
-    exec {wake}>&-
+    end_reader "$reader" "$wake"
+    exec {wake}>&- {quiet}>&-
     if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
         code=75
     fi
     return "$code"
+}
+
+# end_reader PID FD: wait until the reader has read the end of the log, and end it if that takes too long: the file system of the
+# log may not answer.
+end_reader() {
+    local waited
+    echo >&"$2"
+    for ((waited = 0; waited < 5 * ${RUNNER_READ_SECONDS:-60}; waited++)); do
+        kill -0 "$1" 2>/dev/null || return 0
+        read -r -t 0.2 -u "$quiet" _
+    done
+    say "reading the end of the log took longer than ${RUNNER_READ_SECONDS:-60} s: some steps may be missing"
+    disown "$1"
+    signal_descendants KILL "$1"
+    kill -KILL "$1"
 }

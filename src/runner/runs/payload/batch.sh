@@ -111,20 +111,7 @@ has_signal() {
     [ "$answer" = yes ]
 }
 
-# on_signal SIGNAL: the trap. One signal after the other is passed on. No substitution in what a trap calls: bash 5.2 may fail
-# to parse it there.
-arrived=() passing=
-on_signal() {
-    arrived+=("$1")
-    [ -z "$passing" ] || return
-    passing=yes
-    while [ "${#arrived[@]}" -gt 0 ]; do
-        set -- "${arrived[0]}"
-        arrived=("${arrived[@]:1}")
-        pass_on "$1"
-    done
-    passing=
-}
+arrived=() # signals that must be passed on, one after the other
 
 # pass_on SIGNAL: give a signal to the script, unless Slurm has already done so.
 pass_on() {
@@ -177,7 +164,7 @@ child=$!
 set +m
 for signal in HUP INT QUIT ABRT ALRM USR1 USR2 XCPU TERM; do
     # shellcheck disable=SC2064 # now
-    trap "on_signal $signal" "$signal"
+    trap "arrived+=($signal)" "$signal"
 done
 log_times 3>&- 4>&- & # reports the first step
 watchers=($!)
@@ -190,16 +177,21 @@ follow_log "$child" "$wake" "${logs[@]}" 3>&- 4>&- &
 reader=$!
 disown "${watchers[@]}"
 echo >&"$start"
-while kill -0 "$child" 2>/dev/null; do # a signal interrupts `wait`
+# Not with `wait`: bash 5.2 forgets the exit code of a process that ends just before a signal with a trap arrives. And a `read`
+# in a trap would never return to this one.
+while kill -0 "$child" 2>/dev/null; do
+    read -r -t 0.2 -u "$quiet" _
+    while [ "${#arrived[@]}" -gt 0 ]; do
+        signal=${arrived[0]} arrived=("${arrived[@]:1}")
+        pass_on "$signal"
+    done
     [ -z "$ending" ] || finish_attempt 0 # Slurm ends the job, and kills it soon: decide now whether another attempt follows
-    wait "$child"
 done
 wait "$child"
 code=$?
 trap - CHLD
 kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
-echo >&"$wake" # the reader reads the end of the output
-wait "$reader"
+end_reader "$reader" "$wake"
 how=$(sed -n "s/^[^ ]* *$child \([A-Za-z]*\).*/\1/p" "$RUNNER_ATTEMPT/jobs" 2>/dev/null | tail -n 1)
 rm -f "$RUNNER_ATTEMPT/jobs"
 finish_attempt "$code"

@@ -339,6 +339,7 @@ finish_attempt() {
         # shellcheck disable=SC2034 # notify.sh reads it
         follows=yes
         notify requeue "$cause: another attempt follows" & # in the background, because Slurm may kill us in a few seconds
+        notifiers+=($!)
         restart "$cause" "$1"
     fi
 }
