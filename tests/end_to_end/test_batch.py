@@ -1,7 +1,6 @@
 """On a real Slurm: a user's own batch script runs as under plain sbatch, and is a run with attempts."""
 
 import json
-import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -230,11 +229,7 @@ def test_the_webhook_is_told_about_each_attempt_of_a_script(cluster: Runner, pla
         secrets = cluster.project / "secrets"
         secrets.write_text(f"RUNNER_WEBHOOK={server.url}\n")
         secrets.chmod(0o600)
-        # the message must arrive although Slurm kills what is left of a requeued job
-        write(cluster.project, {"slow/curl": f'#!/bin/sh\nsleep 1\nexec {shutil.which("curl")} "$@"\n'})
-        (cluster.project / "slow/curl").chmod(0o755)
-        extra = {"RUNNER_SECRETS": str(secrets), "PATH": f"{cluster.project}/slow:{cluster.environ['PATH']}"}
-        extra |= {**WATCHED, "HF_TOKEN": "correct-horse-battery"}
+        extra = {**WATCHED, "RUNNER_SECRETS": str(secrets), "HF_TOKEN": "correct-horse-battery"}
         name = cluster("launch", "told", extra_environ=extra, cwd=place).stdout.strip()
         cluster.wait(name, lambda status: status["state"] == "FAILED" and status["attempt"] == 2)
         until(lambda: len(server.got) == 6)
@@ -297,3 +292,28 @@ def test_the_time_limit_restarts_a_script_only_where_that_is_asked_for(
         assert status["attempt"] == attempts
         assert "time limit" in cluster("why", folder.name, code=None).stdout
         assert (folder / "stopped").exists() == bool(words)
+
+
+def test_a_rerun_of_a_script_with_a_secret_submits_the_file_itself(cluster: Runner, place: Path) -> None:
+    """No run folder has a copy of it. If the file has changed, the user is told; if it is gone, nothing remains."""
+    secret = {"HF_TOKEN": "correct-horse-battery"}
+    text = "#!/bin/bash\n#SBATCH -t 5 -o out-%j\ntoken=correct-horse-battery\necho first\n"
+    write(place, {"secret.sh": text})
+    done = cluster("launch", "--wait", "./secret.sh", extra_environ=secret, cwd=place)
+    first = done.stdout.strip()
+    assert "the run folder gets no copy of the code, and none of the script" in done.stderr
+    again = cluster("rerun", first, extra_environ=secret)
+    cluster.wait(again.stdout.strip(), lambda status: status["state"] == "COMPLETED")
+    assert "has changed" not in again.stderr
+    write(place, {"secret.sh": text.replace("first", "second")})
+    changed = cluster("rerun", first, extra_environ=secret)
+    cluster.wait(changed.stdout.strip(), lambda status: status["state"] == "COMPLETED")
+    assert f"{place}/secret.sh has changed since the launch; submitting it as it is now" in changed.stderr
+    names = [done.stdout.strip() for done in (again, changed)]
+    assert [cluster("logs", name).stdout.partition("\n")[0] for name in names] == ["first", "second"]
+    (place / "secret.sh").unlink()
+    before = cluster.made()
+    gone = cluster("rerun", first, code=1, extra_environ=secret)
+    assert "secret.sh" in gone.stderr and cluster.made() == before
+    for path in cluster.runs.rglob("*"):
+        assert path.is_symlink() or not path.is_file() or b"correct-horse" not in path.read_bytes(), path

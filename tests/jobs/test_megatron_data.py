@@ -362,3 +362,40 @@ def test_a_killed_run_leaves_nothing_that_looks_complete(folder: Path, tmp_path:
     subprocess.run((*command, str(tmp_path / "whole" / "x")), check=True, capture_output=True)
     assert sums(out / "x") == sums(tmp_path / "whole" / "x")
     assert sorted(path.name for path in out.iterdir()) == ["x.json", "x_text_document.bin", "x_text_document.idx"]
+
+
+RENAMES_THEN_DIES = """
+import os, pathlib, runpy, signal, sys
+renames, rename = int(sys.argv[1]), pathlib.Path.replace
+
+def replace(path, target):
+    global renames
+    if str(target).endswith((".bin", ".idx")):
+        if not renames:
+            os.kill(os.getpid(), signal.SIGKILL)
+        renames -= 1
+    return rename(path, target)
+
+pathlib.Path.replace = replace
+sys.argv[:] = sys.argv[2:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_an_index_gets_its_name_only_beside_complete_data(folder: Path, tmp_path: Path) -> None:
+    """kill -9 before the first, second, third or last file has its own name: each .idx is there only with its .bin."""
+    words = [*(word.format(folder) for word in OPTIONS["two keys"]), "--workers", "1"]
+    whole, out = run(folder, OPTIONS["two keys"], tmp_path / "whole/x").parent, tmp_path / "out"
+    for renames in range(4):  # each finds what the one before has left
+        argv = (sys.executable, "-c", RENAMES_THEN_DIES, str(renames), str(JOBS / "megatron_data.py"), *words)
+        done = subprocess.run((*argv, "--output-prefix", str(out / "x")), capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL and not done.stdout, done.stderr
+        left = sorted(path for path in out.iterdir() if path.suffix in (".bin", ".idx"))
+        assert len(left) == renames
+        for path in left:
+            assert path.read_bytes() == (whole / path.name).read_bytes()
+            assert path.suffix == ".bin" or path.with_suffix(".bin") in left
+    run(folder, OPTIONS["two keys"], out / "x")
+    assert sums(out / "x") == SUMS["two keys"]
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())

@@ -17,6 +17,7 @@ FILES = (
     "runs/test_why_runs.py",  # causes by Slurm's states and reasons
     "runs/test_script_sandbox.py",
     "end_to_end/test_slurm.py",
+    "end_to_end/test_batch.py",  # batch scripts of users
     "end_to_end/test_sweep.py",  # arrays
     "end_to_end/test_restarts.py",
     "end_to_end/test_logs.py",

@@ -46,8 +46,13 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         for name in () if whole else locked.changed_files:
             console.say(f"missing or changed: {name}")
         return 0
-    if whole and (changed := rerun.changed_script(locked)):
+    changed, has_copy = rerun.changed_script(locked) if whole else ("", False)
+    if changed and has_copy:
         console.say(f"{changed} has changed since the launch; submitting the copy in the run folder")
+    elif changed:
+        console.warn(
+            f"{changed} has changed since the launch; submitting it as it is now, because the run folder has no copy"
+        )
     run = rerun.same_bytes(locked, runs, console, args.tag) if whole else _anew(locked, project, runs, args, console)
     console.say(f"{run.name}: job {run.job_id}, in {run.folder}")
     console.answer(run.job_id if args.parsable else run.name)

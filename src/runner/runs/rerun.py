@@ -89,11 +89,11 @@ def is_whole(locked: Locked) -> bool:
     return not locked.changed_files and locked.code is not None
 
 
-def changed_script(locked: Locked) -> str:
-    """The path of the user's own batch script if it differs from the copy in the run folder; else empty."""
+def changed_script(locked: Locked) -> tuple[str, bool]:
+    """(the path of the user's batch script if it has changed since, else empty; whether the run has a copy)."""
     path = str(locked.tables["job"].get("batch", ""))
-    kept = locked.folder / "script" / Path(path).name
-    return path if path and kept.is_file() and _sha256(Path(path)) != _sha256(kept) else ""
+    changed = path if path and _sha256(Path(path)) != locked.tables["run"].get("script_sha256") else ""
+    return changed, (locked.folder / "script" / Path(path).name).is_file()
 
 
 def losses(locked: Locked) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ FILE = "trainers"
 GENERIC = "generic"
 NONE = "none"
 """the value of `trainer` for a job whose log must not be read"""
+_LIMIT_BYTES = 1 << 18
 _SHIPPED = Path(__file__).with_name("trainers")
 _KEYS = ("summary", "like", "detect", "first_epoch", "without_loss", "lines", "checkpoints")
 _WRITTEN = ("attempt", "time", "total_steps")
@@ -45,13 +46,22 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
     lines = [f"chosen {chosen}"] if chosen else []
     values = _values(words)
     for name in names:
+        _check_file(found[name])
         document = read_toml(found[name])
         lines += (f"trainer {name}", *_lines(document, values))
         if like := typed(document, ("like",), str):
             if like not in found:
                 raise unknown("trainer", like, found, place=document.place("like"))
+            _check_file(found[like])
             lines += _lines(read_toml(found[like]), values)
     return "\n".join(lines) + "\n"
+
+
+def _check_file(path: Path) -> None:
+    """Raise RunnerError for a file that would block or take long to read. Another user may share jobs/trainers/."""
+    if path.exists() and (not path.is_file() or path.stat().st_size > _LIMIT_BYTES):
+        why = f"a trainer is a TOML file of at most {_LIMIT_BYTES >> 10} KiB"
+        raise RunnerError(f"cannot read the trainer {path}", why, "move it out of jobs/trainers/")
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
@@ -123,8 +133,9 @@ def _pattern(document: Document, value: Any, keys: tuple[str, ...], *, check: bo
         why = f"{found[0]!r} is not in POSIX extended regular expressions, which every awk understands"
         raise RunnerError(f"{place} uses {found[0]!r}", why, "write [0-9] for \\d, [ \\t] for \\s, and xxx* for x{2,}")
     if check:
-        done = process.run(("grep", "-E", "-e", value), text_input="", check=False)
-        if done.exit_code > 1:
-            why = done.stderr.strip().removeprefix("grep: ")
-            raise RunnerError(f"{place} is not a pattern: {value!r}", why, "correct the regular expression")
+        for argv in (("grep", "-E", "-e", value), ("awk", 'BEGIN { exit !("" ~ ENVIRON["PATTERN"]) }')):
+            done = process.run(argv, text_input="", check=False, env={"PATTERN": value})
+            if done.exit_code > 1:
+                why = done.stderr.strip().removeprefix(f"{argv[0]}: ")
+                raise RunnerError(f"{place} is not a pattern: {value!r}", why, "correct the regular expression")
     return value

@@ -178,3 +178,33 @@ exec /usr/bin/awk "$@"
     started = (run / "awk").read_text().split()
     assert started
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), "the end of the reader's processes")
+
+
+HOSTILE = r"""
+[[lines]]
+match = 'step [0-9]+|`touch pwned`|"; touch pwned; "|[$](touch pwned)|%s|/'
+step = 'step '
+loss = 'loss '
+saved = 'saved '
+[checkpoints]
+name = '$(touch pwned)`touch pwned`[0-9]*/'
+needs = ['$(touch pwned)|`touch pwned`|x', 'a[$(touch pwned)]|x']
+tracker = '$(touch pwned)'
+arguments = ['--out']
+"""
+HOSTILE_PROGRAM = r"""
+echo "step 1 loss 2"; echo 'step 1 saved $(touch pwned)`touch pwned`7'
+checkpoint='../checkpoints/$(touch pwned)`touch pwned`5'; mkdir -p "$checkpoint"; echo >"$checkpoint/x"; exit 3
+"""
+
+
+def test_nothing_of_a_trainer_is_ever_executed(tmp_path: Path) -> None:
+    """A pattern, a name and a path are text, whatever characters they have."""
+    (tmp_path / "jobs/trainers").mkdir(parents=True)
+    (tmp_path / "jobs/trainers/mine.toml").write_text(HOSTILE)
+    project = Project(tmp_path, tmp_path, tmp_path)
+    run = trainer_run(tmp_path / "run", HOSTILE_PROGRAM, restart=Restart(script_failure=1))
+    (run / trainer.FILE).write_text(trainer.render(None, project, ["--out=$(touch pwned)`touch pwned`"]))
+    assert start(run) == 3
+    assert (run / "attempts/2/trainer").read_text() == "mine\n" and steps(run)[0] == (1, 1)
+    assert not list(tmp_path.rglob("pwned*"))

@@ -1,6 +1,8 @@
 """A trainer is one TOML file: ours, or the user's in jobs/trainers/. A wrong one is refused with its line and key."""
 
+import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,6 +85,46 @@ def test_a_file_with_an_error(project: Project, text: str, line: int, what: str)
     assert caught.value.what.endswith(what), caught.value.what
     assert f"jobs/trainers/mine.toml:{line}: " in caught.value.what
     assert caught.value.why and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "end", ["$(x)", "^^", "a$b", "()", "*", "x**", "[[:alpha:]", "[a-", "[z-a]", "\\", "/", '"', "%"]
+)
+def test_a_pattern_works_in_this_machines_awk_or_is_refused(project: Project, tmp_path: Path, end: str) -> None:
+    """mawk stops at some patterns that grep accepts, and then nothing would be read for any trainer."""
+    write(project, f"[[lines]]\nmatch = '''step [0-9]+|{end}'''\nstep = 'step '\nloss = 'loss '\n")
+    with suppress(RunnerError):
+        _, entries = read(b"step 1 loss 2\n", ("awk",), trainer.render("mine", project), tmp_path)
+        assert [(entry["step"], entry["loss"]) for entry in entries] == [(1, 2)]
+
+
+def test_a_file_of_another_user_that_is_no_trainer(project: Project, tmp_path: Path) -> None:
+    """In a shared folder. It never blocks a launch; what it links to is not copied into a run."""
+    mine = tmp_path / "jobs/trainers/mine.toml"
+    os.mkfifo(mine)
+    with pytest.raises(RunnerError, match="cannot read the trainer") as caught:
+        trainer.render(None, project)
+    assert str(mine) in caught.value.what and caught.value.fix
+    assert trainer.render("nanogpt", project)  # only the chosen trainer is read
+    mine.unlink()
+    with mine.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(RunnerError, match="cannot read the trainer"):
+        trainer.render(None, project)
+    mine.unlink()
+    mine.mkdir()
+    with pytest.raises(RunnerError, match="cannot read the trainer"):
+        trainer.render(None, project)
+    mine.rmdir()
+    (tmp_path / "secret").write_text('token = "correct-horse-battery"\n')
+    mine.symlink_to(tmp_path / "secret")
+    with pytest.raises(RunnerError, match="unknown key 'token'") as caught:
+        trainer.render(None, project)
+    assert "correct-horse" not in f"{caught.value.what} {caught.value.why} {caught.value.fix}"
+    mine.unlink()
+    mine.symlink_to(tmp_path / "nothing")
+    with pytest.raises(RunnerError, match="cannot read"):
+        trainer.render(None, project)
 
 
 def test_our_own_patterns_compile() -> None:
