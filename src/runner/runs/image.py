@@ -123,10 +123,10 @@ def _elsewhere(image: Path, environ: Mapping[str, str]) -> tuple[str, Path] | No
     return None
 
 
-def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
-    """Warnings, usually none. Raises RunnerError if the image's architecture differs from that of the site's nodes."""
+def check_architecture(image: LaunchImage, site: Site) -> None:
+    """Raise RunnerError if the image's architecture differs from that of the site's nodes."""
     if image.squashfs is None or site.architecture is None or not image.squashfs.architecture:
-        return ()
+        return
     own, wanted = oci_architecture(image.squashfs.architecture), oci_architecture(site.architecture)
     if own != wanted:
         raise RunnerError(
@@ -134,7 +134,6 @@ def check_architecture(image: LaunchImage, site: Site) -> tuple[str, ...]:
             "the nodes cannot run its programs (`exec format error`)",
             f"on a machine with {wanted}: runner build RECIPE --import --site {site.name}; or choose another --site",
         )
-    return ()
 
 
 def run_environment(environment: Environment, image: LaunchImage, more: tuple[Mount, ...] = ()) -> Environment:

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from runner.runs.checks import check_mounts, lacks_account, path_on_host
 from runner.runs.git import work_tree
 from runner.runs.image import CODE_MOUNT, LaunchImage, check_architecture, find_image, missing_image, run_environment
 from runner.runs.job import Job, Layer, Setting, command_line, load_job_file, value
-from runner.runs.program import Program, find_script, program_of_command, program_of_script
+from runner.runs.program import SUFFIXES, Program, find_script, program_of_command, program_of_script, script_names
 from runner.runs.schedulers.scheduler import scheduler_of
 from runner.runs.snapshot import Snapshot
 from runner.site import Origin, Site
@@ -102,7 +102,7 @@ def prepare(
         process.need(scheduler.PROGRAMS)
     job_file, program = find_program(request, project)
     if "batch" in job_file:
-        return _prepare_batch(request, job_file, site, project, environ)
+        return _complete(_plan_of_batch(request, job_file, site, project, environ), project)
     environment = find_environment(request.env or value(job_file, "environment"), project, environ, site, report)
     engine, engine_why = (request.engine, "--engine") if request.engine else choose(site)
     report.detail(f"engine {engine} ({engine_why})")
@@ -114,23 +114,42 @@ def prepare(
     if image.missing and make_image is not None:
         make_image(environment, image, site)
         image = find_image(environment, site, environ)
-    here = site.is_local and engine != "host"
-    notes = _check(environment, image, site, environ, strict=not request.dry_run, here=here)
+    notes = [*image.notes]
+    with _noted(notes, request.dry_run):
+        if image.missing:
+            raise missing_image(image, environment, environ)
+    with _noted(notes, request.dry_run):
+        check_architecture(image, site)
+    with _noted(notes, request.dry_run):
+        notes += check_mounts(environment, environ, here=site.is_local and engine != "host")
     waits = _waits(request, site, environ, project)
     job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, site.runs(environ, project))
-    job = _checked_arguments(job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs))
+    if job.check_arguments:
+        job = _checked_arguments(job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs))
     job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)
     asked = snapshot.begin(program.main, program.outside, program.shipped)  # git runs while the script is rendered
     environment = run_environment(environment, image, (CODE_MOUNT, *waits.mounts))
     attachment = attach(environment, site, engine)
     script = scheduler.script(job, attachment, site)
-    taken = asked()
-    files = {**_files(job, environment, attachment, waits, project), SCRIPT: script}
-    notes = (*notes, *hub_notes, *attachment.notes, *job.notes, *program.notes, *taken.notes, *_left_out(taken))
+    notes += (*hub_notes, *attachment.notes, *job.notes, *program.notes)
     job = replace(job, environment=environment)
-    return RunPlan(site, environment, image, engine, attachment, job, program, taken, script, files, notes, waits)
+    plan = RunPlan(
+        site, environment, image, engine, attachment, job, program, asked(), script, {SCRIPT: script}, (*notes,), waits
+    )
+    return _complete(plan, project)
+
+
+@contextmanager
+def _noted(notes: list[str], dry_run: bool) -> Iterator[None]:
+    """In a dry run, add an error to the notes instead of raising it."""
+    try:
+        yield
+    except RunnerError as error:
+        if not dry_run:
+            raise
+        notes.append(f"{error.what}: {error.why.splitlines()[0]}")
 
 
 def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Project) -> Dependencies:
@@ -139,22 +158,24 @@ def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Pr
     return find(request.after, request.after_any, site.runs(environ, project), site)
 
 
-def _files(
-    job: Job, environment: Environment, attachment: Attachment, waits: Dependencies, project: Project, text: str = ""
-) -> dict[str, str]:
-    """The files of the run folder, without the batch script. `text`: the user's own, which may name the checkpoints."""
-    words = (*job.command, *job.arguments, *text.split())
-    return {
+def _complete(plan: RunPlan, project: Project) -> RunPlan:
+    """The plan with the files of every run folder, and with the notes about the snapshot."""
+    job, environment = plan.job, plan.environment
+    # the words of a batch script too may name the folder of the checkpoints
+    words = (*job.command, *job.arguments, *(plan.script.split() if plan.batch else ()))
+    files = {
         EDF: emit_edf(environment, f"{environment.name}: what the containers of this run see"),
-        **attachment.files,
-        **payload.files(batch=job.batch is not None),
-        **waits.files,
+        **plan.attachment.files,
+        **payload.files(batch=plan.batch is not None),
+        **plan.waits.files,
         NOTIFY: " ".join(job.notify) + "\n",
         trainer.FILE: trainer.render(job.trainer, project, words, job.origins["trainer"].place),
+        **plan.files,
     }
+    return replace(plan, files=files, notes=(*plan.notes, *plan.snapshot.notes, *_left_out(plan.snapshot)))
 
 
-def _prepare_batch(
+def _plan_of_batch(
     request: Request, job_file: Layer, site: Site, project: Project, environ: Mapping[str, str]
 ) -> RunPlan:
     """The plan of a run of the user's own batch script."""
@@ -182,8 +203,7 @@ def _prepare_batch(
     if request.from_snapshot:
         script = batch.in_snapshot(script, main)
     none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
-    files = _files(job, environment, none, waits, project, script.text) | batch.files(script, job, environ, site)
-    notes = (*notes, *trouble, *taken.notes, *_left_out(taken))
+    files, notes = batch.files(script, job, environ, site), (*notes, *trouble)
     text = script.text
     return RunPlan(site, environment, image, "host", none, job, program, taken, text, files, notes, waits, script)
 
@@ -206,10 +226,8 @@ ACCOUNT = "ACCOUNT"
 
 def _job(request: Request, job_file: Layer, program: Program, environment: Environment, site: Site) -> Job:
     """The job. In a dry run, a missing account is replaced by a placeholder."""
-    layers = (_given(request, job_file, program), job_file)
-    if not request.dry_run:
-        return resolve.resolve(layers, environment, site)
-    job = resolve.resolve(layers, environment, replace(site, account_required=False))
+    lenient = replace(site, account_required=site.account_required and not request.dry_run)
+    job = resolve.resolve((_given(request, job_file, program), job_file), environment, lenient)
     if not lacks_account(job, site):
         return job
     account = replace(job.resources, account=ACCOUNT)
@@ -227,8 +245,6 @@ def _checked_arguments(
 
     Not strict for a dry run, and after a run that may create the files.
     """
-    if not job.check_arguments:
-        return job
     from runner.runs import megatron  # few jobs need it
 
     if job.check_arguments != megatron.NAME:
@@ -236,18 +252,25 @@ def _checked_arguments(
     job, reason = megatron.complete(job, site, environ)
     report.say(reason)
     environment = with_site(job.environment, site)
-    try:
+    notes = [*job.notes]
+    with _noted(notes, not strict):
         megatron.check_files(job, lambda path: path_on_host(path, environment, environ, code))
-    except RunnerError as error:
-        if strict:
-            raise
-        return replace(job, notes=(*job.notes, f"{error.what}: {error.why}"))
-    return job
+    return replace(job, notes=(*notes,))
 
 
 def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
     """The layer of the job file (of JOB, or beside SCRIPT; may be empty) and the program."""
-    if request.job is None and request.script is None:
+    nothing, word = Program(None, (), None), request.script
+    if word is not None:
+        named = "/" not in word and not word.endswith(SUFFIXES)
+        if request.job is None and named and word not in script_names(project) and word in project.names("jobs"):
+            return find_program(replace(request, job=word, script=None), project)
+        script = find_script(word, project)
+        path = _job_path(request.job, project) if request.job is not None else script.with_suffix(".toml")
+        if request.job is None and not (named and path.is_file()):
+            return {}, program_of_script(script, project)
+        return load_job_file(path), program_of_script(script, project)
+    if request.job is None:
         if not request.words:
             raise RunnerError(
                 "nothing to launch",
@@ -256,29 +279,18 @@ def find_program(request: Request, project: Project) -> tuple[Layer, Program]:
                 exit_code=2,
             )
         return {}, program_of_command(request.words, project)
-    if request.job is not None:
-        if request.script is None and _is_batch(request.job, project):
-            return {"batch": Setting(request.job, Origin("command line"))}, Program(None, (), None)
-        path = _job_path(request.job, project)
-        job_file = load_job_file(path)
-        if request.script is None and "batch" in job_file:
-            beside = _script_of(job_file, path, project, "batch")
-            return {**job_file, "batch": job_file["batch"]._replace(value=str(beside))}, Program(None, (), None)
-        if request.script is None and "script" not in job_file:
-            command = value(job_file, "command") or ()
-            in_image = value(job_file, "program_in_image")
-            return job_file, Program(None, command, None) if in_image else program_of_command(command, project)
-        word = request.script
-        script = find_script(word, project) if word is not None else _script_of(job_file, path, project)
-        return job_file, program_of_script(script, project)
-    assert request.script is not None
-    named = "/" not in request.script and not request.script.endswith((".py", ".sh"))
-    if named and not _has_script(request.script, project) and request.script in project.names("jobs"):
-        return find_program(replace(request, job=request.script, script=None), project)
-    script = find_script(request.script, project)
-    beside = script.with_suffix(".toml")
-    defaults = load_job_file(beside) if named and beside.is_file() else {}
-    return defaults, program_of_script(script, project)
+    if _is_batch(request.job, project):
+        return {"batch": Setting(request.job, Origin("command line"))}, nothing
+    path = _job_path(request.job, project)
+    job_file = load_job_file(path)
+    if "batch" in job_file:
+        beside = _script_of(job_file, path, project, "batch")
+        return {**job_file, "batch": job_file["batch"]._replace(value=str(beside))}, nothing
+    if "script" in job_file:
+        return job_file, program_of_script(_script_of(job_file, path, project), project)
+    command = value(job_file, "command") or ()
+    in_image = value(job_file, "program_in_image")
+    return job_file, nothing._replace(command=command) if in_image else program_of_command(command, project)
 
 
 def _is_batch(word: str, project: Project) -> bool:
@@ -293,7 +305,7 @@ def _job_path(name: str, project: Project) -> Path:
     try:
         return project.find("jobs", name)
     except RunnerError as error:
-        if _has_script(name, project):
+        if name in script_names(project):
             error.fix = f"{name} is a script: runner launch --env ENV --script {name}"
         elif "did you mean" in error.fix or "/" in name or name.startswith("."):
             raise
@@ -302,10 +314,6 @@ def _job_path(name: str, project: Project) -> Path:
         else:
             error.fix = f"use one of these names, or the path of a batch script; {project.start / name} is not a file"
         raise
-
-
-def _has_script(name: str, project: Project) -> bool:
-    return any((root / "jobs" / f"{name}{end}").is_file() for root in project.roots for end in (".py", ".sh"))
 
 
 def _script_of(job_file: Layer, path: Path, project: Project, key: str = "script") -> Path:
@@ -343,32 +351,6 @@ def find_environment(
     where = environment.path or "built in"
     report.detail(f"environment {environment.name} ({where}{'; ' + why if why else ''})")
     return environment
-
-
-def _check(
-    environment: Environment, image: LaunchImage, site: Site, environ: Mapping[str, str], *, strict: bool, here: bool
-) -> tuple[str, ...]:
-    """Warnings. With `strict`, raise RunnerError for problems that would make the job fail."""
-    notes: list[str] = []
-    checks: tuple[Callable[[], tuple[str, ...]], ...] = (
-        lambda: _need_image(image, environment, environ),
-        lambda: check_architecture(image, site),
-        lambda: check_mounts(environment, environ, here=here),
-    )
-    for check in checks:
-        try:
-            notes += check()
-        except RunnerError as error:
-            if strict:
-                raise
-            notes.append(f"{error.what}: {error.why.splitlines()[0]}")
-    return (*image.notes, *notes)
-
-
-def _need_image(image: LaunchImage, environment: Environment, environ: Mapping[str, str]) -> tuple[str, ...]:
-    if image.missing:
-        raise missing_image(image, environment, environ)
-    return ()
 
 
 def _left_out(taken: Snapshot) -> tuple[str, ...]:

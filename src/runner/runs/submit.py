@@ -29,7 +29,16 @@ _LEAST_BYTES, _LEAST_FILES = 64 << 20, 1000
 def check_room(folder: Path) -> tuple[str, ...]:
     """Warnings about a quota that is nearly used up. Raises RunnerError if the file system of the runs is full."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    _check_file_system(folder, there)
+    with suppress(OSError):  # the file system does not tell
+        room = os.statvfs(there)
+        free = room.f_bavail * room.f_frsize
+        if free < _LEAST_BYTES or (room.f_files > 0 and room.f_favail < _LEAST_FILES):
+            raise RunnerError(
+                f"there is not enough space for a run in {folder}",
+                f"only {free >> 20} MiB and {room.f_favail} inodes are free, so the job could not save checkpoints",
+                "free some space (runner gc, or delete old checkpoints),"
+                " or use another folder: export RUNNER_RUNS=FOLDER",
+            )
     with suppress(RunnerError):  # the quota is not known
         found = storage.quota_of_folder(there)
         if found and found.nearly_used_up:
@@ -37,20 +46,6 @@ def check_room(folder: Path) -> tuple[str, ...]:
                 f"your quota is nearly used up, so the job may fail to save: {found.text} (to free space: runner gc)",
             )
     return ()
-
-
-def _check_file_system(folder: Path, there: Path) -> None:
-    try:
-        room = os.statvfs(there)
-    except OSError:
-        return
-    free, full = room.f_bavail * room.f_frsize, room.f_files > 0 and room.f_favail < _LEAST_FILES
-    if free < _LEAST_BYTES or full:
-        raise RunnerError(
-            f"there is not enough space for a run in {folder}",
-            f"only {free >> 20} MiB and {room.f_favail} inodes are free, so the job could not save checkpoints",
-            "free some space (runner gc, or delete old checkpoints), or use another folder: export RUNNER_RUNS=FOLDER",
-        )
 
 
 def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Report, tags: Sequence[str] = ()) -> Run:
