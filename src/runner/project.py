@@ -7,8 +7,8 @@ from pathlib import Path
 
 from runner.errors import RunnerError, unknown
 
-SUFFIXES = {"containers": ".toml", "edf": ".toml", "jobs": ".toml"}
-KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job"}
+SUFFIXES = {"containers": ".toml", "edf": ".toml", "jobs": ".toml", "jobs/deepspeed": ".json"}
+KIND_NAMES = {"containers": "recipe", "edf": "environment", "jobs": "job", "jobs/deepspeed": "DeepSpeed preset"}
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Project:
         return (self.root or self.start) / "runs"
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """The known names of a kind (`containers`, `edf` or `jobs`), from all roots."""
+        """The known names of a kind (`containers`, `edf`, `jobs` or `jobs/deepspeed`), from all roots."""
         found = {path.stem for root in self.roots for path in (root / kind).glob("*" + SUFFIXES[kind])}
         return tuple(sorted(found))
 
     def find(self, kind: str, name: str) -> Path:
-        """The file of a named recipe, environment or job, or of a path that the user gave.
+        """The file of a named recipe, environment, job or DeepSpeed preset, or of a path that the user gave.
 
         `NAME`, `NAME.toml`, `./NAME.toml` and absolute paths are accepted.
         Raises RunnerError that lists the known names and suggests the nearest.

@@ -20,7 +20,7 @@ from runner.project import find_project
 from runner.runs.hub import argument_values
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.run import Run, save
-from runner.runs.sweep import with_values
+from runner.runs.sweep import parse, submit_sweep, with_values
 from tests.runs.scripts import given
 
 ROOT = Path(__file__).parents[2]
@@ -224,11 +224,12 @@ def test_a_launch_is_refused_where_a_dry_run_only_warns(data: Path) -> None:
     assert any("v.json does not exist" in note for note in plan.notes)
 
 
-def test_a_sweep_over_sizes_is_refused() -> None:
+def test_a_sweep_over_sizes_is_refused_and_leaves_no_folder(tmp_path: Path) -> None:
     plan = planned("--size", "1.7B", *MOCK)
     assert with_values(plan, {"lr": "1e-4"}).job.arguments[-2:] == ("--lr", "1e-4")
     with pytest.raises(RunnerError, match="--sweep does not work with size"):
-        with_values(plan, {"size": "3.6B"})
+        submit_sweep(plan, parse(["size=1.7B,3.6B"], None), tmp_path, (), Quiet())
+    assert list(tmp_path.glob("megatron*")) == []
 
 
 # The last lines of real tracebacks: arguments.py and pretrain_gpt.py at core_v0.19.0; an older core.

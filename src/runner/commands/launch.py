@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from runner.commands.console import Console
     from runner.commands.options import Verbs
-    from runner.project import Project
-    from runner.runs.launch import Request, RunPlan
+    from runner.runs.launch import Request
     from runner.runs.run import Run
     from runner.runs.sweep import Sweep
 
@@ -123,9 +122,6 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
 
 def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool:
     """Whether the user accepts the cost. Raises RunnerError if there is no terminal to ask on."""
-    from runner.errors import RunnerError
-    from runner.runs.job import estimate
-
     cost, limit = estimate(plan.job), plan.site.confirm_gpu_hours
     if cost is None:
         return True

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner.commands.options import add_wide
 from runner.detection import find_site
-from runner.errors import RunnerError, unknown
+from runner.errors import RunnerError
 from runner.memory import megatron
 from runner.memory.estimate import Estimate, Plan, Zero, estimate, read
 from runner.memory.shape import (
@@ -194,23 +194,18 @@ def _shape(args: argparse.Namespace) -> Shape:
                 "runner memory MODEL, or give the shape: --hidden_size N … (flags: runner memory --help)",
                 exit_code=2,
             )
-        return make_shape({"model_type": "llama", **given}, "the options")
+        return make_shape(given, "the options")
     return make_shape({**read_config(find_config(args.model, os.environ)), **given}, args.model)
 
 
 def _zeros(text: str, shape: Shape) -> list[Zero]:
     project = find_project()
-    return [read(_preset(name, project.roots), shape.hidden) for name in text.split(",") if name]
-
-
-def _preset(name: str, roots: tuple[Path, ...]) -> Path:
-    folders = [root / "jobs" / "deepspeed" for root in roots]
-    for folder in folders:
-        if (folder / f"{name}.json").is_file():
-            return folder / f"{name}.json"
-    if Path(name).is_file():
-        return Path(name)
-    raise unknown("DeepSpeed preset", name, sorted({path.stem for folder in folders for path in folder.glob("*.json")}))
+    presets = project.names("jobs/deepspeed")
+    found = [(name, Path(name)) for name in text.split(",") if name]
+    paths = [
+        path if path.is_file() and name not in presets else project.find("jobs/deepspeed", name) for name, path in found
+    ]
+    return [read(path, shape.hidden) for path in paths]
 
 
 def _micro_batches(text: str) -> list[int]:

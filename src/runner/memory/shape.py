@@ -149,16 +149,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def find_config(model: str, environment: Mapping[str, str]) -> Path:
     """The config.json of a file, a folder, or a model in Hugging Face's cache. Raises RunnerError if there is none."""
     path = Path(model).expanduser()
-    if path.is_file():
-        return path
-    if path.is_dir():
-        if (path / "config.json").is_file():
-            return path / "config.json"
-        raise RunnerError(
-            f"the folder {model!r} has no config.json",
-            "that file describes the model's shape",
-            "give the folder of a model",
-        )
+    if path.exists():
+        return path / "config.json" if path.is_dir() else path
     hub = hub_cache(environment)
     found = sorted(
         (hub / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"),

@@ -24,6 +24,7 @@ from runner.quoting import literal as quoted
 from runner.runs.adopt.options import SBATCH, split
 from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, time_limit_text, value
 from runner.runs.resolve import setting_of
+from runner.runs.schedulers.flags import REFUSED
 from runner.runs.schedulers.slurm_commands import SUBMIT, gpu_request
 from runner.runs.schedulers.template import restart_words
 from runner.site import Origin, Site
@@ -73,6 +74,16 @@ class Batch:
     def option(self, name: str) -> str:
         """The value of an option; empty if it is not set."""
         return str(value(self.options, name) or "")
+
+    @property
+    def path(self) -> Path:
+        """The script."""
+        return self.folder / Path(self.word).expanduser()
+
+    @property
+    def exports_all(self) -> bool:
+        """Whether the job gets all variables, and not only those that --export names."""
+        return not self.option("export") or re.match(r"ALL(,|$)", self.option("export"), re.IGNORECASE) is not None
 
     @property
     def array_tasks(self) -> tuple[int, ...]:
@@ -172,12 +183,7 @@ def _flags(layer: Layer, site: Site) -> tuple[str, ...]:
 
 
 # options of sbatch and settings of runner that cannot apply: why, and what to use instead
-_REFUSED_OPTIONS = {
-    "wrap": ("sbatch does not accept a script together with --wrap", "leave it out"),
-    "wait": ("sbatch would return only after the end of the job", "leave it out: runner launch --wait"),
-    "test-only": ("sbatch would submit nothing", "leave it out: runner launch --dry-run"),
-    "clusters": ("runner only uses the default cluster", "leave it out, and launch on a login node of that cluster"),
-}
+_REFUSED_OPTIONS = {name: REFUSED["sbatch"][name] for name in ("wrap", "wait", "test-only", "clusters")}
 _REFUSED_SETTINGS = {
     **dict.fromkeys(("environment", "engine"), ("the script itself chooses its containers", "leave it out")),
     **dict.fromkeys(("launcher", "srun"), ("the script itself starts its programs", "leave it out")),
@@ -217,7 +223,7 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
 
 def in_snapshot(batch: Batch, main: Path | None) -> Batch:
     """The script as it is in the snapshot of `main`, submitted from the same folder there."""
-    path = (batch.folder / Path(batch.word).expanduser()).resolve()
+    path = batch.path.resolve()
     if main is None or not path.is_relative_to(main):
         why = f"it is not in {main or 'a project or a git repository'}"
         raise RunnerError(f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot")
@@ -270,15 +276,17 @@ def _resources(batch: Batch) -> Resources:
 def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dict[str, str]:
     """The files of the run folder that submit the script, and that payload/batch.sh reads."""
     found = {batch.kept: batch.text, SUBMIT: submission(batch, job)}
+    # whether Slurm exports the user's own BASH_ENV, or takes it from a login shell on the node
+    exported = batch.exports_all or "BASH_ENV" in batch.option("export").split(",")
+    by_submission = replace(site, restart_by="submit") if "no-requeue" in batch.options else site
     values = {
         "gpus": str(job.gpus),
         "hang_seconds": str(job.hang_seconds),
         "export_env": batch.option("export"),
-        **_bash_env(batch.option("export"), environ),
+        "bash_env": environ.get("BASH_ENV", "") if exported else "",
+        "bash_env_of_login": "" if exported else "yes",
         "is_array": "yes" if batch.array_tasks else "",
-        "restart_words": restart_words(
-            job, replace(site, restart_by="submit") if "no-requeue" in batch.options else site
-        ),
+        "restart_words": restart_words(job, by_submission),
     }
     if not batch.reads_bash_env:
         first, *head = _head(batch.text)
@@ -289,18 +297,11 @@ def files(batch: Batch, job: Job, environ: Mapping[str, str], site: Site) -> dic
     return found
 
 
-def _bash_env(export: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The user's own BASH_ENV for payload/batch.sh. Slurm exports it, or takes it from a login shell on the node."""
-    exported = not export or re.match(r"ALL(,|$)", export, re.IGNORECASE) or "BASH_ENV" in export.split(",")
-    return {"bash_env": environ.get("BASH_ENV", "")} if exported else {"bash_env_of_login": "yes"}
-
-
 def _words(batch: Batch, job: Job) -> tuple[str, ...]:
     """The flags of sbatch. Without ALL in --export, the variables that we add must be named."""
-    export = batch.option("export")
-    if not export or re.match(r"ALL(,|$)", export, re.IGNORECASE):
+    if batch.exports_all:
         return batch.flags
-    listed = [] if export.upper() == "NONE" else [export]
+    listed = [] if batch.option("export").upper() == "NONE" else [batch.option("export")]
     return (*batch.flags, f"--export={','.join((*listed, *job.env, 'BASH_ENV'))}")
 
 

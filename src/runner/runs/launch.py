@@ -210,7 +210,7 @@ def _plan_of_batch(
 
 def _snapshot_of_batch(script: Batch, project: Project, *, strict: bool) -> tuple[Path | None, Snapshot, list[str]]:
     """(the project or git work tree of the script, its snapshot, notes). Without `strict`, errors become notes."""
-    tree = work_tree((script.folder / Path(script.word).expanduser()).absolute().parent)
+    tree = work_tree(script.path.absolute().parent)
     main = project.root or (tree if tree is not None and not is_shared_place(tree) else None)
     try:
         return main, snapshot.plan(main), []

@@ -43,17 +43,17 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
     """
     if not job.resources.gpus_per_node:
         raise RunnerError("Megatron needs GPUs", "the job requests none", "--gpus-per-node N, or another --site")
-    benchmark = "--benchmark" in job.arguments
+    benchmark = ("--benchmark",) if "--benchmark" in job.arguments else ()
     words = _without(job.arguments, ("size", "save", "load", "save_interval") if benchmark else ("size",))
     words += BENCHMARK if benchmark else ()
-    options = argument_values(words)
-    words += _length(options, benchmark=benchmark)
+    options = argument_values((*job.arguments, *words))
+    words += _length(options)
     _check_split(options)
     if not {"bf16", "fp16"} & {*options}:
         words.append("--fp16" if {"V100", "T4"} & {*re.split(r"[\s-]", site.gpu or "")} else "--bf16")
     tokens = _number(options, "seq_length", 2048)
-    numbers = {**_size(argument_values(job.arguments), environ), "seq_length": tokens}
-    layers, hidden, heads, _ = numbers.values()
+    numbers = _size(options, environ)
+    layers, hidden, heads = numbers.values()
     if not layers * heads or (hidden % heads and "kv_channels" not in options):
         raise RunnerError(
             "Megatron cannot build this model",
@@ -62,14 +62,14 @@ def complete(job: Job, site: Site, environ: Mapping[str, str]) -> tuple[Job, str
         )
     shape = gpt(layers, hidden, heads, tokens, _number(options, "vocab_size", VOCABULARY))
     layout, batch, why = _sizes(shape, job, site, options)
-    numbers |= {"max_position_embeddings": tokens, "micro_batch_size": 1, "global_batch_size": batch}
-    numbers |= dict(zip(PARALLEL, layout[:3], strict=True))
+    numbers |= {"seq_length": tokens, "max_position_embeddings": tokens, "micro_batch_size": 1}
+    numbers |= {"global_batch_size": batch, **dict(zip(PARALLEL, layout, strict=False))}
     words += [word for name, number in numbers.items() if name not in options for word in (_flag(name), str(number))]
     if layout.tensor > 1 and "sequence_parallel" not in options:
         words.append("--sequence-parallel")
     words += RECOMPUTE if layout.recompute and "recompute_granularity" not in options else ()
     words += NO_TOKENIZER if "mock_data" in options and not {"tokenizer_type", "vocab_file"} & {*options} else ()
-    return replace(job, arguments=(*(("--benchmark",) if benchmark else ()), *words)), why
+    return replace(job, arguments=(*benchmark, *words)), why
 
 
 def check_files(job: Job, on_host: OnHost) -> None:
@@ -149,8 +149,8 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
             f"it must be a multiple of micro batch size ({micro}) x number of copies of the model on {job.gpus} GPUs",
             f"--global-batch-size {-(-(batch or BATCH) // (micro * job.gpus)) * micro * job.gpus}",
         )
-    gpu = site.gpu if site.gpu and memory_bytes(site.gpu) else "A100"
-    limit = memory_bytes(gpu) or USABLE_GIB[gpu] * GIB
+    known = memory_bytes(site.gpu or "")
+    limit = known or USABLE_GIB["A100"] * GIB
     totals = {each: estimate(shape, each, work).total for each in possible}
     fitting = [each for each in possible if fits_on(totals[each], limit)]
     if not fitting and not fixed:
@@ -163,13 +163,13 @@ def _sizes(shape: Shape, job: Job, site: Site, options: Options) -> tuple[Layout
     chosen = fitting[0] if fitting else asked
     copies = micro * (job.gpus // chosen.gpus)
     reason = "as requested" if fixed else "the smallest sizes with which the model fits"
-    if gpu != site.gpu:
+    if known is None:
         reason += f" on an A100 with 40 GB, because site {site.name} does not set `gpu`"
     why = f"{chosen.text}: {reason} (estimate: {totals[chosen] / GIB:.0f} of {limit / GIB:.0f} GiB per GPU)"
     return chosen, batch or -(-BATCH // copies) * copies, why
 
 
-def _length(options: Options, *, benchmark: bool) -> tuple[str, ...]:
+def _length(options: Options) -> tuple[str, ...]:
     """The arguments for the length, if none are given. Raises RunnerError for samples together with iterations."""
     units = ("samples", "iters")
     samples, iterations = ([name for name in options if re.fullmatch(f"(train|lr_.*)_{unit}", name)] for unit in units)
@@ -181,7 +181,7 @@ def _length(options: Options, *, benchmark: bool) -> tuple[str, ...]:
         )
     if samples or iterations:
         return ()
-    return ("--train-iters", "50") if benchmark else SAMPLES
+    return ("--train-iters", "50") if "benchmark" in options else SAMPLES
 
 
 def _check_split(options: Options) -> None:
@@ -230,12 +230,11 @@ def _data_paths(words: Sequence[str]) -> list[str]:
 def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """The words without --benchmark, and without these arguments and their values."""
     flags = {_flag(name) for name in names}
-    kept = [
+    return [
         word
-        for place, word in enumerate(words)
-        if not {word, words[max(place - 1, 0)]} & flags and word != "--benchmark"
+        for before, word in zip(("", *words), words, strict=False)
+        if before not in flags and word.partition("=")[0] not in {*flags, "--benchmark"}
     ]
-    return [word for word in kept if word.partition("=")[0] not in flags]
 
 
 def _number(options: Options, name: str, default: int) -> int:

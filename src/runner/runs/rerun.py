@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -123,8 +124,8 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
     """Start a new run from the exact files of an earlier one."""
     tables, names = locked.tables, locked.code or ()
     folder = folders.take_numbered(runs, str(tables["job"]["name"]))
-    submitted = False
-    try:
+    with ExitStack() as undo:
+        undo.callback(folders.remove, folder)
         run = _record(locked, folder, tags)
         save(run)
         folders.copy(tables["files"], locked.folder, folder)
@@ -137,14 +138,9 @@ def same_bytes(locked: Locked, runs: Path, report: Report, tags: Sequence[str] =
         with sessions.uninterrupted():
             scheduler = scheduler_of(run.scheduler)
             run = scheduler.start(run, Dependencies(), report)
-            submitted = True
+            undo.pop_all()
             save(run)
-            run = scheduler.start_chain(run, int(tables["job"].get("chain", 0)))
-        return run
-    except BaseException:
-        if not submitted:
-            folders.remove(folder)
-        raise
+            return scheduler.start_chain(run, int(tables["job"].get("chain", 0)))
 
 
 def _record(locked: Locked, folder: Path, tags: Sequence[str]) -> Run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -53,19 +53,13 @@ def submit(plan: RunPlan, runs: Path, command_line: Sequence[str], report: Repor
     plan = checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
     run = made(plan, runs, command_line, report, tags)
-    submitted = False
-    try:
-        with sessions.uninterrupted():
-            scheduler = scheduler_of(run.scheduler)
-            run = scheduler.start(run, waits, report)
-            submitted = True
-            save(run)
-            run = scheduler.start_chain(run, plan.job.chain)
-        return run
-    except BaseException:
-        if not submitted:
-            folders.remove(run.folder)
-        raise
+    with ExitStack() as undo, sessions.uninterrupted():
+        undo.callback(folders.remove, run.folder)
+        scheduler = scheduler_of(run.scheduler)
+        run = scheduler.start(run, waits, report)
+        undo.pop_all()
+        save(run)
+        return scheduler.start_chain(run, plan.job.chain)
 
 
 def checked(plan: RunPlan, runs: Path, report: Report) -> RunPlan:
@@ -112,7 +106,8 @@ def made(
 ) -> Run:
     """A run that is ready to start, with its complete folder. On any failure, the folder is removed."""
     folder = folders.take_numbered(runs, plan.job.name)
-    try:
+    with ExitStack() as undo:
+        undo.callback(folders.remove, folder)
         run = Run(
             name=folder.name,
             folder=folder,
@@ -136,11 +131,9 @@ def made(
             after=tuple(run.name for run in plan.waits.runs),
         )
         save(run)
-        write(plan, run, report)
-        return run
-    except BaseException:
-        folders.remove(folder)
-        raise
+        _write(plan, run, report)
+        undo.pop_all()
+    return run
 
 
 def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
@@ -156,7 +149,7 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
         raise files.explain(error, f"read {squashfs.path}") from error
 
 
-def write(plan: RunPlan, run: Run, report: Report) -> None:
+def _write(plan: RunPlan, run: Run, report: Report) -> None:
     """Write all files that the job needs into the run folder, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)

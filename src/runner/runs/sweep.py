@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -162,16 +163,17 @@ def submit_sweep(
     """
     plan = submit.checked(plan, runs, report)
     waits = after.still_pending(plan.waits)
-    folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-{'sweep' if sweep else 'array'}")
     plans = {str(task): (plan, {ARRAY_TASK: str(task)}) for task in tasks}
     for number, values in enumerate(sweep.combinations if sweep else ()):
         plans[str(number)] = (with_values(plan, values), values)
     at_once = sweep.at_once if sweep else None
+    folder = folders.take_numbered(runs, f"{plan.job.name[:50]}-{'sweep' if sweep else 'array'}")
     made: list[Run] = []
-    submitted = False
-    try:
+    with ExitStack() as undo:
+        undo.callback(folders.remove, folder)
         for link, (one, values) in plans.items():
             run = submit.made(one, runs, command_line, report, tags, sweep=folder.name, parameters=values)
+            undo.callback(folders.remove, run.folder)
             made.append(run)
             files.link(folder / link, f"../{run.name}")
         if sweep:
@@ -180,13 +182,7 @@ def submit_sweep(
             folders.fill(folder, plan.files)
         with sessions.uninterrupted():
             started = scheduler_of(plan.site.scheduler).start_sweep(folder, made, waits, at_once, report)
-            submitted = True
+            undo.pop_all()
             for run in started:
                 save(run)
-        return folder.name, started
-    except BaseException:
-        if not submitted:
-            for run in made:
-                folders.remove(run.folder)
-            folders.remove(folder)
-        raise
+    return folder.name, started

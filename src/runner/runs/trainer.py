@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from runner.errors import RunnerError, unknown
 from runner.located_toml import Document, read_toml, refuse_unknown_keys, typed, wrong_type
 from runner.machine import process
 from runner.project import Project
+from runner.runs.hub import argument_values
 
 FILE = "trainers"
 """the file of the run folder"""
@@ -45,32 +45,27 @@ def render(chosen: str | None, project: Project, words: Sequence[str] = (), plac
     names = [chosen] if chosen else sorted(found, key=lambda name: (name == GENERIC, found[name].parent == _SHIPPED))
     lines = [f"chosen {chosen}"] if chosen else []
     values = _values(words)
-    for name in names:
-        _check_file(found[name])
-        document = read_toml(found[name])
+    documents = {name: _read(found[name]) for name in names}
+    for name, document in documents.items():
         lines += (f"trainer {name}", *_lines(document, values))
         if like := typed(document, ("like",), str):
             if like not in found:
                 raise unknown("trainer", like, found, place=document.place("like"))
-            _check_file(found[like])
-            lines += _lines(read_toml(found[like]), values)
+            lines += _lines(documents.get(like) or _read(found[like]), values)
     return "\n".join(lines) + "\n"
 
 
-def _check_file(path: Path) -> None:
-    """Raise RunnerError for a file that would block or take long to read. Another user may share jobs/trainers/."""
+def _read(path: Path) -> Document:
+    """The file. Raises RunnerError if it would block or take long to read: another user may share jobs/trainers/."""
     if path.exists() and (not path.is_file() or path.stat().st_size > _LIMIT_BYTES):
         why = f"a trainer is a TOML file of at most {_LIMIT_BYTES >> 10} KiB"
         raise RunnerError(f"cannot read the trainer {path}", why, "move it out of jobs/trainers/")
+    return read_toml(path)
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """option -> value, of `--option=value` and `--option value`."""
-    pairs = [
-        *pairwise(words),
-        *((name, found) for name, mark, found in (word.partition("=") for word in words) if mark),
-    ]
-    found = {name: value.strip("\"'") for name, value in pairs if name.startswith("-")}
+    """option -> value. Values that only the shell of a batch script knows are left out."""
+    found = {name: value.strip("\"'") for name, value in argument_values(words).items()}
     return {name: value for name, value in found.items() if re.fullmatch(r"[^-$`\s][^$`\n]*", value)}
 
 
@@ -115,7 +110,8 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
         if not all(isinstance(word, str) and word and "\n" not in word for word in words):
             raise wrong_type(document, ("checkpoints", key), "text, or an array of texts")
         if key == "arguments":
-            yield from (f"checkpoint_folder {values[word]}" for word in words if word in values)
+            names = [word.lstrip("-").replace("-", "_") for word in words]
+            yield from (f"checkpoint_folder {values[name]}" for name in names if name in values)
         elif key != "resume":
             yield from (f"checkpoint_{key} {word}" for word in words)
 

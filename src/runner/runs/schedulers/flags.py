@@ -61,7 +61,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "signal": ("the batch script requests the signal itself, and handles it", "set save_seconds in the job file"),
         "array": ("the tasks of an array would share one run folder", "runner launch --sweep NAME=VALUE,VALUE"),
         "clusters": _ONE_CLUSTER,
-        "wrap": ("the flag would replace the batch script", "runner launch -- COMMAND"),
+        "wrap": ("--wrap would replace the batch script", "runner launch -- COMMAND"),
         "parsable": ("runner already passes this flag", "leave out the flag"),
         "wait": ("sbatch would return only after the end of the job", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
