@@ -71,6 +71,21 @@ def test_secrets_reach_the_step_and_stand_nowhere(safe: Runner, slurm: SlurmLab,
     assert not [path for path in kept if TOKEN.encode() in path.read_bytes()]
 
 
+@pytest.mark.uses("bubblewrap", "squashfuse")
+@pytest.mark.parametrize("words", [("--env", "box", "--engine", "sandbox", "--script", "asks"), ("own.sbatch",)])
+def test_no_word_of_env_is_a_secret(safe: Runner, project: Path, words: tuple[str, ...]) -> None:
+    """`env NAME=VALUE` would show it to every user of the node, if only for a moment."""
+    recorder = f'#!/bin/sh\nprintf "%s\\n" "$@" >>{project}/words\nexec /usr/bin/env "$@"\n'
+    digest = ASKS.split("touch")[0]
+    own = f"#!/bin/bash\n#SBATCH -N 1\n{digest}"
+    write(project, {"bin/env": recorder, "own.sbatch": own, "jobs/asks.sh": digest})
+    (project / "bin/env").chmod(0o755)
+    path = {"PATH": f"{project}/bin:{safe.environ['PATH']}", "MINE": "a b"}
+    _, log = Runner(project, {**safe.environ, **path}, safe.site).finished(*words)
+    assert hashlib.sha256(KEY.encode()).hexdigest() in log
+    assert "MINE=a b\n" in (project / "words").read_text() and KEY not in (project / "words").read_text()
+
+
 @pytest.mark.uses("squashfuse")
 @pytest.mark.parametrize("words", [(), ("--engine", "sandbox")])
 def test_logins_in_the_home_folder_reach_the_container(

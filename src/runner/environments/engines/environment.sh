@@ -114,12 +114,23 @@ read_edf() {
   done
 }
 
-# list_inside: fills the array `final` with NAME=VALUE for every variable inside the container.
+# list_inside: fills the array `final` with the words of `env` that leave exactly the variables inside the container. Every
+# user of the node can read command lines: what may be a secret is exported instead, and is no word.
 list_inside() {
   local name
+  local -A outside=([_]=1)
+  for name in "${!host[@]}" $(compgen -e); do outside[$name]=1; done
   for name in "${!inside[@]}"; do
-    [[ -n ${dropped[$name]-} ]] || final+=("$name=${inside[$name]}")
+    if [[ -n ${dropped[$name]-} ]]; then
+      continue
+    elif [[ $name =~ ^[A-Z][A-Z0-9_]*$ && $name =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
+      export "$name=${inside[$name]}"
+      unset "outside[$name]"
+    else
+      final+=("$name=${inside[$name]}")
+    fi
   done
+  for name in "${!outside[@]}"; do final=(-u "$name" "${final[@]}"); done
 }
 
 # absolute PATH: sets REPLY to the absolute path. A relative PATH is relative to the caller's folder.

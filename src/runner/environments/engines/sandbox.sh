@@ -221,7 +221,7 @@ second_stage() {
   elif [[ -f $base/root/etc/rc && (-n $entrypoint || (-z $workdir && -n $overlay)) ]]; then
     command=(/bin/sh /etc/rc "$@")
   fi
-  exec env -i "${final[@]}" "$bwrap" --bind "$base/root" / --dev-bind /dev /dev --bind /proc /proc --bind /sys /sys \
+  exec env "${final[@]}" "$bwrap" --bind "$base/root" / --dev-bind /dev /dev --bind /proc /proc --bind /sys /sys \
     --perms 1777 --tmpfs /tmp --ro-bind-try /etc/hosts /etc/hosts --ro-bind-try /etc/resolv.conf /etc/resolv.conf \
     "${binds[@]}" "${chdir[@]}" -- "${command[@]}"
 }

@@ -46,10 +46,29 @@ if [ -n "${interpreter:-}" ]; then
     words=("$interpreter" ${interpreter_option:+"$interpreter_option"} "$RUNNER_RUN/$kept" "${@:2}")
 fi
 
+# become WORD…: replace this process by `env WORD…`, with the job's variables only. Every user of the node can read command
+# lines: a variable that may be a secret stays exported, and is no word.
+become() {
+    local word name own=()
+    local -A others=([_]=1)
+    for name in $(compgen -e); do others[$name]=1; done
+    for word in "${variables[@]}"; do
+        name=${word%%=*}
+        if [[ $name =~ ^[A-Z][A-Z0-9_]*$ && $name =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
+            export "$name=${word#*=}"
+            unset "others[$name]"
+        else
+            own+=("$word")
+        fi
+    done
+    for name in "${!others[@]}"; do own=(-u "$name" "${own[@]}"); done
+    exec env "${own[@]}" "$@"
+}
+
 # If the run folder cannot be written, the script runs all the same, but nothing is recorded.
 if ! cd "$RUNNER_RUN" || ! { mkdir -p attempts && : >"attempts/.starts-$SLURM_JOB_ID"; } 2>/dev/null; then
     echo "runner: cannot write to $RUNNER_RUN: the script runs, but runner does not record it" >&2
-    cd "$folder" && exec -c env "${variables[@]}" "${words[@]}" 3>&- 4>&-
+    cd "$folder" && become "${words[@]}" 3>&- 4>&-
 fi
 export RUNNER_RUN
 
@@ -157,8 +176,8 @@ set -m
     read -r -u "$start" _
     cd "$folder" || exit
     exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
-    exec -c env "${variables[@]}" RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" \
-        RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" "${words[@]}"
+    become RUNNER_RUN="$RUNNER_RUN" RUNNER_ATTEMPT="$RUNNER_ATTEMPT" RUNNER_SAVE_AND_EXIT="$RUNNER_SAVE_AND_EXIT" \
+        "${words[@]}"
 ) &
 child=$!
 set +m
