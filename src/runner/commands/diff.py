@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from runner.commands.options import add_wide
+from runner.commands.options import add_wide, runs_folder
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
@@ -34,13 +34,12 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def show_difference(args: argparse.Namespace, console: Console) -> int:
     """`runner diff`: print one line per difference. Exit code: 0 if there are none, 1 if there are some."""
-    from runner.detection import find_site
     from runner.project import find_project
     from runner.runs.diff import compare, run_side, shown
     from runner.runs.run import find_run
 
     project = find_project()
-    folder = find_site(args.site, os.environ)[0].runs(os.environ, project)
+    folder = runs_folder(args.site)
     run = find_run(args.left, folder)
     other = None if args.right == "." else find_run(args.right, folder)
     left, right = run_side(run), run_side(other) if other else _here(run, project, args)

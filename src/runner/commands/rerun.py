@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.options import runs_folder
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,12 +31,11 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def run_again(args: argparse.Namespace, console: Console) -> int:
     """`runner rerun`: print the new run's name."""
-    from runner.detection import find_site
     from runner.project import find_project
     from runner.runs import rerun
 
     project = find_project()
-    runs = find_site(args.site, os.environ)[0].runs(os.environ, project)
+    runs = runs_folder(args.site)
     locked = rerun.find(args.lock, runs)
     for line in rerun.losses(locked):
         console.warn(f"changed since the run: {line}")

@@ -182,13 +182,13 @@ def test_basic_authentication_of_a_real_registry(made: Made, locked: Registry, e
     assert "'alice' from" in caught.value.why and "wrong one" not in str(caught.value)
 
 
-def test_the_login_is_logged_without_its_secret(
+def test_the_secret_of_a_login_is_never_logged(
     locked: Registry, environ: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     add_login(environ, locked.address)
-    with caplog.at_level("INFO"):
+    with caplog.at_level("DEBUG"):
         image_of(f"{locked.address}/team/app:1", environ)
-    assert f"login for {locked.address}: 'alice' from" in caplog.text
+    assert "/team/app/" in caplog.text, "urllib3 logs each request"
     assert PASSWORD not in caplog.text
     assert base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode() not in caplog.text
 

@@ -90,11 +90,10 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
 def _refuse_compressed(head: bytes, what: str) -> None:
     if kind := _COMPRESSED.get(head):
-        unpack = {"gzip": "gzip -dk", "zstd": "zstd -dk", "xz": "xz -dk", "bzip2": "bzip2 -dk"}[kind]
         raise RunnerError(
             f"cannot read {what}",
             f"the whole archive is compressed with {kind}, so runner cannot read single layers",
-            f"{unpack} {what}   (its layers may stay compressed)",
+            f"{kind} -dk {what}   (its layers may stay compressed)",
         )
 
 

@@ -49,12 +49,7 @@ class Compression:
                 for name, kind in _KINDS.items()
             )
             raise RunnerError(f"--compression cannot be {text!r}", f"runner supports {known}", "use lz4 or zstd:1")
-        if self.block_size not in (1 << power for power in range(12, 21)):
-            raise RunnerError(
-                f"the block size cannot be {self.block_size} bytes",
-                "it must be a power of two from 4096 to 1048576",
-                "use 131072",
-            )
+        assert self.block_size in (1 << power for power in range(12, 21)), self.block_size
 
     @classmethod
     def parse(cls, text: str) -> Compression:

@@ -10,7 +10,7 @@ from runner.errors import RunnerError
 from runner.images.layers.layer import Layer, LayeredImage, Reader
 from runner.images.reference import Reference
 from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
-from runner.images.sources.registry.credentials import Search, find_login
+from runner.images.sources.registry.credentials import find_login
 from runner.images.sources.registry.repository import Repository
 from runner.images.sources.registry.transfer import Downloads
 from runner.images.sources.registry.web import Web
@@ -19,11 +19,8 @@ from runner.images.sources.registry.web import Web
 @contextmanager
 def open_registry_image(reference: Reference, web: Web, architecture: str) -> Iterator[LayeredImage]:
     """The image in its registry, its layers readable inside `with`; on leaving, every thread and connection ends."""
-    import logging
-
     try:
         search = find_login(reference.registry, reference.repository, reference.user, web.environ)
-        logging.getLogger(__name__).info("login for %s: %s", reference.registry, describe_login(search))
         repository = Repository(reference, web, search)
         downloads = Downloads(repository.blob, web, registry=reference.registry, connections=web.connections)
         try:
@@ -71,11 +68,3 @@ class RegistryBlobs:
     def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
         """A function that opens a layer's blob."""
         return lambda: self._downloads.open(descriptor.digest, descriptor.size_bytes)
-
-
-def describe_login(search: Search) -> str:
-    """The login in use and its origin, without secrets."""
-    login = search.login
-    if login is None:
-        return "none"
-    return f"{login.user!r} from {login.place}" if login.user else f"an identity token from {login.place}"
