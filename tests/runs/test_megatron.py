@@ -287,3 +287,5 @@ def test_memory_shows_the_ways_to_split_a_size(capsys: pytest.CaptureFixture[str
     for wrong in ("7.6B", "30,3072", "30,3072,7", "0,0,0"):
         assert run(["memory", "--megatron", wrong, "--gpus", "8"]) == 1
         assert f"--megatron {wrong} is not a size" in capsys.readouterr().err
+    assert run(["memory", "--megatron", "7.5B", "--gpus", "0"]) == 1
+    assert "--gpus 0 is too small" in capsys.readouterr().err

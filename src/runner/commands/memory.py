@@ -85,6 +85,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def show_memory(args: argparse.Namespace, console: Console) -> int:
     """`runner memory`: print a line per configuration and micro batch. Exit code 1 if none fits the given GPU."""
+    for name in ("gpus", "accumulation"):
+        if getattr(args, name) < 1:
+            raise RunnerError(f"--{name} {getattr(args, name)} is too small", "it must be 1 or more", f"--{name} 1")
     if args.megatron:
         return _show_megatron(args, console)
     shape = _shape(args)
@@ -95,13 +98,10 @@ def show_memory(args: argparse.Namespace, console: Console) -> int:
             f"the model has {shape.positions} positions",
             f"--length {shape.positions}",
         )
-    for name in ("gpus", "accumulation"):
-        if getattr(args, name) < 1:
-            raise RunnerError(f"--{name} {getattr(args, name)} is too small", "it must be 1 or more", f"--{name} 1")
     plan = Plan(args.gpus, 1, length, args.accumulation, WIDTHS[args.dtype], args.attention,
                 args.activation_checkpointing, args.lora_r)  # fmt: skip
     found = [
-        estimate(shape, zero, replace(plan, micro_batch=micro, checkpointing=plan.checkpointing or zero.checkpointing))
+        estimate(shape, zero, replace(plan, micro_batch=micro))
         for zero in _zeros(args.deepspeed, shape)
         for micro in _micro_batches(args.micro_batch)
     ]

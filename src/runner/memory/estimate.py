@@ -124,7 +124,8 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
         gathered = min(weights.total + weights.lora - weights.small, zero.reuse_distance // 2) * plan.width
     if zero.stage < 3 and plan.accumulation > 1:  # gradients of earlier micro batches
         accumulated = trained // plan.gpus if zero.stage == 2 else trained
-    layer = activations.layer_input if plan.checkpointing else activations.layer
+    checkpointing = plan.checkpointing or zero.checkpointing
+    layer = activations.layer_input if checkpointing else activations.layer
     kept = tokens * (shape.layers * layer + activations.outside)
     yield _Moment("loss", gathered, accumulated, kept, tokens * activations.loss)
 
@@ -137,7 +138,7 @@ def _moments(shape: Shape, weights: Weights, zero: Zero, plan: Plan) -> Iterator
     yield _Moment("head", gathered, accumulated + first, kept, logits, buckets)
 
     working = activations.layer + activations.layer_work
-    if plan.checkpointing:  # the last layer is recomputed while the inputs of all layers still exist
+    if checkpointing:  # the last layer is recomputed while the inputs of all layers still exist
         gradients = accumulated + (first if zero.stage < 2 else 0)
         kept = tokens * (shape.layers * activations.layer_input + working)
         yield _Moment("recompute", gathered, gradients, kept, buffers=buckets)

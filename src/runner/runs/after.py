@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
+from runner.project import Project
 from runner.runs.job import Job
 from runner.site import Site
 
@@ -56,20 +55,18 @@ class Dependencies(NamedTuple):
                 f"{PLACE} stands for the folder of the run in --after, so --after must name exactly one run",
                 "give exactly one --after RUN, or write the path of the folder",
             )
-        folder = str(self.runs[0].folder)
-        return replace(
-            job,
-            command=tuple(word.replace(PLACE, folder) for word in job.command),
-            arguments=tuple(word.replace(PLACE, folder) for word in job.arguments),
-        )
+        return job.filled(PLACE, str(self.runs[0].folder))
 
 
-def find(succeeded: Sequence[str], ended: Sequence[str], runs: Path, site: Site) -> Dependencies:
+def find(
+    succeeded: Sequence[str], ended: Sequence[str], site: Site, environ: Mapping[str, str], project: Project
+) -> Dependencies:
     """Find the runs that the user named. Raises RunnerError for a run of another cluster."""
     if not succeeded and not ended:
         return Dependencies()
     from runner.runs.run import find_runs  # slow to import, and most launches have no --after
 
+    runs = site.runs(environ, project)
     waits = Dependencies(
         *(tuple(run for word in words for run in find_runs(word, runs)) for words in (succeeded, ended))
     )

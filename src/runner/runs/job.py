@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,6 +141,11 @@ class Job:
     def world_size(self) -> int:
         """The total number of processes."""
         return self.resources.nodes * self.resources.tasks_per_node
+
+    def filled(self, place: str, text: str) -> Job:
+        """The job with a placeholder in its command and its arguments replaced."""
+        command = tuple(word.replace(place, text) for word in self.command)
+        return replace(self, command=command, arguments=tuple(word.replace(place, text) for word in self.arguments))
 
 
 class Key(NamedTuple):

@@ -122,7 +122,7 @@ def prepare(
         check_architecture(image, site)
     with _noted(notes, request.dry_run):
         notes += check_mounts(environment, environ, here=site.is_local and engine != "host")
-    waits = _waits(request, site, environ, project)
+    waits = find(request.after, request.after_any, site, environ, project)
     job = waits.with_folder(_job(request, job_file, program, environment, site))
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
         job = resolve.with_measured(job, site.runs(environ, project))
@@ -150,12 +150,6 @@ def _noted(notes: list[str], dry_run: bool) -> Iterator[None]:
         if not dry_run:
             raise
         notes.append(f"{error.what}: {error.why.splitlines()[0]}")
-
-
-def _waits(request: Request, site: Site, environ: Mapping[str, str], project: Project) -> Dependencies:
-    if not request.after and not request.after_any:
-        return Dependencies()
-    return find(request.after, request.after_any, site.runs(environ, project), site)
 
 
 def _complete(plan: RunPlan, project: Project) -> RunPlan:
@@ -194,7 +188,7 @@ def _plan_of_batch(
     job = batch.job_of(script, (given, job_file), environment)
     check_job(replace(job, env={}), replace(site, account_required=site.account_required and not request.dry_run))
     notes = (*batch.notes(script, (given, job_file)), *((_no_account(site),) if lacks_account(job, site) else ()))
-    waits = _waits(request, site, environ, project)
+    waits = find(request.after, request.after_any, site, environ, project)
     if waits.runs and "dependency" in script.options:
         what = f"{script.options['dependency'].origin}: --after does not work with --dependency"
         raise RunnerError(what, "--after sets --dependency too", "leave out --after, or add its job id to --dependency")

@@ -110,27 +110,24 @@ def _job(job: Job, values: Mapping[str, str]) -> Job:
 
     Without such a placeholder, the value becomes `--name VALUE`, or a variable of a user's own batch script.
     """
-    command, arguments = list(job.command), list(job.arguments)
     others: dict[str, str] = {}
     for name, value in values.items():
         place = f"{{{name}}}"
-        if any(place in word for word in (*command, *arguments)):
-            command = [word.replace(place, value) for word in command]
-            arguments = [word.replace(place, value) for word in arguments]
+        if any(place in word for word in (*job.command, *job.arguments)):
+            job = job.filled(place, value)
         else:
             others[name] = value
     if job.batch is not None:
-        return replace(job, arguments=tuple(arguments), env={**job.env, **others})
+        return replace(job, env={**job.env, **others})
     added = [word for name, value in others.items() for word in (f"--{name}", value)]
-    return replace(job, command=tuple(command), arguments=(*arguments, *added))
+    return replace(job, arguments=(*job.arguments, *added))
 
 
 def array_script(plan: RunPlan, count: int, at_once: int | None) -> str:
     """The batch script of the array: task N starts the run behind the link N. It has the directives of the runs."""
     if plan.batch is not None:
         return "# A sweep over a batch script. Each run is a job of its own, which N/submit.sh submits.\n"
-    given = [line for line in plan.script.splitlines() if line.startswith("#SBATCH ")]
-    own = [line for line in given if not line.startswith("#SBATCH --output=")]
+    own = [line for line in plan.script.splitlines() if re.match("#SBATCH (?!--output=)", line)]
     limit = f"%{at_once}" if at_once else ""
     return "\n".join(
         (
