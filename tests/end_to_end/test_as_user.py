@@ -64,3 +64,38 @@ def test_shell_and_cancel(user: User) -> None:
     assert json.loads(runner(user, "status", "--json", "last").stdout)[0]["state"] == "CANCELLED"
     assert "sleep 1000" not in user.run("ps", "-u", user.name, "-o", "args=").stdout
     assert "squashfuse" not in user.run("ps", "-u", user.name, "-o", "args=").stdout
+
+
+BATCH = "#!/bin/bash\n#SBATCH -t 5\necho\n"
+TRAINERS = "project/jobs/trainers/mine.toml"
+
+
+@pytest.mark.parametrize(
+    ("files", "words", "what"),
+    [
+        ({"project/a.sbatch": BATCH}, (), "cannot read ./a.sbatch"),
+        ({"project/a.sbatch": "#!/bin/bash\necho\n"}, (), "./a.sbatch is not a batch script"),
+        ({"project/a.sbatch": BATCH + "\0\x01"}, (), "sbatch would reject ./a.sbatch"),
+        ({"project/a.sbatch": BATCH.replace("\n", "\r\n")}, (), "sbatch would reject ./a.sbatch"),
+        ({"project/a.sbatch": BATCH}, ("--trainer", "mine"), "there is no trainer 'mine'"),
+        ({"project/a.sbatch": BATCH, TRAINERS: "detect = 'a('\n"}, (), "mine.toml:1: detect is not a pattern: 'a('"),
+        ({"project/a.sbatch": BATCH, TRAINERS: "detect = 'a'\n"}, (), "jobs/trainers/mine.toml"),
+    ],
+    ids=("unreadable", "no #SBATCH", "binary", "CRLF", "unknown trainer", "pattern", "unreadable trainer"),
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    user: User, files: dict[str, str], words: tuple[str, ...], what: str, request: pytest.FixtureRequest
+) -> None:
+    """Root reads everything: only an ordinary user cannot read a file without permissions."""
+    for name, text in files.items():
+        (user.home / name).parent.mkdir(parents=True, exist_ok=True)
+        (user.home / name).write_text(text, newline="")
+    if "unreadable" in request.node.name:
+        (user.home / list(files)[-1]).chmod(0)
+    argv = ("/usr/bin/python3", "-m", "runner", "launch", "--site", "generic-slurm", "--dry-run", *words, "./a.sbatch")
+    done = user.run(*argv, cwd=user.home / "project")
+    for name in files:
+        (user.home / name).unlink()
+    assert (done.returncode, done.stdout) == (1, "") and what in done.stderr, done.stderr
+    assert "because: " in done.stderr and "try: " in done.stderr
+    assert "unreadable" not in request.node.name or "Permission denied" in done.stderr

@@ -317,3 +317,22 @@ def test_a_rerun_of_a_script_with_a_secret_submits_the_file_itself(cluster: Runn
     assert "secret.sh" in gone.stderr and cluster.made() == before
     for path in cluster.runs.rglob("*"):
         assert path.is_symlink() or not path.is_file() or b"correct-horse" not in path.read_bytes(), path
+
+
+def test_each_task_of_an_array_restarts_by_itself(cluster: Runner, place: Path) -> None:
+    """Its attempts and causes are its own; a rerun of one task has the policy too."""
+    head = "#!/bin/bash\n#SBATCH -t 5 -a 1-2 -o %x-%a\n"
+    text = 'echo "start ${SLURM_RESTART_COUNT:-0} of $SLURM_ARRAY_TASK_ID"\n'
+    text += '[ "$SLURM_ARRAY_TASK_ID" = 1 ] || [ "${RUNNER_ATTEMPT##*/}" = 2 ] || exit 75\n'
+    write(place, {"again.sh": head + text})
+    name = cluster("launch", "--restart", "time_limit=1", "./again.sh", cwd=place).stdout.strip()
+    rows = json.loads(cluster("status", "--json", name).stdout)
+    for row, attempts in zip(rows, (1, 2), strict=True):
+        last = cluster.wait(
+            row["run"], lambda status, n=attempts: (status["state"], status["attempt"]) == ("COMPLETED", n)
+        )
+        assert last["causes"] == ["time_limit", "done"][2 - attempts :]
+    assert cluster("logs", rows[1]["run"]).stdout.count(" of 2\n") == 2
+    again = cluster("rerun", rows[1]["run"]).stdout.strip()
+    cluster.wait(again, lambda status: status["state"] == "COMPLETED" and status["attempt"] == 2)
+    assert "start 0 of 1" in (place / "again.sh-1").read_text()

@@ -37,18 +37,19 @@ post() {
         ;;
     *) body="{\"text\": $body}" ;;
     esac
+    # Not with `timeout`: it ends at the TERM that Slurm sends during a requeue, although we ignore TERM.
     # pass the URL through a pipe, because every user of the node can read command lines
     if command -v curl >/dev/null; then
         printf 'url = "%s"\n' "$url" | curl --silent --fail --max-time 10 --request "$method" \
             --header 'Content-Type: application/json' --data-binary @<(printf %s "$body") --config -
     elif command -v python3 >/dev/null; then
-        printf '%s\n%s\n%s' "$url" "$method" "$body" | timeout 10 python3 -c '
+        printf '%s\n%s\n%s' "$url" "$method" "$body" | python3 -c '
 import sys, urllib.request
 url, method, body = sys.stdin.buffer.read().split(b"\n", 2)
 kind = {"Content-Type": "application/json"}
 urllib.request.urlopen(urllib.request.Request(url.decode(), body, kind, method=method.decode()), timeout=10)'
     elif command -v wget >/dev/null; then
-        printf '%s\n' "$url" | timeout 10 wget --quiet --tries=1 --output-document=/dev/null --method="$method" \
+        printf '%s\n' "$url" | wget --quiet --tries=1 --timeout=10 --output-document=/dev/null --method="$method" \
             --header='Content-Type: application/json' --body-data="$body" --input-file=-
     else
         say "cannot post to the webhook: this node has neither curl, python3 nor wget"
