@@ -161,7 +161,7 @@ def find_config(model: str, environment: Mapping[str, str]) -> Path:
     raise RunnerError(
         f"there is no model {model!r} on this machine",
         f"there is no file or folder of that name, and no such model in {hub}",
-        f"hf download {model} config.json, or runner prefetch JOB, or give flags such as --hidden_size instead",
+        f"hf download {model} config.json, or give flags such as --hidden_size instead",
     )
 
 
