@@ -123,8 +123,7 @@ def _logins(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pairs(lines: list[str]) -> dict[str, str]:
-    pairs = (line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
-    return {name: value for name, value in pairs}
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
 
 
 @cache

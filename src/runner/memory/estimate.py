@@ -184,14 +184,17 @@ def activations_per_token(shape: Shape, zero: Zero, plan: Plan) -> Activations:
     layer_input = shape.hidden * width
     mlp_work = (3 if shape.family.gated else 2) * shape.intermediate * width
     scores = shape.heads * plan.length * (4 + 2 * width) if plan.attention == "eager" else 0
-    layer = _norms(shape, width) + _attention(shape, plan) + _mlp(shape, width)
+    norm = _norm(shape, width)
+    layer = shape.family.norms * norm + _attention(shape, plan) + _mlp(shape, width)
+    if shape.family.parallel and shape.family.norms == 2:  # both norms have the same input
+        layer -= layer_input
     if plan.lora_r:  # only stage 3 does not cast the fp32 weights that peft creates
         layer += _lora(shape, width, plan.lora_r, 4 if zero.stage == 3 else width)
     return Activations(
         layer=layer + (2 if shape.family.norms > 1 else 1) * masks,
         layer_input=layer_input,
         layer_work=max(mlp_work, scores) + layer_input,
-        outside=_norm(shape, width) + layer_input + masks,
+        outside=norm + layer_input + masks,
         loss=shape.vocabulary * 12,
     )
 
@@ -204,11 +207,6 @@ def _norm(shape: Shape, width: int) -> int:
     if shape.family.float_norm:  # x in fp32, x normalised in fp32, output
         return hidden * (4 + 4 + width)
     return hidden * (4 + width + width)
-
-
-def _norms(shape: Shape, width: int) -> int:
-    same_input = shape.hidden * width if shape.family.parallel and shape.family.norms == 2 else 0
-    return shape.family.norms * _norm(shape, width) - same_input
 
 
 def _attention(shape: Shape, plan: Plan) -> int:
