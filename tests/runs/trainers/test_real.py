@@ -41,6 +41,19 @@ trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", logger=False, callb
 trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))
 """
 
+# TRL's script does not destroy its process group, and Python may end gloo's threads with SIGABRT ("terminate called
+# without an active exception") after a training that succeeded: pytorch/pytorch#190489.
+AT_EXIT = """
+import atexit, sys
+
+def destroy():
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+atexit.register(destroy)
+"""
+
 
 @pytest.fixture(scope="module")
 def model_and_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,7 +69,10 @@ def train(folder: Path, script: str, launcher: str, processes: int, *words: str)
               resources=Resources(tasks_per_node=processes))  # fmt: skip
     run = write_run(folder, job, code={"jobs/train.py": script})
     (run / trainer.FILE).write_text(trainer.render(None, NO_PROJECT, words))
-    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    (folder / "site").mkdir()
+    (folder / "site/sitecustomize.py").write_text(AT_EXIT)
+    python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
+              "PYTHONPATH": str(folder / "site")}  # fmt: skip
     with (run / "job.log").open("wb") as log:
         done = run_locally(run, extra_environ={**python, **QUICK, "HF_HUB_OFFLINE": "1"}, capture_output=False,
                            stdout=log, stderr=subprocess.STDOUT)  # fmt: skip
@@ -74,6 +90,7 @@ def test_sft_of_trl(tmp_path: Path, model_and_data: Path, launcher: str, process
         "--logging_steps=2", "--save_steps=5", "--eval_strategy=steps", "--eval_steps=6", "--max_length=64",
         "--per_device_train_batch_size=2", "--output_dir={run}/out", "--report_to=none", "--use_cpu", "--bf16=false",
         "--gradient_checkpointing=false",
+        "--gradient_accumulation_steps=8",  # torchrun looks for new lines every 0.1 s: a step must take longer
     )  # fmt: skip
     found = [entry for entry in entries(run) if entry["loss"] is not None]
     assert (run / "attempts/1/trainer").read_text() == "huggingface\n"

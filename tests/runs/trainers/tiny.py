@@ -17,7 +17,7 @@ def build(folder: Path) -> None:
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>", chat_template=template
     ).save_pretrained(folder / "model")
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=257, max_position_embeddings=128, **shape)).save_pretrained(
         folder / "model"
     )
