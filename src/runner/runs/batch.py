@@ -217,7 +217,8 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
             raise RunnerError(what, *refused[name])
     if str(value(options, "export")).upper() == "NIL":
         what = f"{options['export'].origin}: --export=NIL cannot apply to a batch script"
-        raise RunnerError(what, "the job would get no variable that names its run folder", "use --export=NONE")
+        why = "runner must pass the job a variable that names the run folder, which --export=NIL forbids"
+        raise RunnerError(what, why, "use --export=NONE, to which runner adds its own variables")
     return Batch(word, project.start, text, options, (*added, *file, *own))
 
 
