@@ -107,8 +107,10 @@ FAULTS: Mapping[str, Fault] = {
         cause="script_failure",
         uses=("faketime",),
     ),
-    "launched_twice": Fault(by_launch.launched_twice, "two runs of a job are launched at the same moment"),
-    "submitted_twice": Fault(by_hand.submitted_twice, "one run is submitted twice at the same moment"),
+    "launched_twice": Fault(by_launch.launched_twice, "a job is launched twice at the same moment, as two runs"),
+    "submitted_twice": Fault(
+        by_hand.submitted_twice, "the batch script of one run is submitted twice at the same moment"
+    ),
 }
 
 
