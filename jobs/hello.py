@@ -21,16 +21,22 @@ def main(argv: Sequence[str]) -> int:
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     where = f"rank {rank} of {world_size} on {node}, Python {platform.python_version()} {platform.machine()}"
-    print(f"hello from {where}{f', arguments {list(argv)!r}' if argv else ''}", flush=True)
+    _say(f"hello from {where}{f', arguments {list(argv)!r}' if argv else ''}")
     if world_size > 1 and importlib.util.find_spec("torch"):
         total, nodes = _meet(rank, world_size, node)
         expected = world_size * (world_size - 1) // 2
         if rank == 0:
-            print(*(f"  rank {other} is on {where}" for other, where in enumerate(nodes)), sep="\n")
-            print(f"all-reduce over {world_size} processes: {total}, expected {expected}", flush=True)
+            listed = (f"  rank {other} is on {where}" for other, where in enumerate(nodes))
+            _say(*listed, f"all-reduce over {world_size} processes: {total}, expected {expected}")
         if total != expected:
             return 1
     return int(argv[argv.index("--exit") + 1]) if "--exit" in argv else 0
+
+
+def _say(*lines: str) -> None:
+    """Write the lines at once: with PYTHONUNBUFFERED, `print` writes a line and its end apart, and ranks would mix."""
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
 
 
 def _meet(rank: int, world_size: int, node: str) -> tuple[int, list[str]]:

@@ -102,7 +102,7 @@ def refuse(content: bytes, where: str, environ: Mapping[str, str] = os.environ) 
             raise RunnerError(
                 f"{where} would contain the value of the secret {name}",
                 "everyone who can read that file, or a copy of it, could read the secret",
-                f"remove the value, export {name} or set it in {path(environ)}, and let your program read {name}",
+                f"let your program read the variable {name} instead: export {name}, or set {name} in {path(environ)}",
             )
 
 
