@@ -87,7 +87,7 @@ def test_a_shipped_value_without_a_source_would_be_refused(tmp_path, monkeypatch
     with pytest.raises(RunnerError, match=r"bad.toml:4: engine has no source"):
         load_site("bad", environ)
     (tmp_path / "bad.toml").write_text('[sources.x]\ntitle = "x"\n[values]\nengine = { value = "ce", source = "x" }\n')
-    with pytest.raises(RunnerError, match=r"bad.toml:4: the source 'x' of engine must have a title and a date"):
+    with pytest.raises(RunnerError, match=r"bad.toml:4: engine comes from the document 'x', which has no title or"):
         load_site("bad", environ)
     good = '[sources.x]\ntitle = "x"\ndate = "2026-01-01"\n[values.quirks]\na = { value = "a", source = "x" }\n'
     (tmp_path / "bad.toml").write_text(good + 'b = "b"\n')

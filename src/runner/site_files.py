@@ -190,8 +190,8 @@ def _origin(document: Document, keys: Keys) -> Origin:
     date = typed(document, ("sources", source, "date"), str)
     if title is None or date is None:
         raise RunnerError(
-            f"{place}: the source {source!r} of {key} must have a title and a date",
-            f"[sources.{source}] must name the document and its date",
+            f"{place}: {key} comes from the document {source!r}, which has no title or no date",
+            f"[sources.{source}] must name the title and the date of the document",
             f'[sources.{source}]\ntitle = "…"\nurl = "…"\ndate = "2026-01-31"',
         )
     url = typed(document, ("sources", source, "url"), str)

@@ -60,7 +60,7 @@ class Work:
         if self._left < 0:
             raise RunnerError(
                 "cannot import the image",
-                "too many layers of the image replace large folders",
+                "the image has too many layers that replace large folders",
                 "build the image so that fewer layers replace large folders",
             )
 
