@@ -30,8 +30,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE, and create no symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
-    parser.add_argument("--force", action="store_true", help="import again, from all layers; with -o, replace any file")
-    parser.add_argument("--no-cache", action="store_true", help="the same as --force")
+    parser.add_argument("--force", action="store_true", help="the same as --no-cache; with -o, replace any file")
+    parser.add_argument("--no-cache", action="store_true", help="import again, from all layers")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
     parser.set_defaults(run=import_squashfs)
@@ -95,6 +95,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     return ImportOptions(
         output=Path(output) if output else None,
         again=args.no_cache or getattr(args, "force", False),
+        force=getattr(args, "force", False),
         engine=args.engine,
         architecture=site.architecture,
         striping=site.image_striping or STRIPING,

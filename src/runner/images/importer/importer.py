@@ -153,7 +153,7 @@ def _import_locked(plan: ImportPlan, report: Report, options: ImportOptions, hel
         if is_whole(plan.target):
             return _found(found, plan, report)
         report.warn(f"{plan.target} is damaged (its superblock does not match its size); importing the image again")
-    elif plan.target.exists() and found is None and not options.again and options.output:
+    elif plan.target.exists() and found is None and not options.force and options.output:
         raise RunnerError(f"{plan.target} already exists", "`runner import` did not create it", "replace it: --force")
     squashfs, packed = _make(plan, report, options)
     return Imported(_with_link(squashfs, plan, report), made=True, packed=packed)

@@ -49,7 +49,9 @@ class ImportOptions:
     """the user's own file name; no symlink is created"""
     compression: str = "lz4"
     again: bool = False
-    """write the file again from all layers (--force, --no-cache); with `output`, replace a file of another program"""
+    """write the file again from all layers"""
+    force: bool = False
+    """with `output`, replace a file of another program"""
     engine: str | None = None
     architecture: str | None = None
     """of the site's nodes (default: this machine's)"""
