@@ -195,7 +195,19 @@ def supply(folder: Path, text: str, environ: Mapping[str, str]) -> dict[str, str
         re.findall(r"\b(?:for|read)\s+(?:-\w+\s+)*(\w+)", text)
     )
     used = set(re.findall(r"\$\{?([A-Z][A-Z0-9_]{2,})", text)) - assigned
-    own = ("SLURM", "BASH", "RANDOM", "SECONDS", "LINENO", "CUDA_VISIBLE", "OPTARG", "OPTIND", "PIPESTATUS", "HOSTNAME")
+    own = (
+        "SLURM",
+        "SBATCH",
+        "BASH",
+        "RANDOM",
+        "SECONDS",
+        "LINENO",
+        "CUDA_VISIBLE",
+        "OPTARG",
+        "OPTIND",
+        "PIPESTATUS",
+        "HOSTNAME",
+    )
     values = {name: f"/scratch/{name}" for name in sorted(used) if name not in environ and not name.startswith(own)}
     known = {**environ, **values}
     outputs = [
