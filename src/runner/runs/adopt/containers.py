@@ -82,7 +82,7 @@ def read_container_run(
         if adopted.image and "#" not in adopted.image and "/" not in adopted.image:
             why = "for your own image, write the path that `runner import` prints"
             adopted.note(image, f"read as an image on Docker Hub; {why}")
-    adopted.note(f"{engine} run", f"in the container of a job, you keep your user ID and HOME; {engine} changes both")
+    adopted.note(f"{engine} run", f"{engine} changes your user ID and HOME; a container that runner starts does not")
     if adopted.entrypoint and (not command or re.match(r"-|[^/]*=", command[0].text)):
         why = "only the image knows its entrypoint and default command: put the program after the image"
         adopted.refuse(command[0].raw if command else image, why)

@@ -248,7 +248,9 @@ def read_program(words: Sequence[Word], draft: Draft, adopted: Adopted) -> Progr
     texts = [word.text for word in words]
     first = texts[0].rsplit("/", 1)[-1] if words else ""
     if first in {"bash", "sh", "zsh"} and all(text.startswith("-") and text != "-c" for text in texts[1:]):
-        adopted.refuse(" ".join(texts), "an interactive shell is not a job; to open it in the EDF: runner shell NAME")
+        adopted.refuse(
+            " ".join(texts), "an interactive shell is not a job; for a shell in the container: runner shell NAME"
+        )
     module = texts.index("-m") + 1 if re.fullmatch(r"python[0-9.]*", first) and "-m" in texts[1:3] else 0
     # with several tasks per node, srun starts several launchers on each node
     if (first == "torchrun" or texts[module : module + 1] == ["torch.distributed.run"]) and (
