@@ -41,17 +41,19 @@ trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", logger=False, callb
 trainer.fit(Model(), torch.utils.data.DataLoader(data, batch_size=8))
 """
 
-# TRL's script does not destroy its process group, and Python may end gloo's threads with SIGABRT ("terminate called
-# without an active exception") after a training that succeeded: pytorch/pytorch#190489.
+# After a training that succeeded, gloo's threads may end a rank of TRL's script with SIGABRT while Python is torn down
+# ("terminate called without an active exception", pytorch/pytorch#190489). Ranks end without that, as our own jobs do.
 AT_EXIT = """
-import atexit, sys
+import atexit, os, sys
 
-def destroy():
+def end():
     distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_initialized():
+    if distributed and distributed.is_initialized() and not hasattr(sys, "last_type"):
         distributed.destroy_process_group()
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(0)
 
-atexit.register(destroy)
+atexit.register(end)
 """
 
 
