@@ -163,16 +163,11 @@ end_step() {
     kill -KILL -- "-$1"
 }
 
-# The exit code 143 does not tell whether TERM has ended the script, but `jobs` does (Exit 143, or Terminated). No subshell
-# here: bash would warn about the traps.
-trap 'LC_ALL=C jobs -l >>"$RUNNER_ATTEMPT/jobs"' CHLD
 start_canaries
-# In a group of its own, as under Slurm, where `kill -- -$$` ends the script with its processes. It starts once we wait for
-# it: `jobs` does not show a job that ended before.
+# In a group of its own, as under Slurm, where `kill -- -$$` ends the script with its processes. It starts once we wait for it.
 exec {start}<> <(:)
 set -m
 (
-    trap - CHLD
     read -r -u "$start" _
     cd "$folder" || exit
     exec 1>&3 2>&4 3>&- 4>&- {start}>&- {quiet}>&-
@@ -206,16 +201,19 @@ while kill -0 "$child" 2>/dev/null; do
     done
     [ -z "$ending" ] || finish_attempt 0 # Slurm ends the job, and kills it soon: decide now whether another attempt follows
 done
+# The exit code 143 does not tell whether TERM has ended the script, but `jobs` does: it still lists a process that has exited
+# (Exit 143), and none that a signal has ended. No subshell here: bash would warn about the traps. And no trap for CHLD:
+# processes that end while bash reads a command damage its memory then.
+{ LC_ALL=C jobs -l && echo written; } >"$RUNNER_ATTEMPT/jobs"
 wait "$child"
 code=$?
-trap - CHLD
 kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
 end_reader "$reader" "$wake"
-how=$(sed -n "s/^[^ ]* *$child \([A-Za-z]*\).*/\1/p" "$RUNNER_ATTEMPT/jobs" 2>/dev/null | tail -n 1)
+jobs=$(cat "$RUNNER_ATTEMPT/jobs" 2>/dev/null)
 rm -f "$RUNNER_ATTEMPT/jobs"
 finish_attempt "$code"
-case $how in Exit | Done | Running) exit "$code" ;; esac
-[ -n "$how$ending" ] && ((code > 128)) || exit "$code"
+# If the disk is full, the list is not complete, and the code has to do.
+if ((code <= 128)) || [[ $jobs != *written || $jobs =~ \ $child\ (Exit|Done) ]]; then exit "$code"; fi
 # A signal ended the script. End in the same way, so that Slurm records the same.
 trap - EXIT
 ended "$code"
