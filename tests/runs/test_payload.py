@@ -286,6 +286,32 @@ def test_setup_runs_once_and_first(tmp_path: Path) -> None:
     assert (run / "attempts/1/rank-2.log").read_text() == "set up\nthe prolog\ncode 0\n"
 
 
+def times(path: Path) -> list[tuple[float, str]]:
+    """(Unix time, event with its node) of each line of a file of an attempt."""
+    return [(float(time), event) for time, event in (line.split(" ", 1) for line in path.read_text().splitlines())]
+
+
+def test_an_attempt_notes_the_times_of_its_phases(tmp_path: Path) -> None:
+    """In order, in fractions of a second."""
+    run = write_run(tmp_path, shell_job("exit 3", launcher="srun", tasks=2, setup="true"))
+    assert run_locally(run).returncode == 3
+    script, node = (times(run / "attempts/1" / name) for name in ("times", "times-node-0"))
+    assert [event for _, event in script] == ["started", "step", "step_end", "detected", "ended"]
+    assert [event for _, event in node] == ["task 0", "setup 0", "setup_end 0", "program 0", "program_end 0"]
+    moments = [time for time, _ in [*script[:2], *node, *script[2:]]]
+    assert moments == sorted(moments) and any(time % 1 for time in moments)
+
+
+def test_a_start_in_the_same_allocation_is_not_a_new_job(run: Path, tmp_path: Path) -> None:
+    """Each time Slurm starts the job, it notes when the job was submitted and got its nodes; another step does not."""
+    squeue = "#!/bin/sh\necho 2026-11-23T10:00:00 2026-11-23T10:05:00\n"
+    environ = {**programs(tmp_path / "bin", {"squeue": squeue}), "SLURM_JOB_ID": "71", "TZ": "UTC0"}
+    on_host(run, "next_attempt 0; echo in_place >$RUNNER_ATTEMPT/next; trap - EXIT", environ)
+    on_host(run, "echo 0 >attempts/1/exit_code; next_attempt 0; trap - EXIT", environ)
+    assert times(run / "attempts/1/times")[:2] == [(1795428000.0, "submitted"), (1795428300.0, "held")]
+    assert [event for _, event in times(run / "attempts/2/times")] == ["started"]
+
+
 def test_host_setup_passes_on_what_it_exports(tmp_path: Path) -> None:
     """It runs in a shell of its own: its functions, folder, options and traps do not reach the batch script."""
     setup = """say() { exit 9; }

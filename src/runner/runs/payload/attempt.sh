@@ -80,6 +80,7 @@ next_attempt() {
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     trap 'code=$?; ended "$code"' EXIT
+    note_start "$number"
     # shellcheck disable=SC2034 # restart.sh reads the log from this offset
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
@@ -105,6 +106,26 @@ make_attempt() {
     } 2>/dev/null && return
     rm -rf "$folder"
     return 1
+}
+
+# note_time EVENT [NODE [TIME]]: add the line `UNIX_TIME EVENT [NODE]` to attempts/N/times. The tasks of node K write such lines
+# to times-node-K, because nodes that append to the same file over NFS can overwrite each other's lines.
+note_time() {
+    local now=${3:-${EPOCHREALTIME:-$(date +%s.%N)}} # EPOCHREALTIME: bash 5; its decimal point depends on the locale
+    { printf '%s %s\n' "${now/,/.}" "$1${2:+ $2}" >>"$RUNNER_ATTEMPT/times"; } 2>/dev/null
+}
+
+# note_start NUMBER: note when the job was submitted and got its nodes, and the start of attempt NUMBER. An attempt in the
+# same allocation notes only its own start.
+note_start() {
+    local submitted held next=
+    { read -r next <"attempts/$(($1 - 1))/next"; } 2>/dev/null
+    if [ -n "$RUNNER_JOB" ] && [ "$next" != in_place ]; then
+        read -r submitted held < <(timeout 10 squeue --noheader --jobs="$RUNNER_JOB" --format='%V %S' 2>/dev/null)
+        submitted=$(date -d "${submitted:-none}" +%s 2>/dev/null) && note_time submitted '' "$submitted"
+        held=$(date -d "${held:-none}" +%s 2>/dev/null) && note_time held '' "$held"
+    fi
+    note_time started
 }
 
 # Add this job to job_ids. A launch has already done so, but a manual `sbatch job.sbatch` has not.
@@ -153,6 +174,7 @@ write_line() {
 
 # ended CODE: record the exit code, because the scheduler does not remember old jobs. Runs when job.sbatch exits.
 ended() {
+    note_time ended
     say "attempt ${RUNNER_ATTEMPT##*/} ended with exit code $1$(gpu_account)"
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     write_line "$RUNNER_ATTEMPT/exit_code" "$1"
@@ -239,6 +261,7 @@ leave() {
 run_step() {
     local code seconds=$1
     shift
+    note_time step
     "$@" &
     wait_for $! "$seconds"
     code=$?
@@ -246,6 +269,7 @@ run_step() {
         grep -a -q "File already exists: .*/pyxis_$SLURM_JOB_ID\." < <(log_of_attempt); then
         say "an earlier step left its container on a node: starting the step once more"
         rm -f "$RUNNER_ATTEMPT/first_failure" "$RUNNER_ATTEMPT"/preflight-node-* "$RUNNER_ATTEMPT"/setup-node-*
+        note_time step
         "$@" &
         wait_for $! "$seconds"
         code=$?
@@ -273,6 +297,7 @@ wait_for() {
         wait "$1"
         code=$?
     done
+    note_end "$code"
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
     end_reader "$reader" "$wake"
@@ -283,6 +308,12 @@ wait_for() {
         code=75
     fi
     return "$code"
+}
+
+# note_end CODE: note the end of the step. A failure is detected now, unless payload/watch.sh has detected it.
+note_end() {
+    note_time step_end
+    [ "$1" = 0 ] || grep -q ' detected$' "$RUNNER_ATTEMPT/times" 2>/dev/null || note_time detected
 }
 
 # end_reader PID FD: wait until the reader has read the end of the log, and end it if that takes too long: the file system of the

@@ -190,6 +190,7 @@ logs=("$RUNNER_RUN/job.log=$output_bytes")
 follow_log "$child" "$wake" "${logs[@]}" 3>&- 4>&- &
 reader=$!
 disown "${watchers[@]}"
+note_time step
 echo >&"$start"
 # Not with `wait`: bash 5.2 forgets the exit code of a process that ends just before a signal with a trap arrives. And a `read`
 # in a trap would never return to this one.
@@ -207,6 +208,7 @@ done
 { LC_ALL=C jobs -l && echo written; } >"$RUNNER_ATTEMPT/jobs"
 wait "$child"
 code=$?
+note_end "$code"
 kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
 end_reader "$reader" "$wake"
 jobs=$(cat "$RUNNER_ATTEMPT/jobs" 2>/dev/null)

@@ -4,6 +4,7 @@
 #   ATTEMPT   the folder attempts/N; it has the same path inside and outside the container
 #   LAUNCHER  torchrun, srun, accelerate or none
 #   KIND      what WORD… is: python: a .py file and its arguments; shell: a .sh file and its arguments; command: a command
+runner_begun=$(date +%s.%N 2>/dev/null) # the first line: the container has started
 runner_attempt=$1 runner_launcher=$2 runner_kind=$3
 shift 3
 
@@ -59,6 +60,16 @@ fi
 # because srun numbers the tasks node by node.
 runner_node=${runner_node:-$((runner_rank / RUNNER_TASKS_PER_NODE))}
 
+# note_time EVENT [TIME]: the first task of each node adds the line `UNIX_TIME EVENT NODE` to attempts/N/times-node-NODE.
+# Busybox may not know nanoseconds.
+note_time() {
+    [ "$runner_local_rank" = 0 ] || return 0
+    runner_now=${2:-$(date +%s.%N 2>/dev/null)}
+    case ${runner_now#*.} in *[!0-9]*) runner_now=${runner_now%%.*} ;; esac
+    [ -z "$runner_now" ] || { echo "$runner_now $1 $runner_node" >>"$runner_attempt/times-node-$runner_node"; } 2>/dev/null
+}
+note_time task "$runner_begun"
+
 # --- the working folder: the code snapshot, unless the EDF sets workdir
 if [ -z "$RUNNER_WORKDIR" ]; then
     cd "$RUNNER_RUN/code" 2>/dev/null || cd "$RUNNER_RUN" || stop "cannot enter $RUNNER_RUN" "it is not mounted" \
@@ -69,7 +80,9 @@ fi
 # exit code.
 once() {
     runner_done=$runner_attempt/$1-node-$runner_node
+    runner_what=$1
     shift
+    note_time "$runner_what"
     if [ "$runner_local_rank" = 0 ]; then
         if [ "$runner_node" = 0 ]; then
             "$@"
@@ -80,6 +93,7 @@ once() {
     fi
     until [ -s "$runner_done" ]; do sleep 1; done
     read -r runner_code <"$runner_done"
+    note_time "${runner_what}_end"
 }
 
 runner_python=python
@@ -209,6 +223,7 @@ fi
 # With URG, job.sbatch asks this script to send USR2 to the program (signals.sh).
 runner_signalled=
 runner_ended=
+note_time program
 trap 'runner_signalled=yes runner_ended=yes; [ $$ != 1 ] || tell TERM $$' TERM
 trap 'runner_signalled=yes; [ $$ != 1 ] || tell USR2 $$' USR2
 trap 'runner_signalled=yes; tell USR2 $$' URG
@@ -226,6 +241,7 @@ done
 # 127: the program had already ended when the signal arrived, and the previous `wait` returned its exit code
 [ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
 runner_code=$RUNNER_EXIT_CODE
+note_time program_end
 if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
     # a request for another attempt is not a failure: exit with 0, so that srun does not end the tasks that are still saving
     [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"

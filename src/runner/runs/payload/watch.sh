@@ -55,6 +55,8 @@ progress() {
 # its own stack there. The signal WINCH makes payload/task.sh collect stacks.
 hung() {
     local waited
+    note_time stalled '' "$(stat -c %.Y "$RUNNER_ATTEMPT/heartbeat" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | sort -n | tail -n 1)"
+    note_time detected
     say "$2: gathering the stacks of all ranks in $RUNNER_ATTEMPT/stacks"
     mkdir -p "$RUNNER_ATTEMPT/stacks"
     printf '%s\n' "$2" >"$RUNNER_ATTEMPT/hang"
