@@ -16,7 +16,7 @@ from runner.runs.secrets import refuse_in, write_record
 from runner.site_files import load_site
 
 VALUE = "correct-horse-battery"
-# The one table of what is a secret: records, the linter, `env adopt` and payload/secrets.sh all decide by it.
+# The one table of what is a secret: records, the linter, `env adopt` and the shell scripts all decide by it.
 SECRETS = (
     ("HF_TOKEN", "abc"),
     ("WANDB_API_KEY", "0123456789abcdef"),
@@ -199,3 +199,37 @@ def test_a_value_may_come_from_a_command_such_as_a_keyrings(
         done.stdout
         == f"said: not reading A_TOKEN, because its command in {file} failed\n{VALUE} unset plain-as-before\n"
     )
+
+
+SRC = Path(secrets.__file__).parents[1]
+# How two scripts sort the variables NAME=VALUE into exported ones and words of `env`. Only `exec` is replaced.
+SORTED_BY = {
+    "runs/payload/batch.sh": r"""
+        eval "$(sed -n '/^become() {/,/^}/p' "$0")"; variables=("$@")
+        exec() { printf '%s\n' "${@:2}"; }; become; echo; env""",
+    "environments/engines/environment.sh": r"""
+        . "$0"; for word; do inside[${word%%=*}]=${word#*=}; done
+        list_inside; printf '%s\n' "${final[@]}"; echo; env""",
+}
+
+
+def test_a_secret_is_exported_and_is_no_word_of_a_command_line() -> None:
+    """Every user of the node can read command lines. Here the name alone decides, and more names count as secrets."""
+    names = {name.replace("-", "_") for name, *_ in CASES} - {"PATH"}
+    secret = {name for name in names if secrets.is_secret_name(name)} | {
+        "_HF_TOKEN",
+        "hf_token",
+        "DB_PASS",
+        "TOKEN_2",
+        "secret_names",
+    }
+    words = {f"{name}=value" for name in names | secret}
+    found = []
+    for path, program in SORTED_BY.items():
+        argv = ("bash", "-euc", program, str(SRC / path), *words)
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+        listed, exported = (set(part.splitlines()) & words for part in done.stdout.split("\n\n"))
+        assert listed | exported == words and not listed & exported
+        assert {f"{name}=value" for name in secret} <= exported
+        found.append(listed)
+    assert found[0] == found[1] >= {"URL=value", "PROXY=value", "x=value", "anything=value"}

@@ -123,7 +123,7 @@ list_inside() {
   for name in "${!inside[@]}"; do
     if [[ -n ${dropped[$name]-} ]]; then
       continue
-    elif [[ $name =~ ^[A-Z][A-Z0-9_]*$ && $name =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
+    elif [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && ${name^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
       export "$name=${inside[$name]}"
       unset "outside[$name]"
     else

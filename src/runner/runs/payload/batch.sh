@@ -54,7 +54,7 @@ become() {
     for name in $(compgen -e); do others[$name]=1; done
     for word in "${variables[@]}"; do
         name=${word%%=*}
-        if [[ $name =~ ^[A-Z][A-Z0-9_]*$ && $name =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
+        if [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && ${name^^} =~ TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|WEBHOOK ]]; then
             export "$name=${word#*=}"
             unset "others[$name]"
         else

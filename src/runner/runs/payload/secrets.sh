@@ -2,11 +2,11 @@
 # read_secrets: export the user's secrets for the step. They come from a file that only the user can read, so that their values
 # appear in no script, command line or run folder. A variable that is already exported keeps its value. For a line
 # NAME=!COMMAND, the value is the output of the command, such as a query to a keyring.
-secret_names=() # variables whose values must not appear in messages
+masked_names=() # variables whose values must not appear in messages
 read_names=()   # variables from the file; the next job reads them again
 read_secrets() {
     local name
-    mapfile -t secret_names < <(compgen -e | while read -r name; do ! looks_secret "$name" || printf '%s\n' "$name"; done)
+    mapfile -t masked_names < <(compgen -e | while read -r name; do ! looks_secret "$name" || printf '%s\n' "$name"; done)
     read_secrets_file
     read_logins
 }
@@ -27,7 +27,7 @@ read_logins() {
         esac 2>/dev/null || continue
         [ -n "$value" ] || continue
         export "$name=$value"
-        secret_names+=("$name") read_names+=("$name")
+        masked_names+=("$name") read_names+=("$name")
     done
 }
 
@@ -47,7 +47,7 @@ masked() {
     while read -r _ name; do
         text=${text//"${!name}"/(secret)}
     done < <(
-        for name in "${secret_names[@]+"${secret_names[@]}"}" RUNNER_WEBHOOK; do
+        for name in "${masked_names[@]+"${masked_names[@]}"}" RUNNER_WEBHOOK; do
             value=${!name:-}
             [ -z "$value" ] || printf '%s %s\n' "${#value}" "$name"
         done | sort -rn
@@ -68,7 +68,7 @@ read_secrets_file() {
     while IFS= read -r line || [ -n "$line" ]; do
         name=${line%%=*}
         [[ $line == *=* && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]] || continue
-        secret_names+=("$name")
+        masked_names+=("$name")
         value=${line#*=}
         if [ -n "${!name:-}" ]; then # exported already; if the value is the same, the next job can read it from the file
             [ "${!name}" != "$value" ] || read_names+=("$name")
