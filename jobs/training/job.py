@@ -61,6 +61,7 @@ def start(script: str) -> Iterator[Job]:
         _quiet_libraries()  # imports torch and transformers, which read what was set above
         from training.heartbeat import Heartbeat
 
+        run_module.note_time(run, peers, "imported")
         if peers.first:
             run_module.take_lock(run)
             print(
@@ -142,6 +143,7 @@ def attach(trainer: Any, settings: Settings, batch: Batch, checkpoint: resume.Ch
     if job.processes.first:
         print(*summary(trainer, settings, batch, job), sep="\n")
         print(f"ready after {time.monotonic() - job.started:.1f} s", flush=True)
+    run_module.note_time(job.run, job.processes, "loaded")
 
 
 def summary(trainer: Any, settings: Settings, batch: Batch, job: Job) -> list[str]:
@@ -200,6 +202,7 @@ def save_final(trainer: Any, checkpoint: resume.Checkpoint | None, job: Job) -> 
         trainer.save_model(str(partial))
     barrier(job.processes)
     once(job.processes, lambda: files.replace_folder(partial, path))
+    run_module.note_time(job.run, job.processes, "final")
     return path
 
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from training import flops, processes
 from training.processes import Processes
 from training.records import append, read
-from training.run import RunFolder
+from training.run import RunFolder, note_time
 
 LINE_SECONDS = 1.0  # between two progress lines at least
 SLOW_DATA = 0.05  # from this share of the time on, the progress line reports waiting for data
@@ -30,6 +30,11 @@ class Stretch:
     data_wait: float = 0.0  # seconds, as are the others below
     checkpoint: float = 0.0
     evaluation: float = 0.0
+
+    def waits(self) -> dict[str, float]:
+        """Return how long the training stood still for saves and evaluations, for an entry."""
+        waited = {"saving_seconds": self.checkpoint, "evaluation_seconds": self.evaluation}
+        return {name: round(seconds, 3) for name, seconds in waited.items() if seconds}
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,9 @@ class Metrics(TrainerCallback):
     (since the last entry, all processes, without padding), total_tokens, tokens_per_second (all processes; saving and
     evaluating left out), tokens_per_second_per_process, mfu and mfu_palm (if a peak is known), memory_bytes (peak of
     the rank that needs most: of its GPU, else of its process), data_wait_seconds (of the rank that waited longest,
-    since the last entry), evaluation_seconds (if there was one), step_seconds, seconds (of this attempt), attempt, time
-    (Unix). Each save writes an entry of its own, with checkpoint_seconds. Each attempt begins with a `header`, which
-    has the formula of mfu, the peak and its source.
+    since the last entry), saving_seconds and evaluation_seconds (the training stood still for them since the last
+    entry), step_seconds, seconds (of this attempt), attempt, time (Unix). Each save writes an entry of its own, with
+    checkpoint_seconds. Each attempt begins with a `header`, which has the formula of mfu, the peak and its source.
     """
 
     def __init__(self, run: RunFolder, processes: Processes) -> None:
@@ -94,6 +99,19 @@ class Metrics(TrainerCallback):
         before = [entry for entry in read(self.run.metrics) if entry["step"] <= state.global_step]
         tokens = before[-1]["total_tokens"] if before else 0
         self.progress = Progress(state.global_step, state.global_step, tokens, now, now)
+        note_time(self.run, self.processes, "train")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if state.global_step == self.progress.first_step + 1:
+            note_time(self.run, self.processes, "first_step")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        note_time(self.run, self.processes, "trained")
+        self.stretch.checkpoint += self.saver_seconds()
+        if self.processes.first and (rest := self.stretch.waits()):  # after the last entry
+            append(self.run.metrics, {**self._place(state), **rest})
 
     def on_log(
         self,
@@ -141,14 +159,16 @@ class Metrics(TrainerCallback):
             "attempt": self.run.attempt_number,
             "time": round(time.time(), 3),
         }
-        if stretch.evaluation:
-            entry["evaluation_seconds"] = round(stretch.evaluation, 3)
+        entry |= stretch.waits()
         if self.cost and self.peak:
             possible = seconds * self.peak.flops * self.processes.world_size
             done = self.cost.flops(ranks.tokens, ranks.squared_lengths, ranks.windowed_lengths)
             entry["mfu"] = round(done / possible, 5)
             entry["mfu_palm"] = round(self.cost.flops_palm(ranks.tokens, ranks.squared_lengths) / possible, 5)
         return entry
+
+    def _place(self, state: TrainerState) -> dict[str, Any]:
+        return {"step": state.global_step, "attempt": self.run.attempt_number, "time": round(time.time(), 3)}
 
     def _line(self, entry: dict[str, Any], state: TrainerState, ending: bool) -> None:
         progress, now = self.progress, time.monotonic()
@@ -165,8 +185,7 @@ class Metrics(TrainerCallback):
         found = {name: value for name, value in logs.items() if name.startswith("eval_")}
         if not found or not self.processes.first:
             return
-        place = {"step": state.global_step, "attempt": self.run.attempt_number, "time": round(time.time(), 3)}
-        append(self.run.metrics, {**place, **found})
+        append(self.run.metrics, {**self._place(state), **found})
         loss = found.get("eval_loss", float("nan"))
         print(f"step {state.global_step}/{state.max_steps} eval_loss {loss:.4f}", flush=True)
 

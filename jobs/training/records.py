@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, for all attempts of a run."""
+"""metrics.jsonl: one JSON object per line, for all attempts of a run; and other files of lines."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from typing import Any
 
 def append(path: Path, entry: dict[str, Any]) -> None:
     """Add one line in one write, so that a reader never sees half of it."""
-    line = json.dumps(entry) + "\n"
+    append_line(path, json.dumps(entry))
+
+
+def append_line(path: Path, line: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        os.write(descriptor, f"{line}\n".encode())
     finally:
         os.close(descriptor)
 

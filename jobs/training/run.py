@@ -6,12 +6,14 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training import files, processes
+from training import files, processes, records
 from training.errors import JobError
+from training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ def make(run: RunFolder) -> None:
     """Make the folders that the job writes to."""
     for folder in (run.path, run.attempt, run.cache):
         folder.mkdir(parents=True, exist_ok=True)
+
+
+def note_time(run: RunFolder, peers: Processes, event: str) -> None:
+    """Add `UNIX_TIME EVENT` to the attempt's `times-rank-0` in rank 0. A full disk is not an error here.
+
+    The batch script has a file of its own, perhaps on another node: two clients of NFS lose lines that both append.
+    """
+    if peers.first:
+        with contextlib.suppress(OSError):
+            records.append_line(run.attempt / "times-rank-0", f"{time.time():.3f} {event}")
 
 
 def alone(script: str) -> bool:

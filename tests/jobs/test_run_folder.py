@@ -180,3 +180,14 @@ def test_a_library_that_aborts_while_python_is_torn_down_does_not_change_the_exi
 @pytest.mark.parametrize("script", ["sft.py", "clm.py"])
 def test_the_training_scripts_end_that_way(script: str) -> None:
     assert (JOBS / script).read_text().endswith("    contract.end_process(main(sys.argv[1:]))\n")
+
+
+def test_a_time_that_cannot_be_written_does_not_fail_the_training(tmp_path: Path) -> None:
+    run = run_folder.from_environment({"RUNNER_RUN": str(tmp_path), "RUNNER_ATTEMPT": str(tmp_path / "gone")}, "sft")
+    run_folder.note_time(run, processes.ALONE, "train")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "times-rank-0").symlink_to("/dev/full")
+    run = run_folder.from_environment({"RUNNER_RUN": str(tmp_path), "RUNNER_ATTEMPT": str(full)}, "sft")
+    run_folder.note_time(run, processes.ALONE, "train")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,22 @@ def test_the_run_folder_holds_what_a_person_and_the_next_job_need(whole: Attempt
     assert (whole.run / "loss.png").read_bytes()[:4] == b"\x89PNG"
     leftovers = [path for path in whole.run.rglob("*") if path.name.endswith((".partial", ".old"))]
     assert leftovers == []
+
+
+def test_the_attempt_has_the_time_of_each_part_and_each_wait(whole: Attempt) -> None:
+    """Between two entries, steps and saves are all the time; the waits of the last save have a line of their own."""
+    lines = [line.split() for line in (whole.run / "attempts" / "1" / "times-rank-0").read_text().splitlines()]
+    assert [event for _, event in lines] == ["imported", "loaded", "train", "first_step", "trained", "final"]
+    times = [float(time) for time, _ in lines]
+    assert times == sorted(times)
+    entries = [json.loads(line) for line in (whole.run / "metrics.jsonl").read_text().splitlines()]
+    steps = [entry for entry in entries if "loss" in entry]
+    for before, after in pairwise(steps):
+        passed = after["seconds"] - before["seconds"]
+        assert passed == pytest.approx(after["step_seconds"] + after.get("saving_seconds", 0.0), abs=0.005)
+    waited = sum(entry.get("checkpoint_wait_seconds", 0.0) for entry in entries)
+    assert waited > 0
+    assert sum(entry.get("saving_seconds", 0.0) for entry in entries) == pytest.approx(waited, abs=0.02)
 
 
 def test_nothing_is_compiled_where_the_operators_are_built_into_the_image(whole: Attempt) -> None:
