@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from runner import cli
 from runner.cli import VERBS, split_rest
+from runner.errors import RunnerError
 
 
 def runner(*argv: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -121,3 +124,19 @@ def test_a_module_is_launched_by_a_launcher(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "#SBATCH --job-name=pkg.train\n" in done.stdout
     assert "torchrun command \\\n    -m pkg.train --lr 1\n" in done.stdout
+
+
+@pytest.mark.parametrize("error", [RunnerError("cannot cancel job 7", "scancel failed", "scancel 7"), OSError("full")])
+def test_ctrl_c_is_130_also_when_cleaning_up_fails(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(args: argparse.Namespace, console: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise error
+
+    monkeypatch.setattr(cli, "parse", lambda argv: argparse.Namespace(run=command))
+    assert cli.run(("launch",)) == 130
+    printed = capsys.readouterr().err
+    assert ("cannot cancel job 7" if isinstance(error, RunnerError) else "stopped by Ctrl-C") in printed

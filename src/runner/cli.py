@@ -168,7 +168,7 @@ def run(argv: Sequence[str]) -> int:
         return code
     except RunnerError as error:
         console.error(error)
-        return error.exit_code
+        return 130 if _stopped(error) else error.exit_code
     except KeyboardInterrupt:
         console.error_line("runner: stopped by Ctrl-C")
         return 130
