@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "shell": ("shell", "open a shell or run a command in an environment or a run"),
         "status": ("status", "list runs: state, progress, time left"),
         "watch": ("watch", "show the status until all runs have ended"),
+        "top": ("top", "show the GPU, CPU and memory use of a run's nodes"),
         "logs": ("logs", "print the output of a run; -f follows it"),
         "cancel": ("cancel", "cancel runs"),
         "history": ("history", "list past launches by job, environment, script, state"),

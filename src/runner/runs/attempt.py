@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,6 +52,46 @@ class Log:
         """The sort key for logs with equal times: job.log, then nodes, then ranks."""
         kind = 2 if self.rank is not None else 0 if self.node is None else 1
         return kind, self.rank or self.node or 0, str(self.path)
+
+
+class GpuUsage(NamedTuple):
+    """The use of a GPU. None: unknown."""
+
+    percent: int | None
+    memory_used_mib: int | None
+    memory_total_mib: int | None
+
+
+@dataclass(frozen=True)
+class NodeUsage:
+    """The use of a node, as payload/usage.sh has sampled it. None: unknown."""
+
+    node: str
+    age_seconds: float
+    cpu_percent: int | None = None
+    """of all CPUs of the node, by all its processes"""
+    memory_used_mib: int | None = None
+    memory_total_mib: int | None = None
+    memory_of: str = ""
+    """`job`: the job's memory, which is limited; `node`: the memory of the whole node"""
+    gpus: tuple[GpuUsage, ...] = ()
+    gpu_error: str = ""
+    """what is wrong with nvidia-smi"""
+
+    @classmethod
+    def parse(cls, text: str, number: str, age_seconds: float) -> NodeUsage:
+        """From a file's text; only the node's number and the age if the file is damaged."""
+        words = text.split()
+        if len(words) < 6:
+            return cls(f"node {number}", age_seconds)
+        numbers = [int(word) if word.isdigit() else None for word in words]
+        error = f"nvidia-smi {words[6]}" if words[6:] in (["hangs"], ["fails"]) else ""
+        gpus = () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3]))
+        return cls(words[1], age_seconds, numbers[2], numbers[3], numbers[4], words[5].strip("-"), gpus, error)
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        return {**asdict(self), "age_seconds": round(self.age_seconds), "gpus": [gpu._asdict() for gpu in self.gpus]}
 
 
 @dataclass(frozen=True)
@@ -137,6 +177,17 @@ class Attempt:
         if len(words) < 5 or not (words[0].isdigit() and words[2].isdigit()):
             return None
         return FirstFailure(int(words[0]), int(words[2]), words[4])
+
+    @property
+    def usage(self) -> tuple[NodeUsage, ...]:
+        """The newest sample of each node; empty before the program starts. Raises OSError."""
+        folder = self.folder / "usage"
+        names = [name for name in os.listdir(folder) if name.isdigit()] if folder.is_dir() else []  # noqa: PTH208
+        found = []
+        for name in sorted(names, key=int):
+            age = max(0.0, time.time() - (folder / name).stat().st_mtime)
+            found.append(NodeUsage.parse(files.content(f"{folder}/{name}").decode(errors="replace"), name, age))
+        return tuple(found)
 
     @property
     def environment(self) -> Path | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 FOLDER = "payload"
 
 
-_OF_TASKS = ("after.sh", "inside.sh", "preflight.py", "preflight_worker.py", "processes.sh", "task.sh")
+_OF_TASKS = ("after.sh", "inside.sh", "preflight.py", "preflight_worker.py", "processes.sh", "task.sh", "usage.sh")
 
 
 def files(*, batch: bool = False) -> Mapping[str, str]:

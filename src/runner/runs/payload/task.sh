@@ -218,6 +218,13 @@ if [ "$runner_rank" = 0 ]; then
     runner_note=$!
 fi
 
+# --- the use of this node, and its sign of life. Not earlier: a `wait` in task_prolog would wait for it
+runner_usage=
+if [ "$runner_local_rank" = 0 ]; then
+    /bin/sh "$RUNNER_RUN/payload/usage.sh" "$runner_attempt" "$runner_node" $$ &
+    runner_usage=$!
+fi
+
 # --- run the program. A trapped signal interrupts `wait`, but not the program: wait again. All processes get TERM and USR2
 # directly, except in a container with its own process namespace. There, this shell is process 1, and forwards the signals.
 # With URG, job.sbatch asks this script to send USR2 to the program (signals.sh).
@@ -242,6 +249,7 @@ done
 [ "$RUNNER_EXIT_CODE" != 127 ] || [ -z "$runner_before" ] || RUNNER_EXIT_CODE=$runner_before
 runner_code=$RUNNER_EXIT_CODE
 note_time program_end
+[ -z "$runner_usage" ] || kill "$runner_usage" 2>/dev/null
 if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt/continue" ]; }; then
     # a request for another attempt is not a failure: exit with 0, so that srun does not end the tasks that are still saving
     [ -e "$runner_attempt/continue" ] || echo "{}" >"$runner_attempt/continue"

@@ -1,0 +1,100 @@
+"""top: what the nodes of a running run use."""
+
+from __future__ import annotations
+
+import argparse
+
+from runner.commands.options import runs_folder
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.commands.console import Console
+    from runner.commands.options import Verbs
+    from runner.errors import RunnerError
+    from runner.runs.attempt import NodeUsage
+    from runner.runs.status import RunStatus
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    top = subparsers.add_parser("top", parents=[common])
+    top.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
+    top.add_argument("--json", action="store_true", help="print JSON")
+    top.set_defaults(run=show_top)
+
+
+def show_top(args: argparse.Namespace, console: Console) -> int:
+    """`runner top`: one line per node, from the newest sample of each."""
+    from runner.machine import files
+    from runner.runs.run import find_run
+    from runner.runs.status import ask
+
+    status = ask([find_run(args.run_word or "last", runs_folder(args.site))])[0]
+    attempt = status.run.newest
+    found: Sequence[NodeUsage] = ()
+    if attempt is not None and attempt.exit_code is None and (status.active or status.state == "UNKNOWN"):
+        try:
+            found = attempt.usage
+        except OSError as error:
+            raise files.explain(error, f"read {attempt.folder}/usage") from error
+    if not found:
+        raise _no_samples(status)
+    if args.json:
+        nodes = [each.record() for each in found]
+        console.answer_json({"run": status.run.name, "attempt": status.attempt, "nodes": nodes})
+        return 0
+    gpus = any(each.gpus or each.gpu_error for each in found)
+    header = ("NODE", *(("GPU %", "GPU MEMORY") if gpus else ()), "CPU %", "MEMORY", "AGE")
+    console.table(header, [_row(each, gpus=gpus) for each in found])
+    if len(found) < status.run.nodes:
+        console.say(f"{len(found)} of {status.run.nodes} nodes have reported in attempt {status.attempt}")
+    return 0
+
+
+def _row(usage: NodeUsage, *, gpus: bool) -> tuple[str, ...]:
+    memory = _memory(usage.memory_used_mib, usage.memory_total_mib)
+    fullest = max(usage.gpus, key=lambda gpu: gpu.memory_used_mib or 0, default=None)
+    cells = (
+        usage.gpu_error or " ".join(_text(gpu.percent) for gpu in usage.gpus),
+        _memory(fullest.memory_used_mib, fullest.memory_total_mib) if fullest else "",
+    )
+    return (
+        usage.node,
+        *(cells if gpus else ()),
+        _text(usage.cpu_percent),
+        f"{memory} (job)" if usage.memory_of == "job" else memory,
+        f"{usage.age_seconds:.0f}s",
+    )
+
+
+def _text(number: int | None) -> str:
+    return "?" if number is None else str(number)
+
+
+def _memory(used: int | None, total: int | None) -> str:
+    return "?" if used is None or total is None else f"{used / 1024:.1f}/{total / 1024:.1f} GiB"
+
+
+def _no_samples(status: RunStatus) -> RunnerError:
+    """The error that says why there is nothing to show."""
+    from runner.errors import RunnerError
+
+    run, attempt = status.run, status.run.newest
+    state = f"its state is {status.state}" + (f": {status.reason}" if status.reason else "")
+    if not status.active and status.state != "UNKNOWN":
+        fix = f"runner launch, or runner rerun {run.name}" if status.state == "PREPARING" else f"runner why {run.name}"
+        return RunnerError(f"{run.name} is not running", state, fix)
+    if attempt is None or attempt.exit_code is not None:
+        return RunnerError(f"{run.name} has not started", state, f"runner watch {run.name}")
+    if attempt.outputs:
+        return RunnerError(
+            f"there are no samples of {run.name}",
+            "its own batch script starts its tasks, and runner only samples tasks that it starts",
+            f"srun --jobid={attempt.job_id} --overlap --nodes=1 --pty top",
+        )
+    return RunnerError(
+        f"there are no samples of {run.name} yet",
+        f"attempt {attempt.number} has run for {attempt.elapsed}, and its program has not started on any node",
+        f"runner logs -f {run.name}",
+    )
