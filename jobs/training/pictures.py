@@ -3,7 +3,8 @@
     python pictures.py FILE.png < picture.json
 
 {"title", "axis", "panels": [{"metric", "curves": [CURVE, ...]}, ...]}, where a CURVE is
-{"name", "points": [[place, value], ...], "starts": [[attempt, place], ...]}.
+{"name", "points": [[place, value], ...], "starts": [[attempt, place], ...]}. A panel can also be
+{"label", "bars": [{"name", "parts": [[name, value], ...]}, ...]}: stacked bars, one below the other.
 Needs matplotlib, and nothing else of this project.
 """
 
@@ -46,12 +47,17 @@ def draw(picture: Mapping[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = picture["panels"]
-    figure = Figure(figsize=(8, 1.2 + 3.3 * len(panels)), dpi=150, layout="constrained", facecolor="white")
+    height = sum(1.8 + 0.3 * len(panel["bars"]) if "bars" in panel else 3.3 for panel in panels)
+    figure = Figure(figsize=(8, 1.2 + height), dpi=150, layout="constrained", facecolor="white")
     rows = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
     for (axes,), panel in zip(rows, panels, strict=True):
-        _panel(axes, panel, picture["axis"])
+        if "bars" in panel:
+            _bars(axes, panel)
+        else:
+            _panel(axes, panel, picture["axis"])
     rows[0][0].set_title(picture["title"], loc="left", color=INK, fontsize=12, fontweight="bold", pad=12)
-    rows[-1][0].set_xlabel(LABELS.get(picture["axis"], picture["axis"]), color=INK)
+    if "bars" not in panels[-1]:
+        rows[-1][0].set_xlabel(LABELS.get(picture["axis"], picture["axis"]), color=INK)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         figure.savefig(partial, format="png")
@@ -108,6 +114,27 @@ def _panel(axes: Any, panel: Mapping[str, Any], axis: str) -> None:
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK)
     axes.margins(x=0.05, y=0.12)
+
+
+def _bars(axes: Any, panel: Mapping[str, Any]) -> None:
+    """Draw stacked bars. The first part is green, the others have the colours of a map for up to twenty classes."""
+    from matplotlib import colormaps
+
+    bars = panel["bars"]
+    names = list(dict.fromkeys(name for bar in bars for name, _ in bar["parts"]))
+    rows = range(len(bars))
+    lefts = [0.0] * len(bars)
+    for index, name in enumerate(names):
+        widths = [dict(bar["parts"]).get(name, 0.0) for bar in bars]
+        colour = COLOURS[2] if index == 0 else colormaps["tab20"](index % 20)
+        axes.barh(rows, widths, left=lefts, color=colour, label=name)
+        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
+    axes.set_yticks(rows, [bar["name"] for bar in bars])
+    axes.invert_yaxis()
+    axes.set_xlabel(panel["label"], color=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(colors=INK, left=False)
+    axes.legend(frameon=False, labelcolor=INK, ncols=3, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.25))
 
 
 def _curve(axes: Any, curve: Mapping[str, Any], index: int, alone: bool) -> None:

@@ -44,6 +44,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "rerun": ("rerun", "repeat a launch exactly, from a run's lock file"),
         "diff": ("diff", "compare two launches"),
         "plot": ("plot", "plot metrics of runs: loss, tokens/s and others"),
+        "account": ("account", "show where the GPU time of runs went, and what reduces the losses"),
         "why": ("why", "explain why a run failed, is waiting or is slow: cause, evidence, fix"),
     },
     "models": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -186,6 +186,11 @@ def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Pat
         }
         for metric in dict.fromkeys(curve.metric for curve in curves)
     ]
+    return write_picture({"title": title, "axis": axis, "panels": panels}, path)
+
+
+def write_picture(picture: Mapping[str, object], path: Path) -> Path:
+    """Draw what jobs/training/pictures.py describes, and return the file's absolute path."""
     target = path.absolute()
     if not target.parent.is_dir():
         raise RunnerError(
@@ -193,7 +198,6 @@ def write_png(curves: Sequence[Curve], axis: str, title: str, path: Path) -> Pat
             f"there is no folder {target.parent}",
             f"create {target.parent}, or pass another path",
         )
-    picture = {"title": title, "axis": axis, "panels": panels}
     fix = "pip install 'runner-hpc[plot]', or load a module with matplotlib; a finished run also has loss.png"
     python = process.python_with("matplotlib", (sys.executable, process.which("python3")), fix)
     script = shipped_folder() / SCRIPT

@@ -100,8 +100,9 @@ make_attempt() {
     mkdir "$folder" 2>/dev/null || return
     {
         mkdir "$folder/finished" &&
-            printf 'started %s\njob %s\nnodes %s\ngpus %s\ncheckpoint %s\nstep %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
-                "${SLURM_JOB_ID:-local-$$}" "${SLURM_JOB_NODELIST:-$(uname -n)}" "$2" \
+            printf 'started %s\njob %s\nnodes %s\ncpus %s\ngpus %s\ncheckpoint %s\nstep %s\n' \
+                "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${SLURM_JOB_ID:-local-$$}" "${SLURM_JOB_NODELIST:-$(uname -n)}" \
+                "${SLURM_CPUS_ON_NODE:-$(nproc)}" "$2" \
                 "$(newest_checkpoint)" "$(newest_step)" >"$folder/started"
     } 2>/dev/null && return
     rm -rf "$folder"

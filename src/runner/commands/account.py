@@ -1,0 +1,168 @@
+"""account: where the GPU time of runs went."""
+
+from __future__ import annotations
+
+import argparse
+
+from runner.commands.options import add_wide, runs_folder
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from runner.commands.console import Console
+    from runner.commands.options import Verbs
+    from runner.runs.account import Account, Classes
+
+_BAR = 30  # characters
+_MOST_BARS = 40
+
+
+def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
+    account = subparsers.add_parser("account", parents=[common])
+    account.add_argument("runs", nargs="*", metavar="RUN", help="name, sweep, job id, `last` (default) or path")
+    account.add_argument("--since", metavar="WHEN", help="all runs launched since a date, or in the last 12h, 30d, 2w")
+    account.add_argument(
+        "--by", choices=("cause", "node", "env", "user"), help="with --since: one line per cause, node, ..."
+    )
+    account.add_argument("--png", metavar="FILE", help="write stacked bars as a PNG (needs matplotlib); print its path")
+    account.add_argument("--json", action="store_true", help="print JSON")
+    add_wide(account)
+    account.set_defaults(run=show_account)
+
+
+def show_account(args: argparse.Namespace, console: Console) -> int:
+    """`runner account`: the largest losses, a table of all classes, and for several runs a line for each."""
+    accounts = _accounts(args)
+    for account in accounts:
+        for note in account.notes:
+            console.warn(f"{account.run.name}: {note}")
+    groups = {
+        unit: _groups(args.by, [each for each in accounts if each.unit == unit and each.nodes])
+        for unit in ("gpu", "cpu")
+    }
+    totals = {unit: _sum(named.values()) for unit, named in groups.items() if named}
+    if args.json:
+        by = {unit: {name: each.summary() for name, each in groups[unit].items()} for unit in totals if args.by}
+        total = {unit: classes.summary() | ({"by": by[unit]} if by else {}) for unit, classes in totals.items()}
+        console.answer_json({"runs": [account.record() for account in accounts], "total": total})
+    elif not totals:
+        console.say("no run was launched since then" if args.since else "nothing was held yet")
+    elif args.png:
+        console.answer(_draw(groups, totals, args.png))
+    else:
+        for unit, classes in totals.items():
+            _show(unit, classes, console)
+            if args.by or len(groups[unit]) > 1:
+                _show_groups(args.by or "run", groups[unit], console)
+    return 0
+
+
+def _accounts(args: argparse.Namespace) -> list[Account]:
+    import time
+    from datetime import datetime
+
+    from runner.errors import RunnerError
+    from runner.runs.account import account
+    from runner.runs.history import Filters, parse_since
+    from runner.runs.run import find_runs, list_runs
+
+    folder = runs_folder(args.site)
+    if args.by and not args.since:
+        what, why = f"account: --by {args.by} without --since", "--by adds up all runs since a time"
+        raise RunnerError(what, why, f"runner account --since 30d --by {args.by}", exit_code=2)
+    if args.since and args.runs:
+        raise RunnerError("account: RUN and --since", "each of them selects the runs", "leave out one", exit_code=2)
+    if args.since:
+        filters = Filters(since=parse_since(args.since, datetime.now().astimezone()))
+        runs = [run for run in list_runs(folder) if filters.passes_record(run)]
+    else:
+        named = [run for word in args.runs or ["last"] for run in find_runs(word, folder)]
+        runs = list({run.folder: run for run in named}.values())
+    return [account(run, time.time()) for run in runs]
+
+
+def _groups(by: str | None, accounts: Sequence[Account]) -> dict[str, Classes]:
+    """Name -> classes: of each run, or of all runs by cause, node, environment or user, the largest loss first."""
+    from runner.runs.account import Classes
+
+    found: dict[str, Classes] = {}
+    for account in accounts:
+        if by in ("cause", "node"):
+            pairs = (
+                account.by_cause() if by == "cause" else [(name, each.items()) for name, each in account.nodes.items()]
+            )
+        else:
+            name = {"env": account.run.environment or "none", "user": account.user}.get(by or "", account.run.name)
+            pairs = [(name, account.classes.items())]
+        for name, classes in pairs:
+            found.setdefault(name, Classes()).add(classes)
+    return dict(sorted(found.items(), key=lambda each: -each[1].lost)) if by else found
+
+
+def _sum(found: Iterable[Classes]) -> Classes:
+    from runner.runs.account import Classes
+
+    total = Classes()
+    for classes in found:
+        total.add(classes.items())
+    return total
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.2f}" if seconds >= 36 or not seconds else f"{seconds / 3600:.2g}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole > 0 else ""
+
+
+def _show(unit: str, classes: Classes, console: Console) -> None:
+    from runner.runs.account import CLASSES
+
+    held, hours = classes.held, f"{unit.upper()} hours"
+    console.line(
+        f"{_hours(held)} {hours} held; effective training time ratio {_share(classes.get('useful', 0.0), held)}"
+    )
+    for number, (name, seconds) in enumerate(classes.losses[:3], 1):
+        console.line(f"loss {number}: {CLASSES[name][0]}, {_hours(seconds)} {hours}: {CLASSES[name][1]}")
+    console.answer("\n")
+    rows = [
+        (CLASSES[name][0], _hours(seconds), "not charged", "") if name == "queue"
+        else (CLASSES[name][0], _hours(seconds), _share(seconds, held), "#" * round(_BAR * seconds / (held or 1)))
+        for name in CLASSES if (seconds := classes.get(name, 0.0)) > 0
+    ]  # fmt: skip
+    console.table(("CLASS", hours.upper(), "SHARE", ""), rows)
+
+
+def _show_groups(by: str, groups: Mapping[str, Classes], console: Console) -> None:
+    from runner.runs.account import CLASSES
+
+    rows = []
+    for name, classes in groups.items():
+        largest = "".join(f"{CLASSES[kind][0]} {_share(lost, classes.held)}" for kind, lost in classes.losses[:1])
+        ratio = _share(classes.get("useful", 0.0), classes.held)
+        rows.append((name, _hours(classes.held), ratio, _hours(classes.lost), largest))
+    console.answer("\n")
+    console.table((by.upper(), "HELD", "RATIO", "LOST", "LARGEST LOSS"), rows)
+
+
+def _draw(groups: Mapping[str, Mapping[str, Classes]], totals: Mapping[str, Classes], path: str) -> str:
+    """Draw a bar for each run or group; a single one for all if there are many."""
+    from pathlib import Path
+
+    from runner.runs.account import CLASSES
+    from runner.runs.plot import write_picture
+
+    panels = []
+    for unit, total in totals.items():
+        bars = groups[unit] if len(groups[unit]) <= _MOST_BARS else {"all": total}
+        parts = {
+            name: [[CLASSES[kind][0], classes[kind] / 3600] for kind in CLASSES if kind in classes and kind != "queue"]
+            for name, classes in bars.items()
+        }
+        named = [{"name": name, "parts": each} for name, each in parts.items()]
+        panels.append({"label": f"{unit.upper()} hours", "bars": named})
+    ratios = ", ".join(f"{total.ratio or 0:.1%}" for total in totals.values())
+    picture = {"title": f"effective training time ratio {ratios}", "axis": "", "panels": panels}
+    return str(write_picture(picture, Path(path)))

@@ -1,0 +1,200 @@
+"""The account of a run: what its GPUs (its CPUs, without GPUs) did in each second for which the run held them.
+
+It is a pure function of the run folder (phases.py). Each second of each node has exactly one class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from runner.runs.phases import Phases, read_phases
+from runner.runs.run import Run
+
+CLASSES = {
+    "useful": ("useful steps", ""),
+    "import": ("image import and unpack", "import the image before you launch: runner import"),
+    "preflight": ("preflight", "skip the checks of the nodes: launch --no-preflight"),
+    "start": ("start of processes", "shorten `setup` and `task_prolog` in the job file"),
+    "imports": ("Python imports", "install the packages in the image, not in a mounted folder"),
+    "loading": ("loading of model and data", "download models and data sets before you launch: runner prefetch"),
+    "warm_up": ("compilation and warm-up", "keep the compiler's caches between runs, in $RUNNER_CACHE"),
+    "repeated": ("repeated steps", 'save more often: save_every = "auto"'),
+    "saving": ("saving", 'save less often: save_every = "auto"'),
+    "evaluation": ("evaluation", "evaluate less often: --eval_steps"),
+    "hang": ("hang", "detect hangs earlier: hang_seconds in [restart]"),
+    "spare": ("idle spare nodes", "ask for fewer spare nodes: spare_nodes in [resources]"),
+    "restart_gap": ("restart gap", "restart in the same allocation: in_place in [restart], spare_nodes in [resources]"),
+    "after_end": ("idle after the end", "let the batch script end when the program ends"),
+    "unknown": ("unknown", "let your program write its times (docs/account.md)"),
+    "queue": ("queue", "ask for less time or fewer nodes, or for another partition"),
+}
+"""class -> its name in the table, and the setting that reduces it"""
+_OF_RESTART = ("queue", "import", "preflight", "start", "imports", "loading", "warm_up", "repeated", "restart_gap")
+
+
+class Classes(dict[str, float]):
+    """Class -> GPU seconds, or CPU seconds without GPUs."""
+
+    def add(self, classes: Iterable[tuple[str, float]], weight: float = 1.0) -> None:
+        for name, seconds in classes:
+            self[name] = self.get(name, 0.0) + weight * seconds
+
+    @property
+    def held(self) -> float:
+        """The time held: all but the queue, which is not charged."""
+        return sum(seconds for name, seconds in self.items() if name != "queue")
+
+    @property
+    def ratio(self) -> float | None:
+        """The effective training time ratio: useful steps / time held; None if nothing was held."""
+        return self.get("useful", 0.0) / self.held if self.held > 0 else None
+
+    @property
+    def lost(self) -> float:
+        return self.held - self.get("useful", 0.0)
+
+    @property
+    def losses(self) -> list[tuple[str, float]]:
+        """(class, seconds), the largest first."""
+        lost = [(name, seconds) for name, seconds in self.items() if name not in ("useful", "queue") and seconds > 0]
+        return sorted(lost, key=lambda loss: -loss[1])
+
+    def record(self) -> dict[str, float]:
+        """What --json prints."""
+        return {name: round(self[name], 3) for name in CLASSES if name in self}
+
+    def summary(self) -> dict[str, object]:
+        """What --json prints about several runs together."""
+        ratio = None if self.ratio is None else round(self.ratio, 4)
+        return {"held_seconds": round(self.held, 3), "classes": self.record(), "ratio": ratio}
+
+
+class AttemptAccount(NamedTuple):
+    """The part of one attempt."""
+
+    number: int
+    cause: str
+    """why it ended; `running` if it has not"""
+    rung: str
+    """how the next attempt was started (attempts/N/next); empty if that is not recorded"""
+    classes: Classes
+
+
+@dataclass(frozen=True)
+class Account:
+    """The account of a run."""
+
+    run: Run
+    unit: str
+    """`gpu` or `cpu`"""
+    attempts: tuple[AttemptAccount, ...]
+    nodes: Mapping[str, Classes]
+    notes: tuple[str, ...]
+    """which files are missing or damaged, and what is therefore not known"""
+
+    @cached_property
+    def classes(self) -> Classes:
+        found = Classes()
+        for attempt in self.attempts:
+            found.add(attempt.classes.items())
+        return found
+
+    @property
+    def user(self) -> str:
+        """The owner of the run folder."""
+        try:
+            return self.run.folder.owner()
+        except (KeyError, OSError):  # no such user on this machine
+            return "unknown"
+
+    def record(self) -> dict[str, object]:
+        """What --json prints."""
+        attempts = [each._asdict() | {"classes": each.classes.record()} for each in self.attempts]
+        nodes = {name: classes.record() for name, classes in self.nodes.items()}
+        return {"run": self.run.name, "unit": self.unit, **self.classes.summary(), "attempts": attempts, "nodes": nodes,
+                "notes": list(self.notes)}  # fmt: skip
+
+    def by_cause(self) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+        """(cause, (class, seconds)). A fault also costs the restart and the repeated steps of the next attempt."""
+        before = ""
+        for attempt in self.attempts:
+            for each in attempt.classes.items():
+                yield before if before and each[0] in _OF_RESTART else attempt.cause, [each]
+            before = attempt.cause
+
+
+def account(run: Run, now: float) -> Account:
+    """The account of a run until `now`, in Unix seconds. Damaged files give notes, never an error."""
+    notes: list[str] = []
+    attempts = read_phases(run, now, notes)
+    gpus = any(each.attempt.gpus for each in attempts)
+    of_attempts = {each.attempt.number: Classes() for each in attempts}
+    of_nodes: dict[str, Classes] = {}
+    free = 0.0  # when the allocation before ended
+    for group in _allocations(attempts):
+        begin, end = _holding(group, attempts, now)
+        weights = _weights(group[0], gpus=gpus, notes=notes)
+        submitted = group[0].event("submitted") or free or run.launched or begin
+        waited = 0.0 if run.is_local else max(begin - max(submitted, free), 0.0)
+        of_attempts[group[0].attempt.number].add([("queue", waited * sum(weights.values()))])
+        free = end
+        for name, weight in weights.items():
+            left = min((at for each in group if (at := each.event("left", name)) is not None), default=end)
+            for each, spent in _of_node(name, group, begin, min(max(left, begin), end)):
+                of_attempts[each.attempt.number].add(spent, weight)
+                of_nodes.setdefault(name, Classes()).add(spent, weight)
+    done = tuple(
+        AttemptAccount(each.attempt.number, each.cause, each.rung, of_attempts[each.attempt.number])
+        for each in attempts
+    )
+    return Account(run, "gpu" if gpus else "cpu", done, of_nodes, tuple(dict.fromkeys(notes)))
+
+
+def _of_node(
+    name: str, group: Sequence[Phases], begin: float, end: float
+) -> Iterator[tuple[Phases, list[tuple[str, float]]]]:
+    """(attempt, (class, seconds)) of one node. A clock that goes back adds nothing."""
+    at = begin
+    for phases, after in zip(group, [*group[1:], None], strict=True):
+        until = min(max(after.begin, at), end) if after else end
+        spent = []
+        for kind, moment in [*phases.stretches(name, until, in_place=phases is not group[0]), ("unknown", until)]:
+            if min(moment, until) > at:
+                spent.append((kind, min(moment, until) - at))
+                at = min(moment, until)
+        yield phases, spent
+
+
+def _allocations(attempts: Sequence[Phases]) -> list[list[Phases]]:
+    """The attempts of each allocation. Without a scheduler, a restart keeps the process, and its job id."""
+    groups: list[list[Phases]] = []
+    for each in attempts:
+        before, job = groups[-1][-1] if groups else None, each.attempt.job_id
+        if before and before.attempt.job_id == job and (before.rung == "in_place" or job.startswith("local-")):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _holding(group: Sequence[Phases], attempts: Sequence[Phases], now: float) -> tuple[float, float]:
+    """When the allocation began and ended."""
+    first, last = group[0], group[-1]
+    begin = min(first.event("held") or first.begin, first.begin)
+    end = now if last.running else last.last_sign
+    after = attempts[attempts.index(last) + 1 :][:1]
+    if last.ended is None and after and after[0].attempt.job_id == last.attempt.job_id:
+        end = max(end, after[0].event("submitted") or end)  # Slurm's requeue sets the submit time
+    return begin, max(end, begin)
+
+
+def _weights(first: Phases, *, gpus: bool, notes: list[str]) -> dict[str, float]:
+    """Node -> its number of GPUs or CPUs."""
+    cpus = first.start.get("cpus", "")
+    if not gpus and not cpus.isdecimal():
+        notes.append(f"attempts/{first.attempt.number}/started has no number of CPUs: each node counts as one")
+        cpus = "1"
+    return dict.fromkeys(first.held, first.attempt.gpus / len(first.held) if gpus else float(cpus[:6]))

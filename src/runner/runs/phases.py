@@ -1,0 +1,329 @@
+"""The phases of an attempt: what each of its nodes did at which time.
+
+Reads attempts/N/times*, which the batch script, its tasks and the job write, and metrics.jsonl. Each event ends a
+stretch of time, which has one class (account.py). A missing event joins two stretches.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from runner.machine import files
+from runner.runs.attempt import Attempt
+from runner.runs.metrics import records
+from runner.runs.run import Run
+
+# (event, class of the stretch before it, class of the stretch after it if nothing follows)
+_HEAD = (
+    ("started", "start", "unknown"), ("step", "start", "import"), ("task", "import", "start"),
+    ("preflight", "start", "preflight"), ("preflight_end", "preflight", "start"), ("setup", "start", "start"),
+    ("setup_end", "start", "start"), ("program", "start", "imports"),
+)  # fmt: skip
+_LOADING = (("imported", "imports", "loading"), ("loaded", "loading", "loading"), ("train", "loading", "warm_up"))
+_LAST = ("trained", "final", "program_end", "step_end", "ended")  # of these, the last time counts
+_OF_NODES = ("task", "preflight", "preflight_end", "setup", "setup_end", "program", "program_end", "left")
+# keys of metrics.jsonl. The first of each two is the sum since the last entry, the second is one save or evaluation
+_COSTS = {
+    "saving_seconds": "saving", "checkpoint_wait_seconds": "each saving",
+    "evaluation_seconds": "evaluation", "eval_runtime": "each evaluation",
+}  # fmt: skip
+_FAULTS = ("hang", "node_failure", "script_failure")
+_SILENT_SECONDS = 120.0  # an attempt without a sign of life for so long no longer runs
+_LATE_SECONDS = 0.5  # the line about the saves before `trained` is written just after it
+_JUMP_SECONDS = 60.0  # if an event is so far outside its attempt, a clock was wrong
+_MOST_NODES = 100_000
+
+Stretches = list[tuple[str, float]]
+"""(class, until)"""
+
+
+class _Entry(NamedTuple):
+    """An entry with a loss in metrics.jsonl."""
+
+    time: float
+    step: float
+    step_seconds: float
+
+
+@dataclass
+class Phases:
+    """What is known about an attempt."""
+
+    attempt: Attempt
+    start: Mapping[str, str]
+    """the file `started`"""
+    times: dict[tuple[str, str], float]
+    """(event, node or empty) -> time"""
+    entries: list[_Entry]
+    costs: list[tuple[float, str, float]]
+    """(time, one of _COSTS, seconds)"""
+    nodes: list[str]
+    """those with ranks; the index is the node in `times`"""
+    begin: float
+    ended: float | None
+    last_sign: float
+    """the end, or the last sign of life"""
+    held: list[str]
+    """all nodes of the allocation"""
+    running: bool = False
+    follows: bool = False
+    """whether another attempt follows"""
+    tells: bool = False
+    """whether the program writes its times; other trainers do not"""
+    highest: float = 0.0
+    """the highest step of earlier attempts"""
+
+    def event(self, name: str, node: object = "") -> float | None:
+        return self.times.get((name, str(node)))
+
+    @cached_property
+    def rung(self) -> str:
+        return self.attempt.text("next").partition("\n")[0]
+
+    @property
+    def cause(self) -> str:
+        return "running" if self.running else self.attempt.cause or "unknown"
+
+    @cached_property
+    def fault(self) -> bool:
+        return not self.running and (self.ended is None or self.attempt.cause in _FAULTS)
+
+    @cached_property
+    def pace(self) -> float:
+        """The median seconds per step."""
+        known = [b.step_seconds or (b.time - a.time) / (b.step - a.step) for a, b in pairwise(self.entries)]
+        return statistics.median(known or [entry.step_seconds for entry in self.entries])
+
+    def split(self, kind: str, begin: float, end: float, working: float = math.inf, late: float = 0.0) -> Stretches:
+        """A stretch, without what evaluating and saving took of it.
+
+        `working`: it includes a save of unknown length, and the steps took so many seconds. `late`: metrics.jsonl may
+        report a cost so much later.
+        """
+        spent: defaultdict[str, float] = defaultdict(float)
+        for at, what, seconds in self.costs[bisect_right(self.costs, begin, key=lambda cost: cost[0]) :]:
+            if at > end + late:
+                break
+            spent[what] += seconds
+        each = [max(spent[name], spent[f"each {name}"]) for name in ("evaluation", "saving")]
+        room = max(end - begin, 0.0)
+        evaluation = min(each[0], room)
+        saving = min(each[1] or max(room - evaluation - working, 0.0), room - evaluation)
+        return [(kind, end - evaluation - saving), ("evaluation", end - saving), ("saving", end)]
+
+    @cached_property
+    def shared(self) -> Stretches:
+        """What all nodes with ranks do: importing, loading, training, and saving the final model."""
+        found = [(kind, at) for event, kind, _ in _LOADING if (at := self.event(event)) is not None]
+        found += self._training()
+        trained, final = self.event("trained"), self.event("final")
+        if trained is not None:
+            found += self.split(self.tail, found[-1][1] if found else self.begin, trained, late=_LATE_SECONDS)
+        if final is not None:
+            found += self.split("saving", trained or self.begin, final)
+            later = [(at, seconds) for at, what, seconds in self.costs if at > final and what == "each evaluation"]
+            found += [each for at, seconds in later for each in (("after_end", at - seconds), ("evaluation", at))]
+        return found
+
+    def _training(self) -> Stretches:
+        """From the warm-up to the last entry. Stretches of the same class are joined."""
+        entries, first = self.entries, self.event("first_step")
+        warm_up = "warm_up" if self.event("train") else "unknown"
+        if not entries:
+            return [(warm_up, first)] if first else []
+        before = [entries[0].step - (_number(self.start.get("checkpoint")) or 0.0)]
+        before += [b.step - a.step for a, b in pairwise(entries[:2])]
+        step = entries[0].step - min((steps for steps in before if steps > 0), default=1.0)
+        at = first - self.pace if first else entries[0].time - (entries[0].step - step) * self.pace
+        lines = self.attempt.text("saved").splitlines()  # of other trainers: STEP PATH
+        saved = [number for line in lines if (number := _number(line.partition(" ")[0])) is not None]
+        found: Stretches = [(warm_up, at)]
+        for entry in entries:
+            steps = entry.step - step
+            is_saved = any(step < each <= entry.step for each in saved)
+            work = self.split("useful", at, entry.time, steps * self.pace if is_saved else math.inf)
+            share = min(max((self.highest - step) / steps, 0.0), 1.0)
+            for kind, until in [("repeated", at + (work[0][1] - at) * share), *work]:
+                if until > found[-1][1]:
+                    found[-1:] = [(kind, until)] if found[-1][0] == kind else [found[-1], (kind, until)]
+            step, at = entry.step, max(entry.time, at)
+        return found
+
+    @property
+    def tail(self) -> str:
+        """The class of the steps after the last entry."""
+        if not self.entries and not self.event("first_step"):
+            return "warm_up"
+        again = self.entries and self.entries[-1].step < self.highest
+        lost = not self.running and self.event("trained") is None and (self.fault or self.attempt.exit_code != 0)
+        return "repeated" if lost or again else "useful"
+
+    def rest(self, kind: str, stop: float) -> Stretches:
+        """From the last known event to `stop`. `kind` is the class if the program has not begun to load."""
+        if self.event("trained") is not None or self.event("final") is not None:
+            return [("saving" if self.event("final") is None else "after_end", stop)]
+        if self.entries:
+            last = self.entries[-1].time
+            pauses = [b.time - a.time for a, b in pairwise(self.entries)] or [self.pace]
+            # other trainers do not tell when the training ended
+            until = stop if self.tells or self.running else min(stop, last + statistics.median(pauses))
+            return [*self.split(self.tail, last, until), ("unknown", stop)]
+        known = [after for event, _, after in _LOADING if self.event(event) is not None]
+        return [(self.tail if self.event("first_step") else known[-1] if known else kind, stop)]
+
+    def stop(self, node: int, end: float) -> float:
+        """When a node stopped working: the end of its program, or the fault."""
+        if self.running:
+            return end
+        if self.fault:
+            signs = [at for (event, _), at in self.times.items() if event in ("program_end", "stalled")]
+            return min(signs, default=self.event("detected") or self.last_sign)
+        ends = (self.event("program_end", node), self.event("step_end"), self.ended, end)
+        return next(at for at in ends if at is not None)
+
+    def stretches(self, name: str, end: float, *, in_place: bool) -> Stretches:
+        """What a node did until `end`."""
+        if name not in self.nodes:
+            return [("spare", end)]
+        node = self.nodes.index(name)
+        found: Stretches = []
+        rest = "unknown"
+        for event, kind, after in _HEAD:
+            at = self.event(event, node if event in _OF_NODES else "")
+            if at is not None:
+                found.append(("restart_gap" if in_place and event in ("started", "step") else kind, at))
+                rest = after if self.tells or after != "imports" else "unknown"
+        stop = self.stop(node, end)
+        found = [(kind, min(at, stop)) for kind, at in [*found, *self.shared, *self.rest(rest, stop)]]
+        if self.fault:
+            found.append(("hang", self.event("detected") or (end if self.ended is None else stop)))
+        return [*found, ("restart_gap" if self.follows else "after_end", end)]
+
+
+def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
+    """The attempts of a run. Damaged files give notes."""
+    entries, costs = _read_metrics(run.folder / "metrics.jsonl", notes)
+    highest = 0.0
+    found: list[Phases] = []
+    for attempt in run.attempts:
+        number = attempt.number
+        if phases := _read(attempt, run, entries.get(number, []), sorted(costs.get(number, [])), notes):
+            phases.highest = highest
+            highest = max([highest, *(entry.step for entry in phases.entries)])
+            found.append(phases)
+    for phases in found:
+        phases.tells = any(each.event("imported") or each.event("train") for each in found)
+        phases.follows = phases is not found[-1]
+        phases.running = not phases.follows and phases.ended is None and now - phases.last_sign < _SILENT_SECONDS
+        if phases.ended is None and not phases.running:
+            notes.append(f"attempts/{phases.attempt.number} has no end: counted until its last sign of life")
+    if not found:
+        notes.append("no attempt has started")
+    return found
+
+
+def _read(
+    attempt: Attempt, run: Run, entries: list[_Entry], costs: list[tuple[float, str, float]], notes: list[str]
+) -> Phases | None:
+    """What the files of an attempt tell; None if they do not tell when it started."""
+    place = f"attempts/{attempt.number}"
+    start = {key: value for key, _, value in (line.partition(" ") for line in attempt.text("started").splitlines())}
+    times = _read_times(attempt.folder, place, notes)
+    begin = times.get(("started", "")) or attempt.started
+    if begin is None:
+        notes.append(f"{place}/started is missing: the attempt is left out")
+        return None
+    ended = times.get(("ended", "")) or attempt.ended or attempt.time("exit_code")
+    last = max([begin, *times.values(), *(entry.time for entry in entries), attempt.time("alive") or begin])
+    last = last if ended is None else max(ended, begin)
+    nodes = _expanded(start.get("nodes", ""))
+    if not nodes:
+        notes.append(f"{place}/started does not list the nodes")
+        nodes = [f"node {number}" for number in range(min(max(run.nodes, 1), _MOST_NODES))]
+    if ("step", "") not in times:
+        notes.append(f"{place}/times is missing or not complete: the time before the first step is not known")
+    elif attempt.outputs:  # a user's own batch script is the program
+        times |= {("program", str(node)): times["step", ""] for node in range(len(nodes))}
+    for event, node in [key for key, at in times.items() if key[0] != "left" and not (
+            (run.launched or begin) if key[0] in ("submitted", "held") else begin) - _JUMP_SECONDS <= at
+            <= last + _JUMP_SECONDS]:  # fmt: skip
+        del times[event, node]
+        notes.append(f"{place}: `{event}` is outside the attempt, so a clock was wrong")
+    held = list(dict.fromkeys([*nodes, *_expanded(start.get("held", ""))]))
+    return Phases(attempt, start, times, entries, costs, nodes, begin, ended, last, held)
+
+
+def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, str], float]:
+    found: dict[tuple[str, str], float] = {}
+    for path in sorted(folder.glob("times*")):
+        bad = 0
+        try:
+            lines = files.content(str(path)).decode(errors="replace").splitlines()
+        except OSError as error:
+            notes.append(f"cannot read {place}/{path.name}: {error.strerror}")
+            continue
+        for line in lines:
+            seconds, event, node = (*line.split(), "", "", "")[:3]
+            at = _number(seconds)
+            if at is None or not event.isidentifier():
+                bad += 1
+                continue
+            key = (event, node if event in _OF_NODES else "")
+            found[key] = (max if event in _LAST else min)(found.get(key, at), at)
+        if bad:
+            notes.append(f"{place}/{path.name}: damaged lines are left out ({bad})")
+    return found
+
+
+def _read_metrics(
+    path: Path, notes: list[str]
+) -> tuple[dict[int, list[_Entry]], dict[int, list[tuple[float, str, float]]]]:
+    """The training entries of each attempt, and what saving and evaluation cost."""
+    entries: dict[int, list[_Entry]] = defaultdict(list)
+    costs: dict[int, list[tuple[float, str, float]]] = defaultdict(list)
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        notes.append(f"cannot read {path.name}, so steps are not known: {error.strerror}")
+    for record in records(path):
+        at, step = _number(record.get("time")), _number(record.get("step"))
+        number = int(_number(record.get("attempt")) or 1)
+        if at is None or step is None:
+            continue
+        mine = entries[number]
+        is_step = "loss" in record or not any(key in _COSTS or key.startswith("eval_") for key in record)
+        if is_step and (not mine or (step > mine[-1].step and at >= mine[-1].time)):
+            mine.append(_Entry(at, step, _number(record.get("step_seconds")) or 0.0))
+        costs[number] += [(at, kind, spent) for key, kind in _COSTS.items() if (spent := _number(record.get(key)))]
+    return entries, costs
+
+
+def _number(value: object) -> float | None:
+    """A number of a file; None if it is negative, not finite, or no number at all."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if 0 <= number < 1e11 else None
+
+
+def _expanded(text: str) -> list[str]:
+    """The names in a node list of Slurm: `nid[001-003,7],login1`."""
+    found: list[str] = []
+    for before, ranges, after in re.findall(r"([^,\[\]\s]+)(?:\[([^\]]*)\])?([^,\[\]\s]*)", text[:_MOST_NODES]):
+        for word in ranges.split(","):
+            low, _, high = word.partition("-")
+            several = low.isdecimal() and high.isdecimal() and 0 <= int(high) - int(low) < _MOST_NODES
+            numbers = range(int(low), int(high) + 1) if several else ()
+            found += [f"{before}{n:0{len(low)}}{after}" for n in numbers] if several else [f"{before}{word}{after}"]
+    return found

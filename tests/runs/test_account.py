@@ -1,0 +1,324 @@
+"""The account of a run: each second of each node has one class, and damaged files only make it less precise."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.runs.account import CLASSES, Account, account
+from runner.runs.run import Run, load, save
+
+T = 1_700_000_000.0  # when the allocation begins
+LATER = T + 1e6
+CREATED = "2023-11-14T22:00:00+00:00"  # 800 s before T
+
+Events = Sequence[tuple[float, str]]
+
+
+def make_run(folder: Path, *, nodes: int = 2) -> Run:
+    folder.mkdir(parents=True)
+    run = Run(folder.name, folder, "sft", "lab", "slurm", CREATED, "submitted", ("7",), environment="cpu", nodes=nodes)
+    save(run)
+    return run
+
+
+def add_attempt(run: Run, events: Events, *, number: int = 1, job: str = "7", cause: str = "done", code: str = "0",
+                nodes: str = "nid[001-002]", held: str = "", gpus: int = 8, rung: str = "") -> Path:  # fmt: skip
+    """Write attempts/N. The times of events are relative to T; `event K` is one of node K."""
+    folder = run.folder / "attempts" / str(number)
+    folder.mkdir(parents=True)
+    lines = [f"started x\njob {job}\nnodes {nodes}\ncpus 16\ngpus {gpus}\ncheckpoint 0\n"]
+    (folder / "started").write_text("".join([*lines, f"held {held}\n" if held else ""]))
+    for at, event in events:
+        name, _, node = event.partition(" ")
+        of_node = node and name != "left"
+        with (folder / (f"times-node-{node}" if of_node else "times")).open("a") as file:
+            file.write(f"{T + at:.3f} {event}\n")
+    for name, text in (("cause", cause), ("exit_code", code), ("next", rung)):
+        if text:
+            (folder / name).write_text(f"{text}\n")
+    return folder
+
+
+def add_metrics(run: Run, *entries: dict[str, object]) -> None:
+    lines = [{"attempt": 1, "loss": 1.0, **entry, "time": T + float(str(entry["time"]))} for entry in entries]
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.writelines(f"{json.dumps(line)}\n" for line in lines)
+
+
+def steps(first: int, last: int, begin: float, seconds: float, **others: object) -> list[dict[str, object]]:
+    """One entry per step; the first step begins at `begin`."""
+    return [
+        {"step": step, "time": begin + (step - first + 1) * seconds, "step_seconds": seconds, **others}
+        for step in range(first, last + 1)
+    ]
+
+
+def of_both(*events: tuple[float, str]) -> Events:
+    return [(at, f"{event} {node}") for at, event in events for node in (0, 1)]
+
+
+START = (-60.0, "submitted"), (0.0, "held"), (3.0, "started"), (5.0, "step")
+HEAD = *START, *of_both((15, "task"), (16, "preflight"), (20, "preflight_end"), (21, "program"))
+OURS = (30.0, "imported"), (40.0, "loaded"), (42.0, "train")
+
+
+def rounded(classes: dict[str, float]) -> dict[str, float]:
+    return {name: round(seconds, 3) for name, seconds in classes.items() if round(seconds, 3)}
+
+
+def check(found: Account) -> None:
+    for classes in (found.classes, *found.nodes.values(), *(attempt.classes for attempt in found.attempts)):
+        assert all(seconds >= 0 for seconds in classes.values())
+        assert classes.keys() <= CLASSES.keys()
+    assert sum(node.held for node in found.nodes.values()) == pytest.approx(found.classes.held)
+
+
+def test_a_run_without_faults(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    end = (72.0, "trained"), (80.0, "final"), *of_both((81, "program_end")), (82.0, "step_end"), (84.0, "ended")
+    add_attempt(run, [*HEAD, *OURS, (50, "first_step"), *end])
+    # ten steps of 2 s, the first took 8 s; the training stood still for a save (1 s) and an evaluation (2 s)
+    saved = {"step": 10, "time": 71.0, "step_seconds": 2.0, "saving_seconds": 1.0, "evaluation_seconds": 2.0}
+    add_metrics(run, {"step": 1, "time": 50.0, "step_seconds": 8.0}, *steps(2, 9, 50, 2), saved)
+    found = account(run, LATER)
+    check(found)
+    assert found.notes == ()
+    assert found.classes.held == 8 * 84
+    assert rounded(found.classes) == {
+        "useful": 8 * (2 + 16 + 2 + 1), "import": 8 * 10, "preflight": 8 * 4, "start": 8 * 7, "imports": 8 * 9,
+        "loading": 8 * 12, "warm_up": 8 * 6, "saving": 8 * 9, "evaluation": 8 * 2, "after_end": 8 * 4,
+        "queue": 8 * 60,
+    }  # fmt: skip
+    assert found.classes.ratio == pytest.approx(21 / 84)
+
+
+def test_a_hang_a_lost_node_and_its_spare(tmp_path: Path) -> None:
+    """In place: nid002 hangs and leaves, nid003 takes its place, and steps 6 to 10 run again."""
+    run = make_run(tmp_path / "sft-0001")
+    fault = (80.0, "stalled"), (95.0, "detected"), (96.0, "step_end"), (97.0, "ended"), (98.0, "left nid002")
+    add_attempt(run, [*HEAD, *OURS, (46, "first_step"), *fault], cause="hang", code="1", gpus=12,
+                        held="nid[001-003]", rung="in_place\nnid003 for nid002")  # fmt: skip
+    again = (100.0, "started"), (102.0, "step"), *of_both((103, "task"), (104, "program")), (110.0, "imported")
+    end = (150.0, "trained"), *of_both((152, "program_end")), (153.0, "step_end"), (154.0, "ended")
+    add_attempt(run, [*again, (112, "train"), (114, "first_step"), *end], number=2, gpus=8, nodes="nid[001,003]",
+                held="nid[001,003]")  # fmt: skip
+    started = run.folder / "attempts/2/started"
+    started.write_text(started.read_text().replace("checkpoint 0", "checkpoint 5"))
+    add_metrics(run, *steps(1, 10, 42, 3.6), *steps(6, 18, 112, 2, attempt=2))
+    found = account(run, LATER)
+    check(found)
+    assert found.classes.held == 4 * (154 + 98 + 154)
+    assert rounded(found.nodes["nid002"])["hang"] == 4 * 15
+    assert rounded(found.nodes["nid003"])["spare"] == 4 * 100
+    assert rounded(found.nodes["nid001"]) == {
+        "useful": 4 * (35.6 + 28), "repeated": 4 * (2 + 10), "import": 4 * 11, "preflight": 4 * 4, "start": 4 * 8,
+        "imports": 4 * 15, "loading": 4 * 14, "warm_up": 4 * 0.4, "hang": 4 * 15, "restart_gap": 4 * 7,
+        "saving": 4 * 2, "after_end": 4 * 2,
+    }  # fmt: skip
+    costs: dict[str, float] = {}
+    for cause, classes in found.by_cause():
+        costs[cause] = costs.get(cause, 0.0) + sum(seconds for _, seconds in classes)
+    assert costs.keys() == {"hang", "done"}
+    assert [attempt.rung for attempt in found.attempts] == ["in_place", ""]
+
+
+def test_a_lost_batch_script_counts_until_slurm_requeued_the_job(tmp_path: Path) -> None:
+    """A requeue sets the submit time of the job. The wait before the second start is not charged."""
+    run = make_run(tmp_path / "sft-0001")
+    first = add_attempt(run, [*HEAD, *OURS, (44, "first_step")], cause="node_failure", code="")
+    (first / "alive").touch()
+    os.utime(first / "alive", (T + 60, T + 60))
+    again = (90.0, "submitted"), (120.0, "held"), (121.0, "started"), (122.0, "step"), (130.0, "step_end")
+    add_attempt(run, [*again, (130, "ended")], number=2, cause="cancelled", code="1")
+    add_metrics(run, *steps(1, 8, 42, 2))
+    found = account(run, LATER)
+    check(found)
+    assert found.classes.held == 8 * (90 + 10)
+    assert rounded(found.attempts[0].classes)["hang"] == 8 * 30
+    assert rounded(found.attempts[0].classes)["repeated"] == 8 * 2  # from the last entry to the last sign of life
+    assert found.classes["queue"] == 8 * (60 + 30)
+    assert any("attempts/1 has no end" in note for note in found.notes)
+
+
+def test_other_trainers_as_far_as_their_logs_tell(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    end = (*of_both((122, "program_end")), (123.0, "step_end"), (124.0, "ended"))
+    folder = add_attempt(run, [*HEAD, *end], gpus=0)
+    (folder / "saved").write_text("10 /x/iter_10\n")
+    entries = [{"step": step, "time": 50.0 + 4 * step + (6 if step > 8 else 0)} for step in range(2, 15, 2)]
+    add_metrics(run, *entries)
+    found = account(run, LATER)
+    check(found)
+    assert found.unit == "cpu" and found.classes.held == 32 * 124
+    known = rounded(found.classes)
+    # 14 steps of 4 s, from 50 s on; after the last entry, the training may go on for one more pause (8 s)
+    assert (known["useful"], known["saving"]) == (32 * (14 * 4 + 8), 32 * 6)
+    assert known["unknown"] == 32 * (29 + 2)
+
+
+def test_a_running_attempt_counts_until_now(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step")], cause="", code="")
+    add_metrics(run, *steps(1, 8, 42, 2))
+    found = account(run, T + 70)
+    check(found)
+    assert (found.classes.held, found.attempts[0].cause, found.notes) == (8 * 70, "running", ())
+    assert rounded(found.classes)["useful"] == 8 * 28
+    silent = account(run, T + 3600)
+    assert silent.classes.held == 8 * 58 and "has no end" in silent.notes[0]
+
+
+def test_a_users_own_batch_script_is_one_program(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    folder = add_attempt(run, [*START, (100, "step_end"), (101, "ended")])
+    (folder / "log_bytes").write_text("0\n")
+    (folder / "job.log").write_text("")
+    assert rounded(account(run, LATER).classes) == {
+        "start": 8 * 5, "unknown": 8 * 95, "after_end": 8, "queue": 8 * 60,
+    }  # fmt: skip
+
+
+def test_a_wrong_clock_gives_a_note(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    jumped = (3640.0, "loaded"), (42.0, "train"), (35.0, "imported")
+    add_attempt(run, [*HEAD, *jumped, (60, "trained"), (50, "final"), (70, "step_end"), (71, "ended")])
+    found = account(run, LATER)
+    check(found)
+    assert found.classes.held == 8 * 71
+    assert rounded(found.classes)["loading"] == 8 * 7
+    assert "attempts/1: `loaded` is outside the attempt, so a clock was wrong" in found.notes
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    folder = add_attempt(run, [*HEAD, (90, "ended")])
+    (folder / "times-node-0").write_bytes(b"\xff\0\xff 12\nnan task 0\n-4 task 0\n17000000")
+    (folder / "times-node-1").unlink()
+    (folder / "times-node-1").mkdir()
+    (run.folder / "metrics.jsonl").mkdir()
+    add_attempt(run, [(95, "started")], number=2, cause="", code="")
+    (run.folder / "attempts/2/times").unlink()
+    (run.folder / "attempts/2/started").unlink()
+    found = account(run, LATER)
+    check(found)
+    assert found.classes.held == 8 * 90
+    text = "\n".join(found.notes)
+    assert "attempts/1/times-node-0: damaged lines are left out (4)" in text
+    assert "cannot read attempts/1/times-node-1: Is a directory" in text
+    assert "cannot read metrics.jsonl" in text and "attempts/2/started is missing" in text
+
+
+EVENTS = ("submitted", "held", "started", "step", "task", "preflight", "preflight_end", "program", "program_end",
+          "imported", "loaded", "train", "first_step", "trained", "final", "stalled", "detected", "step_end", "ended",
+          "left", "nonsense", "")  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_files_never_break_the_sum(tmp_path: Path, seed: int) -> None:
+    """Whatever the files say: no error, nothing negative, and the nodes and the attempts have the same sum."""
+    chance = random.Random(seed)
+    run = make_run(tmp_path / "sft-0001", nodes=chance.randint(0, 4))
+    for number in range(1, chance.randint(1, 4) + 1):
+        begin = chance.choice((0, 300 * number, -1e9, 1e9))
+        names = chance.choices(EVENTS, k=chance.randint(0, 25))
+        nodes = [chance.choice(("", " 0", " 1", " nid001", " 7")) for _ in names]
+        events = [(begin + chance.uniform(-10, 400), f"{name}{node}") for name, node in zip(names, nodes, strict=True)]
+        folder = add_attempt(
+            run, events, number=number, job=chance.choice(("7", "8", "local-1", "")), gpus=chance.choice((0, 3)),
+            cause=chance.choice(("done", "hang", "cancelled", "")), code=chance.choice(("0", "1", "", "x")),
+            nodes=chance.choice(("nid[001-002]", "a[1-3,7]b,c", "", "[", "x[9-1]", "n[0-]")),
+            held=chance.choice(("", "nid[001-004]", "]")), rung=chance.choice(("in_place", "requeue", "")),
+        )  # fmt: skip
+        victim = chance.choice(list(folder.iterdir()))
+        kind = chance.randrange(4)
+        if kind == 0:
+            victim.unlink()
+        elif kind == 1:
+            victim.write_bytes(victim.read_bytes()[: chance.randint(0, 40)] + chance.randbytes(chance.randint(0, 30)))
+    values = (None, -1, 0, 5, 1e400, "x", [], True, chance.uniform(T - 10, T + 1500))
+    keys = ("step", "time", "loss", "attempt", "step_seconds", "saving_seconds", "evaluation_seconds", "eval_runtime")
+    with (run.folder / "metrics.jsonl").open("w") as file:
+        for _ in range(chance.randint(0, 60)):
+            usual = {"step": chance.randint(0, 30), "time": T + chance.uniform(-10, 1300), "attempt": 1, "loss": 1}
+            changed = {key: chance.choice(values) for key in chance.sample(keys, chance.randint(0, 3))}
+            file.write(json.dumps(usual | changed)[: chance.choice((None, None, None, 20))] + "\n")
+    found = account(run, chance.choice((T, T + 500, LATER)))
+    check(found)
+    json.dumps(found.record(), allow_nan=False)
+
+
+def runner(runs: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "RUNNER_SITE": "local", "RUNNER_RUNS": str(runs), "COLUMNS": "200"}
+    command = (sys.executable, "-m", "runner", "account", *words)
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for name, gpus in (("sft-0001", 8), ("sft-0002", 8), ("sft-0003", 0)):
+        run = make_run(folder / name)
+        ends = *of_both((81, "program_end")), (82.0, "step_end"), (84.0, "ended")
+        add_attempt(run, [*HEAD, *OURS, (44, "first_step"), (70, "trained"), (80, "final"), *ends], gpus=gpus)
+        add_metrics(run, *steps(1, 14, 42, 2))
+    return folder
+
+
+def test_the_command_prints_losses_and_classes(runs: Path) -> None:
+    done = runner(runs, "sft-0001")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "0.19 GPU hours held; effective training time ratio 33.3%"
+    assert lines[1] == "loss 1: loading of model and data, 0.03 GPU hours: download models and data sets before you " \
+        "launch: runner prefetch"  # fmt: skip
+    assert lines[4] == "" and lines[5].split() == ["CLASS", "GPU", "HOURS", "SHARE"]
+    assert lines[-1].split() == ["queue", "0.13", "not", "charged"]
+
+
+def test_several_runs_have_a_line_each_and_units_are_not_added(runs: Path) -> None:
+    out = runner(runs, "--since", "2023-01-01").stdout
+    assert "0.37 GPU hours held" in out and "0.75 CPU hours held" in out
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("sft-")] == ["sft-0001", "sft-0002"]
+    total = json.loads(runner(runs, "--since", "2023-01-01", "--by", "env", "--json").stdout)["total"]
+    assert total["gpu"]["held_seconds"] == 2 * 8 * 84 and total["cpu"]["by"].keys() == {"cpu"}
+    for by, name in (("cause", "done"), ("node", "nid001"), ("user", load(runs / "sft-0001").folder.owner())):
+        assert f"\n{name} " in runner(runs, "--since", "2023-01-01", "--by", by).stdout
+
+
+def test_refusals_say_what_to_try(runs: Path) -> None:
+    for words, code, hint in (
+        (("--by", "node"), 2, "runner account --since 30d --by node"),
+        (("--since", "3d", "--by", "colour"), 2, "choose from"),
+        (("sft-0001", "--since", "3d"), 2, "leave out one"),
+        (("--since", "soon"), 2, "--since 7d"),
+        (("sft-0009",), 1, "sft-0001"),
+    ):
+        done = runner(runs, *words)
+        assert done.returncode == code and "because:" in done.stderr and hint in done.stderr, done.stderr
+    assert "no run was launched" in runner(runs, "--since", "1m").stderr
+
+
+def test_a_damaged_run_is_no_error(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    assert runner(tmp_path, "last").returncode == 0
+    (run.folder / "attempts/1").mkdir(parents=True)
+    save(replace(run, tags=("x",)))
+    done = runner(tmp_path, "sft-0001", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["total"] == {}
+    assert "attempts/1/started is missing" in done.stderr
+
+
+def test_the_picture_has_a_bar_per_run(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    done = runner(runs, "--since", "2023-01-01", "--png", str(tmp_path / "account.png"))
+    assert done.stdout.strip() == str(tmp_path / "account.png"), done.stderr
+    assert (tmp_path / "account.png").read_bytes().startswith(b"\x89PNG")
