@@ -40,7 +40,7 @@ PLACES = {
 ENVIRON = {"HOME": "/home/me", "SCRATCH": "/scratch/me", "RUNNER_IMAGES": "/images"}
 
 
-def rendered(place: str, launcher: str) -> str:
+def rendered(place: str, launcher: str, **settings: object) -> str:
     """The script of a typical job, with everything that a job can have."""
     site_name, engine, name = PLACES[place]
     site = load_site(site_name, ENVIRON)
@@ -64,6 +64,7 @@ def rendered(place: str, launcher: str) -> str:
         env={"HF_HUB_OFFLINE": "1", "NOTE": "two\nlines"},
         sbatch=() if local else ("--constraint=gpu&nvme",),
         srun=() if local else ("--network=disable_rdzv_get",),
+        **settings,
     )
     job = resolve((layer,), environment, site)
     if launcher == "torchrun":
@@ -78,6 +79,12 @@ def rendered(place: str, launcher: str) -> str:
 def test_golden(place: str, launcher: str, golden: Callable[[str, str], None]) -> None:
     """What each site and launcher gets, to be read whole."""
     golden(f"scripts/{place}-{launcher}.sbatch", rendered(place, launcher))
+
+
+def test_golden_with_spare_nodes(golden: Callable[[str, str], None]) -> None:
+    """The job asks for more nodes than the step, and each attempt chooses its nodes."""
+    spares = rendered("generic-pyxis", "torchrun", spare_nodes=1, min_nodes=1, restart=("node_failure=3",))
+    golden("scripts/generic-pyxis-spares.sbatch", spares)
 
 
 def test_the_compiled_template_is_kept_as_byte_code_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import NamedTuple
 
 from runner.commands.build import image_maker
 from runner.commands.console import say_end
 from runner.commands.options import add_job, add_settings, settings
 from runner.errors import RunnerError
 from runner.project import Project
-from runner.runs.job import KEYS, estimate
+from runner.runs.job import KEYS, Job
 from runner.runs.launch import RunPlan
 from runner.runs.schedulers.scheduler import scheduler_of
 
@@ -347,3 +348,29 @@ def _wait_for_all(runs: tuple[Run, ...], console: Console) -> int:
     for status in last:
         say_end(status, console)
     return max(map(result_code, last))
+
+
+class Estimate(NamedTuple):
+    """The GPU hours that a job may use."""
+
+    attempt: float
+    """one attempt that uses its whole time limit"""
+    most: float
+    """all attempts that are allowed after time limits, if each uses its whole time limit"""
+
+    @property
+    def text(self) -> str:
+        """One line for the user."""
+        more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
+        return f"at most {self.attempt:,.1f} GPU hours{more}"
+
+
+def estimate(job: Job) -> Estimate | None:
+    """The estimated cost of the job; None if it has no GPUs or no known time limit."""
+    if not job.gpus or not job.resources.time_minutes:
+        return None
+    attempt = job.nodes_held * job.resources.gpus_per_node * job.resources.time_minutes / 60
+    most = attempt * (1 + job.restart.time_limit if job.restart else 1)
+    if job.restart and job.restart.gpu_hours:
+        most = max(attempt, min(most, job.restart.gpu_hours))
+    return Estimate(attempt, most)

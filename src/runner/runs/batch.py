@@ -187,7 +187,11 @@ _REFUSED_OPTIONS = {name: REFUSED["sbatch"][name] for name in ("wrap", "wait", "
 _REFUSED_SETTINGS = {
     **dict.fromkeys(("environment", "engine"), ("the script itself chooses its containers", "leave it out")),
     **dict.fromkeys(("launcher", "srun"), ("the script itself starts its programs", "leave it out")),
+    **dict.fromkeys(
+        ("spare_nodes", "min_nodes"), ("the script itself chooses the nodes of its programs", "leave it out")
+    ),
 }
+_SHORT_NAMES = {"environment": "env", "spare_nodes": "spare"}
 _UNUSED_SETTINGS = ("setup", "task_prolog", "task_epilog", "preflight", "save_seconds")
 
 
@@ -212,7 +216,7 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
         options |= _options(flags, Origin("[restart]"))
     for refused, some in ((_REFUSED_OPTIONS, (options,)), (_REFUSED_SETTINGS, layers)):
         for name, layer in ((name, layer) for name in refused for layer in some if name in layer):
-            flag = name if layer is job_file else "--env" if name == "environment" else f"--{name}"
+            flag = name if layer is job_file else f"--{_SHORT_NAMES.get(name, name)}"
             what = f"{layer[name].origin}: {flag} cannot apply to a batch script"
             raise RunnerError(what, *refused[name])
     if str(value(options, "export")).upper() == "NIL":

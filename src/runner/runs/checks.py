@@ -41,6 +41,8 @@ def check(job: Job, site: Site) -> None:
     _check_name(job.name)
     _check_numbers(job)
     _check_site(job, site)
+    if job.keeps_nodes:
+        _check_spares(job)
     if job.origins["chain"].source != "default":
         _check_chain(job.chain, site)
     for name, value in job.env.items():
@@ -80,10 +82,10 @@ def _where(origin: Origin | None) -> str:
 
 def _check_numbers(job: Job) -> None:
     resources = job.resources
-    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1}
+    least = {"nodes": 1, "gpus_per_node": 0, "tasks_per_node": 1, "cpus_per_task": 1, "spare_nodes": 0, "min_nodes": 1}
     for key, minimum in least.items():
         value = getattr(resources, key)
-        if value < minimum:
+        if value is not None and value < minimum:
             raise RunnerError(
                 f"{key} cannot be {value}{_where(job.origins.get(key))}",
                 f"it must be at least {minimum}",
@@ -112,14 +114,37 @@ def _check_numbers(job: Job) -> None:
             raise RunnerError(f"the {key} is empty", "it must be a name", f"give a name, or leave out {key}")
 
 
+def _check_spares(job: Job) -> None:
+    """Raise RunnerError for spare nodes, or a smallest number of nodes, that a restart could not use."""
+    resources, restart = job.resources, job.restart
+    key = "spare_nodes" if resources.spare_nodes else "min_nodes"
+    what = f"{key} = {getattr(resources, key)} cannot be used{_where(job.origins.get(key))}"
+    least = resources.min_nodes or 1
+    if least > resources.nodes:
+        raise RunnerError(
+            f"min_nodes = {least} is larger than nodes = {resources.nodes}{_where(job.origins.get('min_nodes'))}",
+            "min_nodes is the smallest number of nodes with which the job may continue after it has lost nodes",
+            f"use 1 to {resources.nodes}, or leave out min_nodes",
+        )
+    if job.nodes_held == 1:
+        raise RunnerError(what, "a job on one node has no other node to continue on", f"leave out {key}")
+    if restart is None or not restart.node_failure:
+        raise RunnerError(
+            what,
+            "the job may not restart after a node failure",
+            "allow it: node_failure = 3 in [restart] of the job file, or --restart node_failure=3",
+        )
+
+
 def _check_site(job: Job, site: Site) -> None:
     if site.is_local:
-        if job.resources.nodes > 1:
+        if job.nodes_held > 1:
+            key, fix = ("nodes", "--nodes 1") if job.resources.nodes > 1 else ("spare_nodes", "--spare 0")
             raise RunnerError(
-                f"the job requests {job.resources.nodes} nodes, but the site {site.name!r} has only one"
-                + _where(job.origins.get("nodes")),
+                f"the job requests {job.nodes_held} nodes, but the site {site.name!r} has only one"
+                + _where(job.origins.get(key)),
                 "without a scheduler, a job runs on this machine only",
-                "--nodes 1, or another --site",
+                f"{fix}, or another --site",
             )
         flags = [name for name in ("sbatch", "srun") if job.origins[name].source == "command line"]
         if flags:

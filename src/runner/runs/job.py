@@ -50,6 +50,7 @@ class Resources:
     """What the job requests from the scheduler. None: the cluster's default."""
 
     nodes: int = 1
+    """nodes with ranks"""
     gpus_per_node: int = 0
     tasks_per_node: int = 1
     """processes per node"""
@@ -60,6 +61,10 @@ class Resources:
     time_minutes: int | None = None
     partition: str | None = None
     account: str | None = None
+    spare_nodes: int = 0
+    """nodes that the job holds in addition; each stays idle until it replaces a lost or unfit node"""
+    min_nodes: int | None = None
+    """the smallest number of nodes with which a restart may continue; None: `nodes`"""
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,16 @@ class Job:
         return self.resources.nodes * self.resources.gpus_per_node
 
     @property
+    def keeps_nodes(self) -> bool:
+        """Whether the job stays in its allocation after the loss of a node."""
+        return bool(self.resources.spare_nodes or self.resources.min_nodes)
+
+    @property
+    def nodes_held(self) -> int:
+        """The number of nodes that the job requests."""
+        return self.resources.nodes + self.resources.spare_nodes
+
+    @property
     def world_size(self) -> int:
         """The total number of processes."""
         return self.resources.nodes * self.resources.tasks_per_node
@@ -188,6 +203,14 @@ KEYS: Mapping[str, Key] = {
     "arguments": Key(tuple, adds=True),
     "check_arguments": Key(str),
     "nodes": Key(int, "--nodes", table="resources", metavar="N"),
+    "spare_nodes": Key(
+        int,
+        "--spare",
+        table="resources",
+        metavar="S",
+        help="hold S more nodes, to replace nodes that fail while the job runs",
+    ),
+    "min_nodes": Key(int, table="resources"),
     "gpus_per_node": Key(int, "--gpus-per-node", shell=True, table="resources", site=True, metavar="N"),
     "tasks_per_node": Key(int, "--tasks-per-node", table="resources", metavar="N", help="processes per node"),
     "cpu_tasks_per_node": Key(int, table="resources"),
@@ -372,29 +395,3 @@ def time_limit_text(total: int) -> str:
     days, rest = divmod(total, 24 * 60)
     clock = f"{rest // 60:02}:{rest % 60:02}:00"
     return f"{days}-{clock}" if days else clock
-
-
-class Estimate(NamedTuple):
-    """The GPU hours that a job may use."""
-
-    attempt: float
-    """one attempt that uses its whole time limit"""
-    most: float
-    """all attempts that are allowed after time limits, if each uses its whole time limit"""
-
-    @property
-    def text(self) -> str:
-        """One line for the user."""
-        more = f" per attempt, {self.most:,.1f} with all restarts" if self.most > self.attempt else ""
-        return f"at most {self.attempt:,.1f} GPU hours{more}"
-
-
-def estimate(job: Job) -> Estimate | None:
-    """The estimated cost of the job; None if it has no GPUs or no known time limit."""
-    if not job.gpus or not job.resources.time_minutes:
-        return None
-    attempt = job.gpus * job.resources.time_minutes / 60
-    most = attempt * (1 + job.restart.time_limit if job.restart else 1)
-    if job.restart and job.restart.gpu_hours:
-        most = max(attempt, min(most, job.restart.gpu_hours))
-    return Estimate(attempt, most)

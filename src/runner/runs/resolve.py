@@ -145,6 +145,10 @@ def _notes(found: Mapping[str, Setting], site: Site) -> tuple[str, ...]:
     notes = []
     if found["gpus_per_node"].origin is DEFAULT:
         notes.append(f"requesting no GPUs: neither the job nor site {site.name} sets gpus_per_node (--gpus-per-node N)")
+    if found["spare_nodes"].value or found["min_nodes"].value:
+        notes.append(
+            "losing the first node, where the batch script runs, ends the allocation: the job is then queued again"
+        )
     known = site.cpus_per_node or site.cpus_per_gpu
     if found["cpus_per_task"].origin is DEFAULT and found["gpus_per_node"].value > 0 and not known:
         notes.append(

@@ -27,7 +27,7 @@ say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 # sbatch passes the variables of the submitting shell to the job, and Slurm overrides only those that apply to this job. If
 # you submit from within another job, the remaining SLURM_* variables describe that other job. Unset them.
 forget_outer_job() {
-    unset RUNNER_TASK RUNNER_TASKS RUNNER_ATTEMPT RUNNER_SAVE_AND_EXIT
+    unset RUNNER_TASK RUNNER_TASKS RUNNER_ATTEMPT RUNNER_SAVE_AND_EXIT RUNNER_NODELIST
     # A task of a sweep runs `bash job.sbatch`, and belongs to an array. If Slurm itself started this script, $0 is a
     # file in its spool folder, and the job is not part of an array.
     [ "${0##*/}" = job.sbatch ] || unset "${!SLURM_ARRAY_@}"

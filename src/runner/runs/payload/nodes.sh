@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host. They list the nodes to avoid.
+# Functions of job.sbatch, on the host. They list the nodes to avoid, and choose the nodes on which an attempt runs.
 
 # Nodes of this cluster that are broken, or that Slurm lost. Each line is NODE UNIX_TIME REASON. All runs share the file.
 bad_nodes=${RUNNER_CACHE:-${RUNNER_RUN%/*}/.cache}/bad-nodes/${SLURM_CLUSTER_NAME:-cluster}
@@ -23,14 +23,14 @@ note_bad_nodes() {
 marked_node() {
     local nodes
     [ -e "$1" ] || return 0
-    mapfile -t nodes < <(hostnames "$SLURM_JOB_NODELIST")
+    mapfile -t nodes < <(hostnames "${RUNNER_NODELIST:-$SLURM_JOB_NODELIST}")
     printf '%s' "${nodes[${1##*-}]:-}"
 }
 
 # Print the nodes of this job that Slurm reports as lost.
 lost_nodes() {
     local names node
-    names=" $(hostnames "$SLURM_JOB_NODELIST" | tr '\n' ' ') "
+    names=" $(hostnames "${held_nodes:-$SLURM_JOB_NODELIST}" | tr '\n' ' ') "
     messages_of_this_attempt |
         sed -n 's/.*Node failure on \([^ ]*\)$/\1/p; s/.*DUE TO NODE \([^ ]*\) FAILURE.*/\1/p' | sort -u |
         while read -r node; do
@@ -65,3 +65,120 @@ exclude_from_chain() {
         [ "$id" = "$RUNNER_JOB" ] || scontrol update "JobId=$id" "ExcNodeList=$1" 2>/dev/null
     done <job_ids
 }
+
+held_nodes= # all nodes of a job with spare nodes or min_nodes; SLURM_JOB_NODELIST has only those with ranks
+
+# place_ranks [check]: choose the nodes of this attempt, and set the variables that tell the step. Nodes that the last attempt
+# chose for a restart in place have been checked; in a new allocation, `check` tests the nodes first.
+place_ranks() {
+    local chosen='' rung='' nodes held
+    held=$(allocated_nodes)
+    held_nodes=$(compressed "$held")
+    { read -r rung && read -r _ && read -r chosen; } 2>/dev/null <"attempts/$((${RUNNER_ATTEMPT##*/} - 1))/next"
+    [ "$rung" = in_place ] && are_among "$chosen" "$held" || chosen=
+    if [ -z "$chosen" ]; then
+        nodes=$(present_nodes)
+        [ "${1:-}" != check ] || check_nodes "$nodes"
+        if ! chosen=$(choose_nodes "$nodes"); then
+            say "$chosen"
+            finish_attempt 76
+            exit 76
+        fi
+    fi
+    use_nodes "$chosen"
+    record_nodes "$held"
+    say "ranks on $SLURM_JOB_NODELIST of $held_nodes"
+}
+
+# use_nodes NODES: set the variables for these nodes (comma-separated). Those of Slurm describe the whole job, and programs
+# read them to find the other nodes. The batch script's own variables do not change when the job loses a node.
+use_nodes() {
+    local count tasks cpus=${SLURM_JOB_CPUS_PER_NODE:-}
+    count=$(tr ',' '\n' <<<"$1" | wc -l)
+    tasks=${limit[tasks_per_node]:-1}
+    export RUNNER_NODELIST=$1 RUNNER_NODES=$count RUNNER_TASKS=$((count * tasks))
+    export RUNNER_WORLD_SIZE=$((count * ${limit[processes_per_node]:-1}))
+    SLURM_JOB_NODELIST=$(compressed "$1")
+    export SLURM_JOB_NODELIST SLURM_NODELIST=$SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES=$count SLURM_NNODES=$count
+    export SLURM_NTASKS=$RUNNER_TASKS SLURM_NPROCS=$RUNNER_TASKS SLURM_TASKS_PER_NODE="$tasks(x$count)"
+    export SLURM_OVERLAP=1 # a lost node leaves its step behind, and other steps would wait for it
+    case $cpus in
+    '' | *,*) unset SLURM_JOB_CPUS_PER_NODE ;; # nodes of different sizes
+    *) export SLURM_JOB_CPUS_PER_NODE="${cpus%%(*}(x$count)" ;;
+    esac
+}
+
+# record_nodes HELD: write the nodes with ranks, all nodes and their GPUs to attempts/N/started, which keeps its time.
+record_nodes() {
+    local started=$RUNNER_ATTEMPT/started count
+    count=$(wc -w <<<"$1")
+    awk -v nodes="$SLURM_JOB_NODELIST" -v held="$held_nodes" -v "count=$count" -v "all=$((limit[nodes] + ${limit[spare]:-0}))" '
+        $1 == "nodes" { print "nodes " nodes; print "held " held; next }
+        $1 == "held" { next }
+        $1 == "gpus" { print "gpus " $2 / all * count; next }
+        { print }' "$started" >"$RUNNER_ATTEMPT/.started" 2>/dev/null &&
+        touch -r "$started" "$RUNNER_ATTEMPT/.started" && mv "$RUNNER_ATTEMPT/.started" "$started"
+}
+
+# Print the nodes that Slurm has allocated to this job, in its order. Nodes that it has lost are no longer among them.
+allocated_nodes() {
+    local listed
+    listed=$(timeout 20 squeue --noheader --jobs="$RUNNER_JOB" --format=%N 2>/dev/null)
+    listed=${listed:-$(sed -n 's/^held //p' "$RUNNER_ATTEMPT/started")} # the controller does not answer
+    hostnames "${listed:-$SLURM_JOB_NODELIST}" | paste -s -d ' '
+}
+
+# Print the nodes of this job that are not down, drained, failing or silent, according to Slurm.
+present_nodes() {
+    local node state nodes found=()
+    local -A states=()
+    nodes=$(allocated_nodes)
+    while read -r node state; do
+        [ -z "$node" ] || states[$node]=$state
+    done < <(timeout 20 sinfo --noheader --Node --nodes="${nodes// /,}" --format='%N %T' 2>/dev/null)
+    for node in $nodes; do
+        case ${states[$node]:-} in down* | drain* | fail* | *\*) ;; *) found+=("$node") ;; esac
+    done
+    printf '%s' "${found[*]}"
+}
+
+# check_nodes NODES: test these nodes, and write `fit` or a reason to attempts/N/fit/NODE.
+check_nodes() { :; }
+
+# choose_nodes NODES: print the nodes for the next attempt, separated by commas and in the order of NODES. Nodes that are not
+# fit are left out. Those with ranks in this attempt come first, then spare nodes, and suspects last. If there are too few, print
+# that, and fail.
+choose_nodes() {
+    local node first='' others='' last='' wanted least chosen ranks
+    ranks=" $(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")" | tr '\n' ' ') "
+    wanted=${limit[nodes]:-$(wc -w <<<"$ranks")} least=${limit[min_nodes]:-$wanted}
+    for node in $1; do
+        [ "$(cat "$RUNNER_ATTEMPT/fit/$node" 2>/dev/null || echo fit)" = fit ] || continue
+        if grep -q -x -F -e "$node" "$RUNNER_ATTEMPT/suspects" 2>/dev/null; then
+            last+=" $node"
+        elif [[ $ranks == *" $node "* ]]; then
+            first+=" $node"
+        else
+            others+=" $node"
+        fi
+    done
+    # shellcheck disable=SC2086 # words
+    set -- "$1" $first $others $last
+    (($# > least)) || { printf 'healthy nodes: %s, needed: %s' "$(($# - 1))" "$least" && return 1; }
+    ranks=" ${*:2:wanted} " chosen=()
+    for node in $1; do [[ $ranks != *" $node "* ]] || chosen+=("$node"); done
+    (IFS=, && printf '%s' "${chosen[*]}")
+}
+
+# compressed NODES: print the names in Slurm's short form: nid[001-003].
+compressed() { scontrol show hostlist "${1// /,}" 2>/dev/null || printf '%s' "${1// /,}"; }
+
+# are_among NODES ALL: succeed if there are NODES (comma-separated), and ALL contains each of them.
+are_among() {
+    local node
+    [ -n "$1" ] || return
+    for node in ${1//,/ }; do [[ " $2 " == *" $node "* ]] || return; done
+}
+
+# Start a guard on another node, if it is not running.
+start_guard() { :; }

@@ -190,7 +190,8 @@ may_start() {
 cause_of_killed() {
     local job nodes text cause
     job=$(sed -n 's/^job //p' "attempts/$1/started" 2>/dev/null)
-    nodes=$(sed -n 's/^nodes //p' "attempts/$1/started" 2>/dev/null)
+    nodes=$(sed -n 's/^held //p' "attempts/$1/started" 2>/dev/null) # only jobs with spare nodes have this line
+    nodes=${nodes:-$(sed -n 's/^nodes //p' "attempts/$1/started" 2>/dev/null)}
     text=$(tail -c 100000 job.log 2>/dev/null | tr -d '\0')
     cause=$(cause_in "$(messages_of_slurm "${text##*"attempt $1 on "}" "$job" "$nodes")")
     # the batch script requeued the job after a failure, but the disk was too full to record the cause
@@ -237,7 +238,10 @@ messages_of_slurm() {
 
 hostnames() { scontrol show hostnames "$1" 2>/dev/null || printf '%s\n' "$1"; }
 
-messages_of_this_attempt() { messages_of_slurm "$(log_of_attempt)" "${SLURM_JOB_ID:-}" "${SLURM_JOB_NODELIST:-}"; }
+messages_of_this_attempt() {
+    # shellcheck disable=SC2154 # nodes.sh
+    messages_of_slurm "$(log_of_attempt)" "${SLURM_JOB_ID:-}" "${held_nodes:-${SLURM_JOB_NODELIST:-}}"
+}
 
 # cause_in MESSAGES: print the cause that Slurm's last messages report, or nothing.
 cause_in() {

@@ -65,6 +65,7 @@ REFUSED: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "parsable": ("runner already passes this flag", "leave out the flag"),
         "wait": ("sbatch would return only after the end of the job", "runner launch --wait"),
         "test-only": ("nothing would be submitted", "runner launch --dry-run"),
+        "no-kill": ("after the loss of its first node, the job would do nothing until its time limit", "use --spare"),
     },
     "srun": {
         **_REFUSED_BY_BOTH,

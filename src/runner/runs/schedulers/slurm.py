@@ -40,6 +40,8 @@ def script(job: Job, attachment: Attachment, site: Site) -> str:
     """The batch script; `cd RUN && sbatch job.sbatch` submits it."""
     refuse((*site.sbatch, *job.sbatch), "sbatch")
     taken = {option(word, "srun")[0]: "the environment" for word in attachment.flags}
+    if job.keeps_nodes:
+        taken |= dict.fromkeys(("nodelist", "exclude", "relative"), "spare_nodes and min_nodes")
     refuse((*site.srun, *job.srun), "srun", taken)
     directives = merge(_directives(job, site), site.sbatch, job.sbatch, "sbatch")
     refuse_of_site((*directives, *site.srun, *job.srun), site.refused, site.name)
@@ -50,7 +52,8 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
     resources = job.resources
     return (
         f"--job-name={job.name}",
-        f"--nodes={resources.nodes}",
+        f"--nodes={job.nodes_held}",
+        *(("--no-kill",) if job.keeps_nodes else ()),
         f"--ntasks-per-node={job.tasks_per_node}",
         f"--cpus-per-task={job.cpus_per_step_task}",
         *slurm_commands.gpu_request(resources.gpus_per_node, site),
@@ -78,9 +81,11 @@ def _requeue(job: Job, site: Site) -> tuple[str, ...]:
 def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str]) -> tuple[str, ...]:
     """The srun command with its flags, quoted, as lines."""
     by_task = any(option(word, "sbatch")[0] == "cpus-per-task" for word in directives)
+    nodes: tuple[str, ...] = (f"--nodes={job.resources.nodes}", f"--ntasks={job.tasks}")
+    if job.keeps_nodes:  # place_ranks (payload/nodes.sh) sets the variables for each attempt
+        nodes = ("--nodes=${RUNNER_NODES}", "--ntasks=${RUNNER_TASKS}", "--nodelist=${RUNNER_NODELIST}")
     own = (
-        f"--nodes={job.resources.nodes}",
-        f"--ntasks={job.tasks}",
+        *nodes,
         f"--ntasks-per-node={job.tasks_per_node}",
         # repeated, because not every Slurm passes it on to srun; --cpus-per-gpu excludes it, and is always passed on
         *(("--cpus-per-task=${SLURM_CPUS_PER_TASK}",) if by_task else ()),

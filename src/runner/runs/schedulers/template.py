@@ -44,7 +44,7 @@ def render(job: Job, attachment: Attachment, site: Site, *, directives: Sequence
         job=job,
         slurm=bool(directives),
         restarts=restart_words(job, site),
-        gpus=job.gpus,
+        gpus=job.nodes_held * job.resources.gpus_per_node,
         directives=tuple(directives),
         host_setup=(*(f"module load {quoting.literal(name)}" for name in site.modules), *site.host_setup),
         carried=_carried(job, site),
@@ -111,6 +111,11 @@ def restart_words(job: Job, site: Site) -> str:
     allowed = asdict(job.restart)
     words = [f"{name}={count}" for name, count in allowed.items() if count]
     way = site.scheduler if site.is_local else "chain" if job.chain else site.restart_by
+    resources = job.resources
+    if job.keeps_nodes:
+        words += [f"nodes={resources.nodes}", f"spare={resources.spare_nodes}"]
+        words += [f"min_nodes={resources.min_nodes or resources.nodes}"]
+        words += [f"tasks_per_node={job.tasks_per_node}", f"processes_per_node={resources.tasks_per_node}"]
     return " ".join((f"by={way}", *words))
 
 
@@ -125,6 +130,8 @@ def _inside(job: Job, site: Site) -> list[tuple[str, str]]:
         "RUNNER_HANG_SECONDS": str(job.hang_seconds),
         "RUNNER_WORKDIR": "yes" if job.environment.workdir or job.program_in_image else "",
     }
+    if job.keeps_nodes:  # place_ranks sets them for each attempt
+        ours = {name: value for name, value in ours.items() if name not in ("RUNNER_NODES", "RUNNER_WORLD_SIZE")}
     if job.environment.image:
         ours["PYTHONNOUSERSITE"] = "1"  # otherwise, packages in ~/.local shadow the image's
     return [*{**ours, **(_preflight(job, site) if job.preflight else {}), **job.env}.items()]

@@ -1,0 +1,201 @@
+"""Spare nodes and min_nodes: what a launch accepts, what the script requests, and which nodes an attempt uses."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.commands.launch import estimate
+from runner.errors import RunnerError
+from runner.runs.job import Job, Restart
+from runner.runs.resolve import resolve
+from runner.runs.schedulers.template import restart_words
+from runner.site import Site
+from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, overrides, script, write_run
+from tests.runs.test_payload import on_host, programs
+
+POLICY = ("node_failure=3",)
+
+
+def resolved(site: Site = SLURM, **settings: Any) -> Job:
+    return resolve((overrides(**settings),), BARE, site)
+
+
+def refusal(site: Site = SLURM, **settings: Any) -> str:
+    """The error of a launch, whole."""
+    with pytest.raises(RunnerError) as caught:
+        script(resolved(site, **settings), site=site)
+    return f"{caught.value.what}: {caught.value.why}: {caught.value.fix}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"spare_nodes": -1}, "spare_nodes cannot be -1 (command line)"),
+        ({"nodes": 2, "min_nodes": 0}, "min_nodes cannot be 0"),
+        ({"nodes": 2, "min_nodes": 3, "restart": POLICY}, "min_nodes = 3 is larger than nodes = 2"),
+        ({"min_nodes": 1, "restart": POLICY}, "a job on one node has no other node"),
+        ({"nodes": 2, "spare_nodes": 1}, "the job may not restart after a node failure"),
+        ({"nodes": 2, "spare_nodes": 1, "restart": ("hang=1",)}, "node_failure = 3 in [restart]"),
+        ({"nodes": 2, "spare_nodes": 1, "chain": 3}, "the job may not restart after a node failure"),
+        ({"spare_nodes": 1, "restart": POLICY, "srun": ("--nodelist=a",)}, "--nodelist comes from spare_nodes"),
+        ({"sbatch": ("--no-kill",)}, "do nothing until its time limit: use --spare"),
+    ],
+)
+def test_numbers_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+    assert words in refusal(**settings)
+
+
+def test_a_site_without_a_scheduler_has_no_spare_nodes() -> None:
+    assert "the job requests 2 nodes, but the site 'local' has only one (command line)" in refusal(
+        LOCAL, spare_nodes=1, restart=POLICY
+    )
+
+
+def test_a_site_that_forbids_no_kill_is_told_before_the_submission() -> None:
+    site = replace(SLURM, refused={"--no-kill": "its Slurm has no such thing"})
+    assert "refuses --no-kill: its Slurm has no such thing" in refusal(site, nodes=2, spare_nodes=1, restart=POLICY)
+
+
+def test_the_loss_of_the_first_node_is_explained_before_the_submission() -> None:
+    (note,) = [each for each in resolved(nodes=2, spare_nodes=1, restart=POLICY).notes if "first node" in each]
+    assert "queued again" in note
+    assert not any("first node" in each for each in resolved(nodes=2, restart=POLICY).notes)
+
+
+def test_the_job_requests_and_pays_for_the_spare_nodes() -> None:
+    job = resolved(nodes=4, spare_nodes=2, gpus_per_node=4, time_minutes="60", restart=POLICY)
+    assert job.gpus == 16
+    cost = estimate(job)
+    assert cost is not None and cost.attempt == 24
+    text = script(job, site=SLURM)
+    assert "#SBATCH --nodes=6\n#SBATCH --no-kill\n" in text and "next_attempt 24 " in text
+    assert re.search(r"srun .*--nodelist=\$\{RUNNER_NODELIST\}", text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"spare_nodes": 1}, "nodes=2 spare=1 min_nodes=2"),
+        ({"min_nodes": 1}, "nodes=2 spare=0 min_nodes=1"),
+    ],
+)
+def test_the_script_names_the_numbers(settings: dict[str, Any], words: str) -> None:
+    job = resolved(nodes=2, tasks_per_node=4, launcher="torchrun", restart=POLICY, **settings)
+    assert restart_words(job, SLURM).endswith(f"{words} tasks_per_node=1 processes_per_node=4")
+
+
+QUEUE = "#!/bin/sh\nprintf '%s\\n' \"$ALLOCATED\"\n"
+NODES = "#!/bin/sh\nprintf '%s\\n' \"$STATES\"\n"
+HOSTS = """#!/bin/sh
+case "$2 $3" in "hostnames "*) printf '%s\\n' "$3" | tr ',' '\\n' ;; *) printf '%s\\n' "$3" ;; esac
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run on a and b, with c as its spare node."""
+    job = command_job("true", nodes=2, restart=Restart(node_failure=3))
+    run = write_run(tmp_path / "run", replace(job, resources=replace(job.resources, spare_nodes=1)), site=SLURM)
+    (run / "attempts/1").mkdir(parents=True)
+    (run / "attempts/1/started").write_text("job 7\nnodes a,b\nheld a,b,c\ngpus 0\n")
+    return run
+
+
+def asked(run: Path, text: str, **environ: str) -> str:
+    """What the functions print, on a stand-in for a Slurm that gives these answers."""
+    stand_ins = programs(run / "bin", {"squeue": QUEUE, "sinfo": NODES, "scontrol": HOSTS})
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b,c", "ALLOCATED": "a,b,c", "STATES": "", **environ}
+    prefix = "export RUNNER_ATTEMPT=$PWD/attempts/1; restarts nodes=2 spare=1 min_nodes=2 tasks_per_node=1;"
+    return on_host(run, f"{prefix} {text}", {**stand_ins, **slurm})
+
+
+@pytest.mark.parametrize(
+    ("states", "present"),
+    [
+        ("a allocated\nb allocated\nc allocated", "a b c"),
+        ("a allocated\nb down\nb down\nc mixed", "a c"),
+        ("a draining\nb allocated*\nc failing", ""),
+        ("a drained\nb completing\nc down*", "b"),
+        ("", "a b c"),
+    ],
+)
+def test_nodes_that_slurm_has_given_up_do_not_count(run: Path, states: str, present: str) -> None:
+    assert asked(run, "present_nodes", STATES=states) == present
+
+
+def test_a_node_that_has_left_the_job_does_not_count(run: Path) -> None:
+    assert asked(run, "present_nodes", ALLOCATED="a,c") == "a c"
+
+
+def test_a_controller_that_does_not_answer_leaves_the_nodes_as_they_were(run: Path) -> None:
+    assert asked(run, "present_nodes", ALLOCATED="") == "a b c"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "unfit", "suspects", "chosen"),
+    [
+        ("a b c", "", "", "a,b"),
+        ("a b c", "b", "", "a,c"),
+        ("a b c", "", "a", "b,c"),  # a suspect is swapped
+        ("a b", "", "a", "a,b"),  # if another node is left
+        ("c b a", "", "c", "b,a"),  # in the order of the allocation
+        ("a c", "a", "", "healthy nodes: 1, needed: 2"),
+        ("a b c", "a b c", "", "healthy nodes: 0, needed: 2"),
+    ],
+)
+def test_the_next_attempt_keeps_its_healthy_nodes_and_fills_up_with_spares(
+    run: Path, nodes: str, unfit: str, suspects: str, chosen: str
+) -> None:
+    (run / "attempts/1/fit").mkdir()
+    for node in unfit.split():
+        (run / "attempts/1/fit" / node).write_text("nvidia-smi fails\n")
+    (run / "attempts/1/suspects").write_text("".join(f"{node}\n" for node in suspects.split()))
+    assert asked(run, f"choose_nodes '{nodes}' || true") == chosen
+
+
+def test_fewer_nodes_are_enough_where_min_nodes_allows_it(run: Path) -> None:
+    assert asked(run, "limit[min_nodes]=1; choose_nodes 'b'") == "b"
+
+
+def test_without_spare_nodes_all_nodes_of_the_attempt_are_needed(run: Path) -> None:
+    text = "unset 'limit[nodes]' 'limit[min_nodes]'; choose_nodes 'a b'; choose_nodes 'a' || true"
+    assert asked(run, text) == "a,bhealthy nodes: 1, needed: 2"
+
+
+SHOWN = (
+    'echo "$RUNNER_NODELIST $RUNNER_NODES $RUNNER_TASKS $RUNNER_WORLD_SIZE $SLURM_JOB_NODELIST $SLURM_NNODES '
+    '$SLURM_TASKS_PER_NODE ${SLURM_JOB_CPUS_PER_NODE-} $held_nodes"; cat "$RUNNER_ATTEMPT/started"'
+)
+
+
+def test_an_attempt_sees_only_its_own_nodes(run: Path) -> None:
+    """Programs find each other by Slurm's variables, which describe the whole job."""
+    text = f"limit[tasks_per_node]=2; limit[processes_per_node]=4; place_ranks 2>/dev/null; {SHOWN}"
+    assert asked(run, text, SLURM_JOB_CPUS_PER_NODE="8(x3)").splitlines() == [
+        "a,b 2 4 8 a,b 2 2(x2) 8(x2) a,b,c",
+        *("job 7", "nodes a,b", "held a,b,c", "gpus 0"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rung", "chosen", "nodes"),
+    [
+        ("in_place", "a,c", "a,c"),
+        ("requeue", "a,c", "a,b"),  # of an earlier allocation
+        ("in_place", "a,d", "a,b"),  # as are nodes that the job does not have
+    ],
+)
+def test_a_restart_in_place_uses_the_nodes_that_were_chosen(run: Path, rung: str, chosen: str, nodes: str) -> None:
+    (run / "attempts/1/next").write_text(f"{rung}\nb is lost\n{chosen}\n")
+    (run / "attempts/2").mkdir()
+    (run / "attempts/2/started").write_text("job 7\nnodes a,b,c\ngpus 12\n")
+    text = f'RUNNER_ATTEMPT=$PWD/attempts/2; place_ranks 2>/dev/null; {{ {SHOWN}; }} | grep -E "^(nodes|held|gpus)"'
+    assert asked(run, text).splitlines() == [f"nodes {nodes}", "held a,b,c", "gpus 12"]
+
+
+def test_the_gpus_of_nodes_that_have_left_no_longer_count(run: Path) -> None:
+    (run / "attempts/1/started").write_text("job 7\nnodes a,b,c\ngpus 12\n")
+    assert "gpus 8\n" in asked(run, f"place_ranks 2>/dev/null; {SHOWN}", ALLOCATED="a,c")
