@@ -3,8 +3,11 @@
 What they survive is counted in tests/faults.
 """
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,3 +180,40 @@ def test_an_unfit_node_is_left_out(lab: SlurmLab, tmp_path: Path) -> None:
         for name, value in lab.environ.items():
             patch.setenv(name, value)
         assert exclude_flags(tmp_path / "runs", {}, Quiet()) == ("--exclude=nid001",)
+
+
+def test_a_node_that_slurm_has_not_missed_yet_is_found_by_its_missing_sign(lab: SlurmLab, tmp_path: Path) -> None:
+    """Its slurmd, its tasks and their parents are gone; Slurm would wait for minutes. The next attempt avoids it."""
+    text = 'echo "from step 0"; : >"$RUNNER_ATTEMPT/began-$SLURM_PROCID"; until [ -e ../go ]; do sleep 0.2; done'
+    run = written(tmp_path, text, nodes=2, script_failure=1)
+    environ = {"RUNNER_NODE_SECONDS": "6", "RUNNER_WATCH_SECONDS": "1"}
+    job_id = scheduler.parse_submit(lab.run(scheduler.submit(run, ()), cwd=run, extra_environ=environ).stdout)
+    attempt = run / "attempts/1"
+    until(lambda: (attempt / "began-1").exists() and (attempt / "usage/0").exists() and (attempt / "usage/1").exists())
+    lab.stop_node("nid002")
+    try:
+        end_processes_of("nid002", job_id)
+        until((attempt / "cause").exists)
+        assert (attempt / "cause").read_text() == "node_failure\n"
+        assert (attempt / "silent").read_text() == "nid002\n"
+        assert "no sign of life from nid002 for 6 s: ending the step" in (run / "job.log").read_text()
+        assert (
+            (attempt / "busy-node-1").read_text() == (attempt / "fit/nid002").read_text() == "no sign of life for 6 s\n"
+        )
+        events = [line.split()[1] for line in (attempt / "times").read_text().splitlines()]
+        assert events[3:7] == ["step", "stalled", "detected", "step_end"]
+    finally:
+        lab.start_node("nid002")
+    lab.wait_for(job_id, ENDED)
+
+
+def end_processes_of(node: str, job_id: str) -> None:
+    """Kill what runs on a node for a job, and the slurmstepd above it."""
+    marks = {f"SLURMD_NODENAME={node}", f"SLURM_JOB_ID={job_id}"}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if marks <= set((folder / "environ").read_bytes().decode(errors="replace").split("\0")):
+                above = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                if Path(f"/proc/{above}/cmdline").read_bytes().startswith(b"slurmstepd:"):
+                    os.kill(above, signal.SIGKILL)
+                os.kill(int(folder.name), signal.SIGKILL)

@@ -264,8 +264,8 @@ cause_of() {
         echo "${reported:-cancelled}"
     elif [ -e "$RUNNER_ATTEMPT/hang" ]; then
         echo hang
-    elif [ "$1" = 76 ] || compgen -G "$RUNNER_ATTEMPT/bad-node-*" >/dev/null; then
-        echo node_failure # the preflight failed
+    elif [ "$1" = 76 ] || [ -s "$RUNNER_ATTEMPT/silent" ] || compgen -G "$RUNNER_ATTEMPT/bad-node-*" >/dev/null; then
+        echo node_failure # the preflight failed, or payload/watch.sh found a lost node
     elif [ "$1" = 0 ] && all_tasks_finished; then
         echo "done"
     else

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Functions of job.sbatch, on the host. They end a step that hangs, or that still runs long after one of its tasks has failed.
+# Functions of job.sbatch, on the host. They end a step that hangs, that has lost a node, or that still runs long after one of
+# its tasks has failed.
 
 # watch_over PID SECONDS: watch the step, which runs as process PID, until it ends. Runs in the background. SECONDS without
 # progress are a hang (0: never). Each check adds at most twice the pause to this time, so that a file system that does not
@@ -23,6 +24,12 @@ watch_over() {
         elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
             gone=$((gone + passed))
             ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, but this one is still running"
+        fi
+        lost_signs
+        if [ -s "$RUNNER_ATTEMPT/silent" ]; then
+            note_stall
+            end_step "$1" "no sign of life from $(tr '\n' ' ' <"$RUNNER_ATTEMPT/silent")for ${RUNNER_NODE_SECONDS:-90} s"
+            return
         fi
         idle=$((idle + passed))
         [ "$sign" = "$seen" ] || idle=0
@@ -51,12 +58,57 @@ progress() {
     printf '%s' "$heartbeat${size:+ $size}"
 }
 
+# Note when the program last made progress, and that this was detected now.
+note_stall() {
+    note_time stalled '' "$(stat -c %.Y "$RUNNER_ATTEMPT/heartbeat" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | sort -n | tail -n 1)"
+    note_time detected
+}
+
+declare -A asked=() # node, or `all` -> when lost_signs asked it last
+
+# Write the nodes that Slurm has not missed yet, but that are lost, to attempts/N/silent, and mark them as unfit for the next
+# attempt. Their sign of life (payload/usage.sh) is older than RUNNER_NODE_SECONDS although another node's is not, and Slurm
+# can start a process on that node, but not on them. Each node is asked once in RUNNER_NODE_SECONDS.
+lost_signs() {
+    local limit=${RUNNER_NODE_SECONDS:-90} now time path node number fresh='' silent=''
+    now=$(moment)
+    ((now - ${asked[all]:--limit} >= limit / 6)) && [ -n "${SLURM_JOB_ID:-}" ] || return 0
+    asked[all]=$now now=$(file_time)
+    local -A late=()
+    while read -r time path; do
+        number=${path##*/}
+        read -r _ node _ <"$path"
+        if ((now - time < limit)); then
+            fresh=$node
+        elif [ -n "$node" ] && ((asked[all] - ${asked[$node]:--limit} >= limit)) &&
+            ! grep -q ' program_end ' "$RUNNER_ATTEMPT/times-node-$number" 2>/dev/null; then
+            late[$node]=$number
+        fi
+    done < <(stat -c '%Y %n' "$RUNNER_ATTEMPT"/usage/* 2>/dev/null)
+    [ -n "$fresh" ] || return 0
+    for node in "${!late[@]}"; do
+        asked[$node]=${asked[all]}
+        answers "$node" || silent+="$node"$'\n'
+    done
+    [ -n "$silent" ] && answers "$fresh" || return 0
+    printf '%s' "$silent" >"$RUNNER_ATTEMPT/silent"
+    mkdir -p "$RUNNER_ATTEMPT/fit"
+    for node in $silent; do
+        echo "no sign of life for $limit s" | tee "$RUNNER_ATTEMPT/fit/$node" >"$RUNNER_ATTEMPT/busy-node-${late[$node]}"
+    done
+}
+
+# answers NODE: succeed if Slurm can start a process on this node of the job. If not, srun waits for about 11 s.
+answers() {
+    timeout 30 srun --overlap --job-name=guard --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$1" true \
+        </dev/null >/dev/null 2>&1
+}
+
 # hung PID REASON: collect the stacks of all ranks, then end the step. A program that finds the file stacks/wanted can write
 # its own stack there. The signal WINCH makes payload/task.sh collect stacks.
 hung() {
     local waited
-    note_time stalled '' "$(stat -c %.Y "$RUNNER_ATTEMPT/heartbeat" "$RUNNER_RUN/metrics.jsonl" 2>/dev/null | sort -n | tail -n 1)"
-    note_time detected
+    note_stall
     say "$2: gathering the stacks of all ranks in $RUNNER_ATTEMPT/stacks"
     mkdir -p "$RUNNER_ATTEMPT/stacks"
     printf '%s\n' "$2" >"$RUNNER_ATTEMPT/hang"
