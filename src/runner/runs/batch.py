@@ -337,7 +337,7 @@ def submission(batch: Batch, job: Job) -> str:
     lines = (
         "#!/bin/bash",
         "# Submits the script as an attempt of this run: bash RUN/submit.sh [FLAGS of sbatch]",
-        'run=$(cd -P "${BASH_SOURCE[0]%/*}" && pwd) || exit',
+        'run=$(CDPATH="" cd -P "$(dirname "${BASH_SOURCE[0]}")" && pwd) || exit',
         *place,
         *(f"export {name}={quoted(text)}" for name, text in job.env.items()),
         'export BASH_ENV="$run"/payload/batch.sh',

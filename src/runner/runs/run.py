@@ -184,7 +184,8 @@ def with_newest_job(run: Run) -> Run:
     attempts = run.attempts
     job = attempts[-1].job_id if attempts and run.job_ids else ""
     # runner calls a task of an array 123_4, but its attempts record the task's own job id
-    if not job or job in run.job_ids or ((run.sweep or "_" in run.job_id) and job == attempts[0].job_id):
+    known = {each.partition("_")[0] for each in run.job_ids}
+    if not job or job in known or ((run.sweep or "_" in run.job_id) and job == attempts[0].job_id):
         return run
     return replace(run, job_ids=(*run.job_ids, job))
 

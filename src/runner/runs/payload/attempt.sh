@@ -76,7 +76,7 @@ next_attempt() {
         read -r -t 5 _ <> <(:) # pause without starting a process
     done
     only_one_attempt "$number" # if two jobs start at the same moment, the lower number continues
-    record_job
+    record_job "$RUNNER_JOB"
     export RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$number
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     trap 'code=$?; ended "$code"' EXIT
@@ -129,9 +129,10 @@ note_start() {
     note_time started
 }
 
-# Add this job to job_ids. A launch has already done so, but a manual `sbatch job.sbatch` has not.
+# record_job ID: add a job to job_ids. A launch has already done so, but a manual `sbatch job.sbatch` has not. A job that a
+# restart has submitted may record itself first.
 record_job() {
-    [ -z "$RUNNER_JOB" ] || grep -q -x "$RUNNER_JOB" job_ids 2>/dev/null || printf '%s\n' "$RUNNER_JOB" >>job_ids
+    [ -z "$1" ] || grep -q -x "$1" job_ids 2>/dev/null || printf '%s\n' "$1" >>job_ids
 }
 
 # Print a note if the image file was replaced after the launch. For images that runner did not build, lock.toml contains

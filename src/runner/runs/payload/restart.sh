@@ -156,8 +156,8 @@ count_restarts() {
     fi
 }
 
-restarts_by_slurm() {
-    timeout 20 squeue --noheader --states=all --jobs="$RUNNER_JOB" --Format=RestartCnt 2>/dev/null | tr -cd 0-9
+restarts_by_slurm() { # a heterogeneous job has a line for each component
+    timeout 20 squeue --noheader --states=all --jobs="$RUNNER_JOB" --Format=RestartCnt 2>/dev/null | head -n 1 | tr -cd 0-9
 }
 
 # may_start [again]: exit if [restart] does not allow another attempt. A job that a user submitted may always start; a requeued
@@ -375,7 +375,7 @@ restart() {
         scontrol requeue "$RUNNER_JOB" && return
     fi
     if job=$(resubmit "$excluded") || { [ -n "$excluded" ] && job=$(resubmit ""); }; then
-        printf '%s\n' "${job%%;*}" >>job_ids
+        record_job "${job%%;*}${array_task:+_$array_task}"
         say "$1: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
     else
         give_up "neither scontrol requeue nor sbatch is allowed here: runner launch --chain N"
