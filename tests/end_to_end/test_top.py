@@ -32,7 +32,7 @@ def test_each_node_is_sampled_until_its_program_ends(cluster: Runner, project: P
     damaged.write_text("\0\0")
     assert "node 1  ?      ?" in cluster("top", run.name).stdout
     damaged.unlink()
-    assert "1 of 2 nodes have reported in attempt 1" in cluster("top", run.name).stderr
+    assert "nodes with samples: 1; requested: 2" in cluster("top", run.name).stderr
     damaged.mkdir()  # a file that cannot be read
     failed = cluster("top", run.name, code=1).stderr
     assert f"cannot read {attempt.folder}/usage" in failed and "because: " in failed and "try: " in failed

@@ -55,6 +55,14 @@ def test_only_the_newest_attempt_is_explained_and_line_numbers_are_those_of_the_
     assert answer.evidence == f"{run.log}:7" and "attempt 2" in answer.state
 
 
+def test_why_earlier_attempts_were_followed_is_noted(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt(run, 1, exit_code="1\n", next="in_place\nnid002 is lost: nid003 takes its place\nnid001,nid003\n")
+    attempt(run, 2, exit_code="1\n")
+    run.log.write_text(f"job.sbatch: attempt 2 on nid001\n{ERROR}")
+    assert explain_run(run).notes == ("attempt 1: nid002 is lost: nid003 takes its place",)
+
+
 def test_the_rank_follows_from_torchruns_folders(tmp_path: Path) -> None:
     run = make_run(tmp_path, nodes=2, processes_per_node=2)
     folder = attempt(run, 1, exit_code="1\n") / "node-1" / "17_x" / "attempt_0" / "1"

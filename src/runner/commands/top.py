@@ -48,7 +48,7 @@ def show_top(args: argparse.Namespace, console: Console) -> int:
     header = ("NODE", *(("GPU %", "GPU MEMORY") if gpus else ()), "CPU %", "MEMORY", "AGE")
     console.table(header, [_row(each, gpus=gpus) for each in found])
     if len(found) < status.run.nodes:
-        console.say(f"{len(found)} of {status.run.nodes} nodes have reported in attempt {status.attempt}")
+        console.say(f"nodes with samples: {len(found)}; requested: {status.run.nodes}")
     return 0
 
 

@@ -54,6 +54,17 @@ class Log:
         return kind, self.rank or self.node or 0, str(self.path)
 
 
+class Rung(NamedTuple):
+    """How and why another attempt followed an attempt."""
+
+    attempt: int
+    """the number of the attempt that ended"""
+    name: str
+    """in_place, requeue, submit, chain or local"""
+    reason: str
+    """the sentence in the log"""
+
+
 class GpuUsage(NamedTuple):
     """The use of a GPU. None: unknown."""
 
@@ -170,6 +181,12 @@ class Attempt:
     def cause(self) -> str:
         """Why the attempt ended: one of the causes of payload/restart.sh."""
         return self.text("cause")
+
+    @property
+    def rung(self) -> Rung | None:
+        """How the next attempt was started (payload/in_place.sh); None if that is not recorded."""
+        name, *rest = self.text("next").splitlines() or [""]
+        return Rung(self.number, name, rest[0] if rest else "") if name else None
 
     @property
     def first_failure(self) -> FirstFailure | None:

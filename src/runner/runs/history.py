@@ -57,7 +57,8 @@ class Launch:
                 "command": list(self.command), "site": run.site, "state": self.state, "exit_code": self.exit_code,
                 "created": run.created, "attempts": self.attempts, "job_ids": list(run.job_ids), "image": run.image,
                 "tags": list(run.tags), "sweep": run.sweep, "parameters": dict(run.parameters),
-                "after": list(run.after), "nodes": run.nodes, "folder": str(run.folder)}  # fmt: skip
+                "after": list(run.after), "nodes": run.nodes, "rungs": list(run.rungs),
+                "folder": str(run.folder)}  # fmt: skip
 
 
 @dataclass(frozen=True)

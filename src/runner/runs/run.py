@@ -16,7 +16,7 @@ from typing import Any
 
 from runner.errors import RunnerError, unknown
 from runner.machine import files
-from runner.runs.attempt import Attempt
+from runner.runs.attempt import Attempt, Rung
 from runner.runs.secrets import write_record
 from runner.site import LOCAL
 
@@ -122,6 +122,11 @@ class Run:
     def newest(self) -> Attempt | None:
         """The newest attempt; None if there is none yet."""
         return next(reversed(self.attempts), None)
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """How each further attempt was started, oldest first."""
+        return tuple(rung for attempt in self.attempts if (rung := attempt.rung))
 
     @property
     def stopped(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from runner.runs import metrics
+from runner.runs.attempt import Rung
 from runner.runs.metrics import Progress
 from runner.runs.run import PREPARING, Run, with_newest_job
 from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, by_scheduler
@@ -41,6 +42,8 @@ class RunStatus:
     """the jobs that wait or run"""
     causes: tuple[str, ...] = ()
     """why each attempt ended"""
+    rungs: tuple[Rung, ...] = ()
+    """how each further attempt was started"""
     gpu_hours: float | None = None
     """for all attempts so far; None without GPUs"""
 
@@ -77,12 +80,22 @@ def _status(run: Run, job: JobStatus) -> RunStatus:
     """The status of a run: that of its jobs, completed from the run folder."""
     attempts = run.attempts
     over = run.stopped if job.state not in (*ACTIVE, "COMPLETED", "CANCELLED") else ""
+    rungs = run.rungs
+    if (
+        job.state == "RUNNING"
+        and rungs
+        and rungs[-1].name == "in_place"
+        and rungs[-1].attempt == attempts[-1].number - 1
+    ):
+        fault = rungs[-1].reason.partition(": the next attempt")[0]
+        over = f"attempt {attempts[-1].number} in place: {fault}"
     return RunStatus(
         run=run,
         **{**job._asdict(), "reason": over or job.reason},
         attempt=attempts[-1].number if attempts else 0,
         progress=metrics.read_progress(run.folder / "metrics.jsonl"),
         causes=tuple(attempt.cause for attempt in attempts),
+        rungs=rungs,
         gpu_hours=gpu_hours(run, time.time()),
     )
 

@@ -100,7 +100,7 @@ lost_signs() {
 
 # answers NODE: succeed if Slurm can start a process on this node of the job. If not, srun waits for about 11 s.
 answers() {
-    timeout 30 srun --overlap --job-name=guard --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$1" true \
+    timeout 30 srun --overlap --job-name=runner-check --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$1" true \
         </dev/null >/dev/null 2>&1
 }
 

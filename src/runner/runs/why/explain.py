@@ -53,6 +53,8 @@ def explain_run(run: Run) -> Answer:
     verdict = judge(readings)
     speed = pace(run.folder / "metrics.jsonl", running=now.state == "RUNNING")
     answer = _noted(replace(answer, slow=verdict.slow), readings, speed)
+    restarts = tuple(f"attempt {rung.attempt}: {rung.reason}" for rung in now.rungs[-3:])
+    answer = replace(answer, notes=(*answer.notes, *restarts))
     if now.state in _ENDED_WELL:
         return replace(answer, fine=True)
     stuck = speed is not None and speed.stuck
