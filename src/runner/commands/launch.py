@@ -7,7 +7,6 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import NamedTuple
 
 from runner.commands.build import image_maker
@@ -225,7 +224,7 @@ def _values(plan: RunPlan) -> Iterator[tuple[str, str, str]]:
         value = getattr(job.resources, name, None) if hasattr(job.resources, name) else getattr(job, name, None)
         parts: dict[str, object] = {name: value}
         if name == "restart" and job.restart:
-            parts = {f"restart.{cause}": count for cause, count in asdict(job.restart).items()}
+            parts = {f"restart.{cause}": text for cause, text in job.restart.words.items()}
         for part, shown in parts.items():
             if shown is not None and (key.kind is int or shown) and key.kind is not dict and name != "environment":
                 words = " ".join(shown) if isinstance(shown, tuple) else str(shown).partition("\n")[0]

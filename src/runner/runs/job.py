@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +43,16 @@ class Restart:
     """after this many attempts in a row without a new checkpoint, there is no further restart, whatever the cause"""
     gpu_hours: int = 0
     """no attempt starts after all attempts together have used this many GPU hours; 0: no limit"""
+    in_place: bool | None = None
+    """whether the next attempt starts in the same allocation if it can; None: only after a fault of the machine"""
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """The values that are set, as the batch script reads them."""
+        return {name: str(value).lower() for name, value in asdict(self).items() if value or value is False}
+
+
+_COUNTS = tuple(each.name for each in fields(Restart) if each.name != "in_place")
 
 
 @dataclass(frozen=True)
@@ -337,20 +347,22 @@ def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
 
 def _restart_of(words: Sequence[str]) -> Restart:
     """Parse the values of --restart. Raises RunnerError for other text."""
-    causes = "|".join(item.name for item in fields(Restart))
+    causes = "|".join(_COUNTS)
+    found: dict[str, Any] = {}
     for word in words:
-        if not re.fullmatch(rf"({causes})=\d{{1,9}}", word, re.ASCII):
+        if not re.fullmatch(rf"({causes})=\d{{1,9}}|in_place=(true|false)", word, re.ASCII):
             what, why = f"cannot read --restart {word!r}", f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}"
             raise RunnerError(what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2)
-    return Restart(**{name: int(count) for name, _, count in (word.partition("=") for word in words)})
+        name, _, text = word.partition("=")
+        found[name] = int(text) if name in _COUNTS else text == "true"
+    return Restart(**found)
 
 
 def _restart(document: Document) -> Restart:
     """Read the table [restart]. Raises RunnerError for a negative number."""
     typed(document, ("restart",), dict)
-    names = tuple(item.name for item in fields(Restart))
-    refuse_unknown_keys(document, ("restart",), names, "job")
-    found = {name: count for name in names if (count := typed(document, ("restart", name), int)) is not None}
+    refuse_unknown_keys(document, ("restart",), (*_COUNTS, "in_place"), "job")
+    found = {name: count for name in _COUNTS if (count := typed(document, ("restart", name), int)) is not None}
     for name, count in found.items():
         least = 1 if name == "without_checkpoint" else 0
         if count < least:
@@ -359,7 +371,7 @@ def _restart(document: Document) -> Restart:
                 f"it must be {least} or more",
                 f"{name} = {least}",
             )
-    return Restart(**found)
+    return Restart(**found, in_place=typed(document, ("restart", "in_place"), bool))
 
 
 _FORMS = re.compile(

@@ -15,6 +15,8 @@
 # shellcheck source=/dev/null
 . payload/restart.sh
 # shellcheck source=/dev/null
+. payload/in_place.sh
+# shellcheck source=/dev/null
 . payload/alone.sh
 # shellcheck source=/dev/null
 . payload/nodes.sh
@@ -100,9 +102,9 @@ make_attempt() {
     mkdir "$folder" 2>/dev/null || return
     {
         mkdir "$folder/finished" &&
-            printf 'started %s\njob %s\nnodes %s\ncpus %s\ngpus %s\ncheckpoint %s\nstep %s\n' \
+            printf 'started %s\njob %s\nnodes %s\nheld %s\ncpus %s\ngpus %s\ncheckpoint %s\nstep %s\n' \
                 "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${SLURM_JOB_ID:-local-$$}" "${SLURM_JOB_NODELIST:-$(uname -n)}" \
-                "${SLURM_CPUS_ON_NODE:-$(nproc)}" "$2" \
+                "${SLURM_JOB_NODELIST:-$(uname -n)}" "${SLURM_CPUS_ON_NODE:-$(nproc)}" "$2" \
                 "$(newest_checkpoint)" "$(newest_step)" >"$folder/started"
     } 2>/dev/null && return
     rm -rf "$folder"

@@ -80,6 +80,7 @@ trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already
 . payload/attempt.sh
 say() { printf 'runner: %s\n' "$*" >&2; }
 all_tasks_finished() { :; } # the exit code of the script tells
+may_stay() { false; }
 [ -z "$array_task" ] || RUNNER_JOB=${array_job}_$array_task
 # shellcheck disable=SC2086 # words
 [ -z "${restart_words:-}" ] || restarts $restart_words

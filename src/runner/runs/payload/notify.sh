@@ -14,6 +14,12 @@ notify() {
     return 0
 }
 
+# notify_restart CAUSE: report that another attempt follows. In the background, because Slurm may kill us in a few seconds.
+notify_restart() {
+    notify requeue "$1: another attempt follows" &
+    notifiers+=($!)
+}
+
 # Print details of a failure: the last lines of the log, and if runner is installed on this node, its explanation.
 last_words() {
     local words

@@ -6,7 +6,8 @@
 #   attempts/N/started        its modification time is the start of the attempt; it contains `gpus G` (total), and the newest
 #                             `checkpoint S` and `step S` at the start
 #   attempts/N/finished/RANK  exists if this task ended with exit code 0; removed once the cause is known
-#   attempts/N/replaced       exists if Slurm requeued the job and a newer attempt has begun while this one still ran
+#   attempts/N/replaced       exists if a newer attempt has begun although processes of this one may still run
+#   attempts/N/next           how and why the next attempt starts (payload/in_place.sh)
 #   stop                      a user creates it to prevent further attempts
 #   stopped                   why no further attempt follows
 #   job_ids                   the job ids of this run, one per line
@@ -17,7 +18,8 @@ declare -A causes=() # attempt -> cause, in case the disk was too full to write 
 log_bytes=0         # size of job.log when this attempt began
 
 # restarts NAME=VALUE…: set the limits. by=requeue: requeue the job; by=submit: submit a new job; by=chain: the next job of the
-# chain is already submitted; by=local: start job.sbatch again, without a scheduler.
+# chain is already submitted; by=local: start job.sbatch again, without a scheduler. in_place=true, in_place=false: whether the
+# next attempt starts in the same allocation if possible; by default, only after a fault of the machine.
 restarts() {
     local word
     for word; do limit[${word%%=*}]=${word#*=}; done
@@ -190,7 +192,7 @@ may_start() {
 cause_of_killed() {
     local job nodes text cause
     job=$(sed -n 's/^job //p' "attempts/$1/started" 2>/dev/null)
-    nodes=$(sed -n 's/^held //p' "attempts/$1/started" 2>/dev/null) # only jobs with spare nodes have this line
+    nodes=$(sed -n 's/^held //p' "attempts/$1/started" 2>/dev/null)
     nodes=${nodes:-$(sed -n 's/^nodes //p' "attempts/$1/started" 2>/dev/null)}
     text=$(tail -c 100000 job.log 2>/dev/null | tr -d '\0')
     cause=$(cause_in "$(messages_of_slurm "${text##*"attempt $1 on "}" "$job" "$nodes")")
@@ -342,41 +344,52 @@ finish_attempt() {
     else
         # shellcheck disable=SC2034 # notify.sh reads it
         follows=yes
-        notify requeue "$cause: another attempt follows" & # in the background, because Slurm may kill us in a few seconds
-        notifiers+=($!)
+        if [ -z "$ending" ]; then
+            stay "$cause" "$1"
+            if [ -n "$ending" ]; then # TERM arrived meanwhile: the attempt ends for that reason
+                # shellcheck disable=SC2034 # notify.sh
+                follows='' decided=''
+                finish_attempt "$1"
+                return
+            fi
+        fi
+        notify_restart "$cause"
         restart "$cause" "$1"
     fi
 }
 
-# restart CAUSE CODE: start the next attempt. After a node failure or a hang, avoid the bad nodes.
+# restart CAUSE CODE: start the next attempt with other means than `stay`. After a node failure or a hang, avoid the bad nodes.
 restart() {
-    local job restarts excluded=
+    local job restarts why=$1 excluded=
+    # shellcheck disable=SC2154 # in_place.sh
+    [ -z "$obstacle" ] || why="$fault; $obstacle"
     case $1 in node_failure | hang) excluded=$(excluded_nodes) ;; esac
     case ${limit[by]} in
     chain)
-        say "$1: the next job of the chain follows${excluded:+, without $excluded}"
+        announce chain "$why: the next job of the chain follows${excluded:+, without $excluded}"
         [ -z "$excluded" ] || exclude_from_chain "$excluded"
         return
         ;;
     local)
         ended "$2"
-        say "$1: starting the next attempt"
+        announce local "$1: starting the next attempt"
         trap - EXIT
         exec bash job.sbatch again
         ;;
     esac
     restarts=$(restarts_by_slurm)
     if ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})); then
-        say "$1: Slurm has requeued this job" && return
+        announce requeue "$why: Slurm has requeued this job"
+        return
     fi
     # a requeued job cannot exclude nodes: if there are nodes to avoid, submit a new job
     if [ "${limit[by]}" = requeue ] && [ -z "$excluded" ]; then
-        say "$1: requeueing this job"
+        announce requeue "$why: requeueing this job"
         scontrol requeue "$RUNNER_JOB" && return
     fi
     if job=$(resubmit "$excluded") || { [ -n "$excluded" ] && job=$(resubmit ""); }; then
         record_job "${job%%;*}${array_task:+_$array_task}"
-        say "$1: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
+        announce submit "$why: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
     else
         give_up "neither scontrol requeue nor sbatch is allowed here: runner launch --chain N"
     fi

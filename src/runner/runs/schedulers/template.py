@@ -7,7 +7,6 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -108,8 +107,7 @@ def restart_words(job: Job, site: Site) -> str:
     """The arguments of `restarts` (payload/restart.sh); empty without [restart]."""
     if job.restart is None:
         return ""
-    allowed = asdict(job.restart)
-    words = [f"{name}={count}" for name, count in allowed.items() if count]
+    words = [f"{name}={text}" for name, text in job.restart.words.items()]
     way = site.scheduler if site.is_local else "chain" if job.chain else site.restart_by
     resources = job.resources
     if job.keeps_nodes:

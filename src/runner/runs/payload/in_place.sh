@@ -1,0 +1,142 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034 # restart.sh reads some variables
+# Functions of the batch script, on the host. They start the next attempt in the same allocation, instead of giving the nodes
+# back. How each attempt N was followed is in attempts/N/next:
+#   line 1   in_place, requeue, submit, chain or local
+#   line 2   why
+#   line 3   the nodes of the next attempt, if it starts in place
+fault=    # what has failed, in words
+obstacle= # why the next attempt cannot start in place
+declare -A at_start=() # the exported variables when this script started
+
+for name in $(compgen -e); do
+    case $name in _ | PWD | OLDPWD | SHLVL) ;; *) at_start[$name]=${!name} ;; esac
+done
+unset name
+
+# stay CAUSE CODE: start the next attempt in this allocation. Returns only if that is not possible; `fault` and `obstacle` then
+# say why. The caller has checked that [restart] allows another attempt.
+stay() {
+    [ -n "$RUNNER_JOB" ] || return 0 # without a scheduler, every attempt starts in the same process
+    # not ignored: the next attempt is the same process, and could not stop ignoring it
+    trap 'ending=yes' TERM
+    fault=$(fault_of "$1" "$2")
+    if may_stay "$1" "$2" && [ -z "$ending" ]; then
+        announce in_place "$fault: the next attempt starts in this allocation, on the same nodes" \
+            "${RUNNER_NODELIST:-${SLURM_JOB_NODELIST:-}}"
+        notify_restart "$1"
+        notifiers=() # they may take their time
+        ended "$2"
+        : >"$RUNNER_ATTEMPT/replaced" # for processes on nodes that do not answer
+        again
+    fi
+    trap '' TERM
+}
+
+# announce RUNG SENTENCE [NODES]: say how the next attempt starts, and record it.
+announce() {
+    say "$2"
+    write_line "$RUNNER_ATTEMPT/next" "$1"$'\n'"$2${3:+$'\n'$3}"
+}
+
+# fault_of CAUSE CODE: print what has failed.
+fault_of() {
+    local code task node
+    case $1 in
+    hang) cat "$RUNNER_ATTEMPT/hang" ;;
+    script_failure)
+        if read -r code _ task _ node 2>/dev/null <"$RUNNER_ATTEMPT/first_failure"; then
+            printf 'task %s on %s ' "$task" "$(node_name "$node")"
+        else
+            code=$2
+            printf 'the step '
+        fi
+        if is_signal "$code"; then
+            printf 'was killed by signal %s' $((code - 128))
+        else
+            printf 'ended with exit code %s' "$code"
+        fi
+        ;;
+    *) printf '%s' "$1" ;;
+    esac
+}
+
+is_signal() { (($1 > 128 && $1 < 160)); }
+
+# node_name K: print the name of the node with the number K in this attempt.
+node_name() {
+    local names
+    mapfile -t names < <(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")")
+    printf '%s' "${names[$1]:-node $1}"
+}
+
+# may_stay CAUSE CODE: succeed if the next attempt may start in this allocation. Otherwise set `obstacle`, unless the reason is
+# the cause itself.
+may_stay() {
+    local state left nodes
+    case ${limit[in_place]:-}:$1 in
+    false:*) obstacle='in_place = false' && return 1 ;;
+    true:script_failure | *:hang) ;;
+    *:script_failure)
+        if ! is_signal "$2"; then obstacle= && return 1; fi
+        if was_out_of_memory; then obstacle="the memory was used up" && return 1; fi
+        ;;
+    *) return 1 ;;
+    esac
+    [ ! -e "$RUNNER_SAVE_AND_EXIT" ] || return 1
+    if ! read -r state left nodes < <(job_now) || [ "$state" != RUNNING ]; then
+        obstacle="the job is ${state:-no longer known to Slurm}" && return 1
+    fi
+    if [ -n "${SLURMD_NODENAME:-}" ] && ! hostnames "$nodes" | grep -q -x -F "$SLURMD_NODENAME"; then
+        obstacle="Slurm has taken this node from the job" && return 1
+    fi
+    left=$(seconds_of "$left")
+    if ((left < $(save_seconds) + 90)); then obstacle="only $left s are left of the time limit" && return 1; fi
+    [ -r "$0" ]
+}
+
+was_out_of_memory() { log_of_attempt | grep -a -q -E 'oom_kill event|oom-kill event|OOM Killed|: Out Of Memory'; }
+
+# Print the job's state, the time left and its nodes. A controller that restarts gets half a minute.
+job_now() {
+    local tried
+    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+    for ((tried = 0; tried < 6; tried++)); do
+        timeout 20 squeue --noheader --jobs="$RUNNER_JOB" --format='%T %L %N' 2>/dev/null && return
+        read -r -t 5 -u 9 _
+    done
+}
+
+# seconds_of D-HH:MM:SS: convert squeue's time. Other words, such as UNLIMITED, are a year.
+seconds_of() {
+    local days=0 time=$1 part seconds=0
+    case $time in *-*) days=${time%%-*} time=${time#*-} ;; esac
+    case $days$time in '' | *[!0-9:]*) printf 31536000 && return ;; esac
+    while IFS= read -r -d : part; do seconds=$((seconds * 60 + 10#$part)); done <<<"$time:"
+    printf '%s' $((days * 86400 + seconds))
+}
+
+# Print how many seconds before the time limit Slurm sends the signal to save. It may send it up to a minute earlier.
+save_seconds() {
+    local seconds
+    seconds=$(sed -n 's/^#SBATCH --signal=.*@\([0-9][0-9]*\).*/\1/p' job.sbatch 2>/dev/null | tail -n 1)
+    printf '%s' "${seconds:-0}"
+}
+
+# Run this script again, in the same process: same job, same output, same node. Returns only if that fails.
+again() {
+    environment_at_start
+    export SLURM_OVERLAP=1 # on a node that does not answer, Slurm still counts the old step
+    shopt -s execfail
+    trap - EXIT TERM USR2
+    exec bash "$0" again
+}
+
+# Give every exported variable the value that it had when this script started: secrets must not reach a later sbatch.
+environment_at_start() {
+    local name
+    for name in $(compgen -e); do
+        [[ -v at_start[$name] || $name == PWD ]] || unset "$name"
+    done
+    for name in "${!at_start[@]}"; do export "$name=${at_start[$name]}"; done
+}
