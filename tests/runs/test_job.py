@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.runs.job import LAUNCHERS, Job, Layer, load_job_file, time_limit_minutes, time_limit_text
+from runner.runs.job import LAUNCHERS, Job, Layer, load_job_file, time_limit_minutes
 from runner.runs.resolve import resolve
+from runner.runs.schedulers.slurm_commands import time_limit_text
 from runner.site import Site
 from tests.runs.scripts import BARE, LOCAL, SLURM, given, overrides
 

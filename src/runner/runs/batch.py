@@ -22,10 +22,10 @@ from runner.expansion import literal
 from runner.project import Project
 from runner.quoting import literal as quoted
 from runner.runs.adopt.options import SBATCH, split
-from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, time_limit_text, value
+from runner.runs.job import KEYS, Job, Layer, Resources, Restart, Setting, time_limit_minutes, value
 from runner.runs.resolve import setting_of
 from runner.runs.schedulers.flags import REFUSED
-from runner.runs.schedulers.slurm_commands import SUBMIT, gpu_request
+from runner.runs.schedulers.slurm_commands import SUBMIT, gpu_request, time_limit_text
 from runner.runs.schedulers.template import restart_words
 from runner.site import Origin, Site
 

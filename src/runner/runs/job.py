@@ -348,14 +348,12 @@ def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
 def _restart_of(words: Sequence[str]) -> Restart:
     """Parse the values of --restart. Raises RunnerError for other text."""
     causes = "|".join(_COUNTS)
-    found: dict[str, Any] = {}
     for word in words:
         if not re.fullmatch(rf"({causes})=\d{{1,9}}|in_place=(true|false)", word, re.ASCII):
             what, why = f"cannot read --restart {word!r}", f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}"
             raise RunnerError(what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2)
-        name, _, text = word.partition("=")
-        found[name] = int(text) if name in _COUNTS else text == "true"
-    return Restart(**found)
+    pairs = (word.split("=") for word in words)
+    return Restart(**{name: int(text) if name in _COUNTS else text == "true" for name, text in pairs})
 
 
 def _restart(document: Document) -> Restart:
@@ -400,10 +398,3 @@ def time_limit_minutes(text: str, what: str) -> int:
             "give at least one minute",
         )
     return total
-
-
-def time_limit_text(total: int) -> str:
-    """Convert minutes to `HH:MM:00`, or to `D-HH:MM:00` if it is at least one day."""
-    days, rest = divmod(total, 24 * 60)
-    clock = f"{rest // 60:02}:{rest % 60:02}:00"
-    return f"{days}-{clock}" if days else clock

@@ -15,7 +15,7 @@ from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
 from runner.machine import files, process
 from runner.machine.report import Report
-from runner.runs.job import Job, time_limit_text
+from runner.runs.job import Job
 from runner.runs.schedulers import slurm_commands
 from runner.runs.schedulers.flags import CPUS, merge, option, refuse, refuse_of_site
 from runner.runs.schedulers.scheduler import ACTIVE, JobStatus, from_exit_code
@@ -58,7 +58,7 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         f"--cpus-per-task={job.cpus_per_step_task}",
         *slurm_commands.gpu_request(resources.gpus_per_node, site),
         *((f"--mem={resources.memory}",) if resources.memory else ()),
-        *((f"--time={time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
+        *((f"--time={slurm_commands.time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
         *((f"--partition={resources.partition}",) if resources.partition else ()),
         *((f"--account={resources.account}",) if resources.account else ()),
         "--output=job.log",

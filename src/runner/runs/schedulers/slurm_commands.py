@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from runner.environments.attachment import Attachment
 from runner.errors import RunnerError
-from runner.runs.job import Resources, time_limit_text
+from runner.runs.job import Resources
 from runner.runs.schedulers.scheduler import ACTIVE, JobStatus
 from runner.site import Site
 
@@ -221,3 +221,10 @@ def shell(
         *attachment.prefix,
         *command,
     )
+
+
+def time_limit_text(total: int) -> str:
+    """Convert minutes to `HH:MM:00`, or to `D-HH:MM:00` if it is at least one day."""
+    days, rest = divmod(total, 24 * 60)
+    clock = f"{rest // 60:02}:{rest % 60:02}:00"
+    return f"{days}-{clock}" if days else clock
