@@ -352,8 +352,8 @@ def _restart_of(words: Sequence[str]) -> Restart:
         if not re.fullmatch(rf"({causes})=\d{{1,9}}|in_place=(true|false)", word, re.ASCII):
             what, why = f"cannot read --restart {word!r}", f"it must be CAUSE=N; CAUSE is {causes.replace('|', ', ')}"
             raise RunnerError(what, why, "--restart time_limit=3 --restart node_failure=2", exit_code=2)
-    pairs = (word.split("=") for word in words)
-    return Restart(**{name: int(text) if name in _COUNTS else text == "true" for name, text in pairs})
+    found: Any = {n: int(text) if n in _COUNTS else text == "true" for n, text in (word.split("=") for word in words)}
+    return Restart(**found)
 
 
 def _restart(document: Document) -> Restart:
