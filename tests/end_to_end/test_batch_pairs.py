@@ -1,6 +1,7 @@
 """On a real Slurm: what happens when two features of a user's own batch script meet."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -55,20 +56,14 @@ def test_a_heterogeneous_job_is_requeued_whole_and_counted_once(cluster: Runner,
     assert {slurm.wait_for(each, "CANCELLED")["Restarts"] for each in (job, str(int(job) + 1))} == {"1"}
 
 
-def test_a_rerun_of_a_heterogeneous_job_has_all_components(cluster: Runner, place: Path) -> None:
-    write(place, {"het.sh": HET + 'srun --het-group=0,1 sh -c "echo part $SLURM_HET_SIZE"\n'})
-    first, _ = cluster.finished("./het.sh", cwd=place)
-    again = cluster("rerun", first.name).stdout.strip()
-    cluster.wait(again, lambda status: status["state"] == "COMPLETED")
-    assert cluster("logs", again).stdout.count("part 2\n") == 2
-
-
-def test_a_sweep_over_a_heterogeneous_job(cluster: Runner, place: Path) -> None:
+def test_a_sweep_over_a_heterogeneous_job_and_a_rerun_have_all_components(cluster: Runner, place: Path) -> None:
     write(place, {"het.sh": HET + 'srun --het-group=0,1 sh -c "echo $LR of $SLURM_HET_SIZE"\n'})
     name = cluster("launch", "--wait", "--sweep", "LR=1,2", "./het.sh", cwd=place).stdout.strip()
     rows = json.loads(cluster("status", "--json", name).stdout)
-    assert [row["state"] for row in rows] == ["COMPLETED"] * 2
-    for row, rate in zip(rows, "12", strict=True):
+    again = cluster("rerun", rows[1]["run"]).stdout.strip()
+    rows.append(cluster.wait(again, lambda status: status["state"] == "COMPLETED"))
+    assert [row["state"] for row in rows] == ["COMPLETED"] * 3
+    for row, rate in zip(rows, "122", strict=True):
         assert cluster("logs", row["run"]).stdout.count(f"{rate} of 2\n") == 2
 
 
@@ -84,3 +79,64 @@ def test_a_task_of_an_array_that_may_not_be_requeued_is_submitted_again_alone(cl
     for row in (rows[1], again):
         assert (row["state"], row["causes"], len(row["job_ids"])) == ("COMPLETED", ["time_limit", "done"], 2)
         assert cluster("logs", row["run"]).stdout.count("of 4\n") == 2
+
+
+OWN = "#!/bin/bash\n#SBATCH -t 5 -o out\npwd\ncat lib\n"
+
+
+def test_attempts_from_a_snapshot_run_in_the_runs_own_copy(cluster: Runner, place: Path) -> None:
+    """Also if Slurm gets the script again. What a script writes there reaches no other run, and no rerun."""
+    write(place, {"own.sh": OWN + 'echo new >>lib\n[ "${RUNNER_ATTEMPT##*/}" = 2 ] || exit 75\n', "lib": "old\n"})
+    words = ("launch", "--from-snapshot", "--restart", "time_limit=1", "./own.sh")
+    for more, jobs in (((), 1), (("--sbatch=--no-requeue", "--sbatch=--open-mode=append"), 2)):
+        last = ended(cluster, cluster(*words, *more, cwd=place).stdout.strip())
+        own = cluster.runs / last["run"] / "code/work"
+        assert (last["causes"], len(last["job_ids"])) == (["time_limit", "done"], jobs)
+        lines = [line for line in (own / "out").read_text().splitlines() if "DUE TO JOB REQUEUE" not in line]
+        assert lines == [str(own), "old", str(own), "old", "new"]
+    assert (place / "lib").read_text() == "old\n" and not (place / "out").exists()
+    refused = cluster("rerun", last["run"], code=1).stderr
+    assert f"{last['run']} cannot be rerun" in refused and "runner history" in refused
+
+
+def test_a_rerun_from_a_snapshot_has_the_code_of_the_launch(cluster: Runner, place: Path) -> None:
+    write(place, {"own.sh": OWN, "lib": "old\n"})
+    first, log = cluster.finished("--from-snapshot", "./own.sh", cwd=place)
+    write(place, {"own.sh": "#!/bin/bash\n#SBATCH -t 5\nexit 9\n", "lib": "new\n"})
+    again = cluster("rerun", first.name, cwd=cluster.project).stdout.strip()
+    cluster.wait(again, lambda status: status["state"] == "COMPLETED")
+    assert log.partition("\n")[2] == "old\n"
+    assert (cluster.runs / again / "job.log").read_text() == log.replace(first.name, again)
+
+
+def test_the_tasks_of_an_array_run_from_one_snapshot(cluster: Runner, place: Path) -> None:
+    """A folder without code exists there too. A rerun of a task runs in its own copy."""
+    write(place, {"array.sh": "#!/bin/bash\n#SBATCH -t 5 -a 1-2 -o out-%a\npwd\ncat ../work/lib\n", "lib": "old\n"})
+    (cluster.project / "empty").mkdir()
+    words = ("launch", "--wait", "--from-snapshot", "../work/array.sh")
+    name = cluster(*words, cwd=cluster.project / "empty").stdout.strip()
+    rows = json.loads(cluster("status", "--json", name).stdout)
+    logs = [(cluster.runs / row["run"] / "job.log").read_text() for row in rows]
+    assert logs == [f"{cluster.runs}/{name}/code/empty\nold\n"] * 2
+    again = cluster("rerun", rows[1]["run"]).stdout.strip()
+    cluster.wait(again, lambda status: status["state"] == "COMPLETED")
+    assert (cluster.runs / again / "job.log").read_text() == f"{cluster.runs}/{again}/code/empty\nold\n"
+
+
+def test_what_a_snapshot_leaves_out_is_named(cluster: Runner, place: Path) -> None:
+    """A file with secrets, which the script may read; and the script itself, which cannot run then."""
+    write(place, {"own.sh": OWN, ".env": "export A=1\n", "data/own.sh": OWN})
+    words = ("launch", "--dry-run", "--from-snapshot")
+    note = "work/.env is not in the snapshot, because it may contain secrets: the script cannot read it"
+    assert note in cluster(*words, "./own.sh", cwd=place).stderr
+    assert "secrets" not in cluster("launch", "--dry-run", "./own.sh", cwd=place).stderr
+    write(cluster.project, {".gitignore": "own.sh\n"})
+    subprocess.run(("git", "init", "-q"), cwd=cluster.project, check=True)
+    error = cluster(*words, "./own.sh", cwd=place, code=1).stderr
+    assert "cannot run ./own.sh from a snapshot" in error and "git ignores it" in error
+
+
+def test_a_sweep_over_an_array_is_refused_with_its_line(cluster: Runner, place: Path) -> None:
+    write(place, {"array.sh": "#!/bin/bash\n#SBATCH -t 5\n#SBATCH -a 1-2\n"})
+    error = cluster("launch", "--sweep", "LR=1,2", "./array.sh", cwd=place, code=2).stderr
+    assert "./array.sh:3: --sweep does not work with an array" in error and not cluster.made()

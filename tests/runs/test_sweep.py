@@ -9,6 +9,7 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.runs import after, status
 from runner.runs.after import Dependencies
+from runner.runs.gc import empty_sweeps
 from runner.runs.history import Filters, find
 from runner.runs.job import Job
 from runner.runs.run import SUBMITTED, Run, find_run, find_runs, save
@@ -119,3 +120,16 @@ def test_the_job_id_of_the_whole_array_means_the_sweep(tmp_path: Path) -> None:
         find_run("35", tmp_path)
     with pytest.raises(RunnerError):
         find_runs("3", tmp_path)
+
+
+def test_only_folders_of_sweeps_and_arrays_without_runs_are_empty(tmp_path: Path) -> None:
+    """The folder of an array of the user's own has submit.sh, as each of its runs has."""
+    make(tmp_path, "a-0001")
+    mine, theirs = "submit.sh", "array.sbatch"
+    made = (("a-0001", mine, ""), ("a-array-0001", mine, "../a-0001"), ("a-array-0002", mine, "../gone"))
+    for folder, name, link in (*made, ("a-sweep-0001", theirs, "../gone")):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / name).write_text("")
+        if link:
+            (tmp_path / folder / "1").symlink_to(link)
+    assert [path.name for path in empty_sweeps(tmp_path)] == ["a-array-0002", "a-sweep-0001"]

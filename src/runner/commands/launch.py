@@ -311,9 +311,8 @@ def _array_tasks(plan: RunPlan, args: argparse.Namespace) -> tuple[int, ...]:
             what, "a chain belongs to a single run", "use --restart, or [restart] in the job file", exit_code=2
         )
     if args.sweep and tasks:
-        raise RunnerError(
-            "--sweep does not work with an array", "each array task is a run", "leave out --sweep", exit_code=2
-        )
+        what = f"{plan.batch.options['array'].origin if plan.batch else ''}: --sweep does not work with an array"
+        raise RunnerError(what, "each task of an array is a run already", "leave out --sweep or --array", exit_code=2)
     return tasks
 
 

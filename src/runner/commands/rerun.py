@@ -31,6 +31,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def run_again(args: argparse.Namespace, console: Console) -> int:
     """`runner rerun`: print the new run's name."""
+    from runner.errors import RunnerError
     from runner.project import find_project
     from runner.runs import rerun
 
@@ -41,12 +42,18 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         console.warn(f"changed since the run: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
-    state = "complete" if whole else "incomplete, so runner launches the run again from its git commit and command line"
-    console.say(f"{locked.name}: the run folder is {state}")
+    batch = bool(locked.tables["job"].get("batch"))
+    state = "complete" if whole else "incomplete"
+    anew = "" if whole or batch else ", so runner launches the run again from its git commit and command line"
+    console.say(f"{locked.name}: the run folder is {state}{anew}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:
             console.say(f"missing or changed: {name}")
         return 0
+    if batch and not whole:
+        why = "files of its run folder are missing or have changed, and runner cannot restore those of a batch script"
+        fix = "launch the script again, with the command line that `runner history` prints"
+        raise RunnerError(f"{locked.name} cannot be rerun", why, fix)
     changed, has_copy = rerun.changed_script(locked) if whole else ("", False)
     if changed and has_copy:
         console.say(f"{changed} has changed since the launch; submitting the copy in the run folder")

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -226,15 +226,17 @@ def load(word: str, layers: Sequence[Layer], project: Project, environ: Mapping[
     return Batch(word, project.start, text, options, (*added, *file, *own))
 
 
-def in_snapshot(batch: Batch, main: Path | None) -> Batch:
+def in_snapshot(batch: Batch, main: Path | None, files: Collection[str]) -> Batch:
     """The script as it is in the snapshot of `main`, submitted from the same folder there."""
-    path = batch.path.resolve()
-    if main is None or not path.is_relative_to(main):
-        why = f"it is not in {main or 'a project or a git repository'}"
+    path, root = batch.path.resolve(), (main or Path()).resolve()
+    why = "" if main and path.is_relative_to(root) else f"it is not in {main or 'a project or a git repository'}"
+    if not why and path.relative_to(root).as_posix() not in files:
+        why = "the snapshot does not contain the script: git ignores it, or it is not in a folder for code"
+    if why:
         raise RunnerError(f"cannot run {batch.word} from a snapshot", why, "leave out --from-snapshot")
-    folder = batch.folder if batch.folder.is_relative_to(main) else main
+    folder = batch.folder.resolve() if batch.folder.resolve().is_relative_to(root) else root
     word = os.path.relpath(path, folder)
-    return replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(main)))
+    return replace(batch, word=word if "/" in word else f"./{word}", in_snapshot=str(folder.relative_to(root)))
 
 
 def restart_of(layers: Sequence[Layer]) -> Restart | None:
@@ -330,7 +332,8 @@ def submission(batch: Batch, job: Job) -> str:
         f'[ ! -e {kept} ] || cmp -s "$script" {kept} || script={kept} # it has changed since the launch',
     ]
     if batch.in_snapshot is not None:
-        place = [f'cd "$run"/code/{quoted(batch.in_snapshot)} || exit', f"script={script}"]
+        inside = f'"$run"/code/{quoted(batch.in_snapshot)}'  # the snapshot has no empty folders
+        place = [f"mkdir -p {inside} && cd {inside} || exit", f"script={script}"]
     if not batch.reads_bash_env:
         place.append(f'script="$run"/wrapper/{quoted(batch.name)} # the interpreter does not read BASH_ENV')
     flags, words = (" ".join(map(quoted, some)) for some in (("--parsable", *_words(batch, job)), job.arguments))

@@ -12,7 +12,7 @@ from pathlib import Path
 from runner.errors import RunnerError, unknown
 from runner.images.squashfs_file import Squashfs, index_path, sidecar
 from runner.machine import files, folders
-from runner.runs.run import PREPARING, Run, members
+from runner.runs.run import PREPARING, RECORD, Run, members
 from runner.runs.schedulers.scheduler import by_scheduler
 from runner.runs.status import ask
 
@@ -103,9 +103,9 @@ def remove(path: Path) -> None:
 
 
 def empty_sweeps(runs_folder: Path) -> tuple[Path, ...]:
-    """The folders of sweeps that have no runs left."""
-    found = [path.parent for path in runs_folder.glob("*/array.sbatch")]
-    return tuple(folder for folder in found if not members(folder))
+    """The folders of sweeps and arrays that have no runs left."""
+    found = {path.parent for name in ("array.sbatch", "submit.sh") for path in runs_folder.glob(f"*/{name}")}
+    return tuple(folder for folder in sorted(found) if not (folder / RECORD).exists() and not members(folder))
 
 
 _SHOWN = 3

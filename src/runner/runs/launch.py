@@ -195,7 +195,8 @@ def _plan_of_batch(
     job = waits.with_folder(job)
     main, taken, trouble = _snapshot_of_batch(script, project, strict=request.from_snapshot)
     if request.from_snapshot:
-        script = batch.in_snapshot(script, main)
+        script = batch.in_snapshot(script, main, taken.files)
+        trouble += snapshot.secrets_left_out(taken, (main or Path()).resolve(), script.path.resolve().parent)
     none, image, program = Attachment(), LaunchImage(""), Program(None, (), main)
     files, notes = batch.files(script, job, environ, site), (*notes, *trouble)
     text = script.text

@@ -114,6 +114,17 @@ def _plan(main: Path | None, script: Path | None, shipped: Path | None, question
     return Snapshot(tuple(sources), git, tuple(left_out), tuple(notes))
 
 
+def secrets_left_out(snapshot: Snapshot, main: Path, folder: Path) -> list[str]:
+    """Notes about files that a script in `folder` may read, but that are not in the snapshot of `main`."""
+    paths = {
+        (place / name).relative_to(main) for place in (main, folder) for name in _SECRET if (place / name).exists()
+    }
+    names = sorted({path.as_posix() for path in paths} - {*snapshot.files})
+    return [
+        f"{name} is not in the snapshot, because it may contain secrets: the script cannot read it" for name in names
+    ]
+
+
 def take(snapshot: Snapshot, run_folder: Path) -> None:
     """Copy the files to RUN/code and git's diff to RUN/code.diff."""
     copy(snapshot, run_folder / "code")

@@ -153,7 +153,8 @@ def _write(plan: RunPlan, run: Run, report: Report) -> None:
     """Write all files that the job needs into the run folder, and the lock."""
     refuse_in(plan.files)
     folders.fill(run.folder, plan.files)
-    taken = snapshot.store_files(plan.snapshot, run.folder, shared=plan.engine != "host" or plan.batch is not None)
+    own = plan.engine == "host" and (plan.batch is None or plan.batch.in_snapshot is not None)  # it may change RUN/code
+    taken = snapshot.store_files(plan.snapshot, run.folder, shared=not own)
     _tell_left_out(plan.snapshot, taken, report)
     plan = replace(plan, snapshot=taken)
     snapshot.check_diff(run.folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.machine import files, folders, sessions
 from runner.machine.report import Report
-from runner.runs import after, submit
+from runner.runs import after, snapshot, submit
 from runner.runs.job import Job
 from runner.runs.launch import SCRIPT, RunPlan
 from runner.runs.run import Run, save
@@ -177,6 +177,8 @@ def submit_sweep(
             write_record(folder / ARRAY, array_script(plan, len(made), at_once))
         else:
             folders.fill(folder, plan.files)
+            if plan.batch is not None and plan.batch.in_snapshot is not None:  # all tasks run in the same folder
+                snapshot.store_files(plan.snapshot, folder, shared=False)
         with sessions.uninterrupted():
             started = scheduler_of(plan.site.scheduler).start_sweep(folder, made, waits, at_once, report)
             undo.pop_all()
