@@ -106,17 +106,15 @@ def test_attempts_are_ordered_as_numbers(run: Run) -> None:
 
 def test_how_further_attempts_were_started_is_told(run: Run, settle: Settle) -> None:
     """The reason of a running attempt that another one has followed in place; JSON has all."""
-    killed = "task 1 on nid002 was killed by signal 9"
+    sentence = "lost nid002: the next attempt starts in this allocation, with nid003 instead of nid002"
     attempt(run, 1, exit_code="75\n", cause="time_limit\n", next="requeue\ntime_limit: requeueing this job\n")
-    attempt(
-        run, 2, exit_code="1\n", next=f"in_place\n{killed}: the next attempt starts in this allocation\nnid001,nid003\n"
-    )
+    attempt(run, 2, exit_code="1\n", next=f"in_place\n{sentence}\nnid001,nid003\n")
     assert settle(run, {"17": JobStatus("RUNNING")}).reason == "", "the next attempt has not begun"
     attempt(run, 3, next="")
     found = settle(run, {"17": JobStatus("RUNNING")})
-    assert found.reason == f"attempt 3 in place: {killed}"
+    assert found.reason == "attempt 3 in place: lost nid002, with nid003 instead of nid002"
     rungs = [(1, "requeue", "time_limit: requeueing this job"),
-             (2, "in_place", f"{killed}: the next attempt starts in this allocation")]  # fmt: skip
+             (2, "in_place", sentence)]  # fmt: skip
     assert list(found.rungs) == look(run).record()["rungs"] == rungs and found.record()["rungs"] == tuple(rungs)
     assert settle(run, {"17": JobStatus("PENDING", "Priority")}).reason == "Priority"
 

@@ -87,7 +87,7 @@ def _status(run: Run, job: JobStatus) -> RunStatus:
         and rungs[-1].name == "in_place"
         and rungs[-1].attempt == attempts[-1].number - 1
     ):
-        fault = rungs[-1].reason.partition(": the next attempt")[0]
+        fault = rungs[-1].reason.replace(": the next attempt starts in this allocation", "")
         over = f"attempt {attempts[-1].number} in place: {fault}"
     return RunStatus(
         run=run,
