@@ -72,6 +72,30 @@ def test_a_config_is_found_as_file_as_folder_and_by_name_in_the_cache(tmp_path: 
         find_config("gpt9", {"HF_HOME": str(tmp_path)})
 
 
+def test_a_prefetched_model_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`runner prefetch` downloads into the shared cache of the runs, unless HF_HOME or RUNNER_CACHE is set."""
+    for name in ("HF_HOME", "HF_HUB_CACHE", "RUNNER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RUNNER_RUNS", str(tmp_path / "runs"))
+    words = ["memory", "--site", "local", "meta-llama/Llama-3.1-8B"]
+    assert run(words) == 1
+    looked_in = capsys.readouterr().err
+    for name, home in (("", tmp_path / "runs/.cache/huggingface"), ("RUNNER_CACHE", tmp_path / "shared/huggingface")):
+        folder = home / "hub/models--meta-llama--Llama-3.1-8B/snapshots/abc"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA))
+        if name:
+            monkeypatch.setenv(name, str(home.parent))
+        else:
+            assert f"no such model in {tmp_path}/.cache/huggingface/hub or {home}/hub" in looked_in
+        assert run(words) == 0
+        assert "8,030,261,248 parameters" in capsys.readouterr().err
+        (folder / "config.json").unlink()
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [

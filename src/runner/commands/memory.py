@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from runner.commands.options import add_wide
+from runner.commands.options import add_wide, runs_folder
 from runner.detection import find_site
 from runner.errors import RunnerError
 from runner.memory import megatron
@@ -40,7 +41,7 @@ WIDTHS = {"bf16": 2, "fp16": 2, "fp32": 4}
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     verb = subparsers.add_parser("memory", parents=[common])
     verb.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or a name in the Hugging Face cache"
+        "model", nargs="?", metavar="MODEL", help="a config.json, a folder, or the name of a downloaded model"
     )
     verb.add_argument("--megatron", metavar="SIZE", help="Megatron GPT: 1.7B to 310.1B, or LAYERS,HIDDEN,HEADS")
     verb.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs of the whole job (default: 1)")
@@ -195,7 +196,18 @@ def _shape(args: argparse.Namespace) -> Shape:
                 exit_code=2,
             )
         return make_shape(given, "the options")
-    return make_shape({**read_config(find_config(args.model, os.environ)), **given}, args.model)
+    config = find_config(args.model, os.environ, _prefetched(args.site))
+    return make_shape({**read_config(config), **given}, args.model)
+
+
+def _prefetched(site: str | None) -> Path | None:
+    """The folder into which `runner prefetch` downloads models."""
+    from runner.runs import hub
+
+    with suppress(RunnerError):  # the site's folder may contain a variable that is not set on this machine
+        given = {**hub.hub_variables(os.environ), **find_site(site, os.environ)[0].env}
+        return hub.hub_home(given, runs_folder(site), os.environ) / "hub"
+    return None
 
 
 def _zeros(text: str, shape: Shape) -> list[Zero]:

@@ -146,21 +146,19 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def find_config(model: str, environment: Mapping[str, str]) -> Path:
-    """The config.json of a file, a folder, or a model in Hugging Face's cache. Raises RunnerError if there is none."""
+def find_config(model: str, environment: Mapping[str, str], prefetched: Path | None = None) -> Path:
+    """The config.json of a file, a folder, or a model in Hugging Face's cache or `prefetched`. Raises RunnerError."""
     path = Path(model).expanduser()
     if path.exists():
         return path / "config.json" if path.is_dir() else path
-    hub = hub_cache(environment)
-    found = sorted(
-        (hub / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json"),
-        key=lambda each: each.stat().st_mtime,
-    )
+    hubs = dict.fromkeys(hub for hub in (hub_cache(environment), prefetched) if hub)
+    pattern = f"models--{model.replace('/', '--')}/snapshots/*/config.json"
+    found = sorted((path for hub in hubs for path in hub.glob(pattern)), key=lambda each: each.stat().st_mtime)
     if found:
         return found[-1]
     raise RunnerError(
         f"there is no model {model!r} on this machine",
-        f"there is no file or folder of that name, and no such model in {hub}",
+        f"there is no file or folder of that name, and no such model in {' or '.join(map(str, hubs))}",
         f"hf download {model} config.json, or give flags such as --hidden_size instead",
     )
 

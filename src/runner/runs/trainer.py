@@ -83,7 +83,8 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
         yield "without_loss yes"
     if epoch := typed(document, ("first_epoch",), int):
         yield f"first_epoch {epoch}"
-    for index, table in enumerate(typed(document, ("lines",), list, [])):
+    tables = typed(document, ("lines",), list, [])
+    for index, table in enumerate(tables):
         place = ("lines", str(index))
         if not isinstance(table, dict) or "match" not in table:
             raise RunnerError(
@@ -104,6 +105,9 @@ def _lines(document: Document, values: Mapping[str, str]) -> Iterator[str]:
     if "name" not in checkpoints and checkpoints.keys() & {"needs", "tracker"}:
         what = f"{document.place('checkpoints')}: there is no `name` in [checkpoints]"
         raise RunnerError(what, "`needs` and `tracker` apply only to checkpoints that match `name`", 'name = "step-*/"')
+    if "like" not in document.data and not checkpoints and not any(len(table) > 1 for table in tables):
+        why = "it needs `like`, [checkpoints], or a pattern such as `step` in [[lines]]"
+        raise RunnerError(f"{document.path}:1: the trainer has no patterns", why, "add them, or remove the file")
     for key in (key for key in _CHECKPOINTS if key in checkpoints):
         value = checkpoints[key]
         words = value if isinstance(value, list) else [value]
