@@ -304,8 +304,9 @@ def test_an_attempt_notes_the_times_of_its_phases(tmp_path: Path) -> None:
 
 def test_a_start_in_the_same_allocation_is_not_a_new_job(run: Path, tmp_path: Path) -> None:
     """Each time Slurm starts the job, it notes when the job was submitted and got its nodes; another step does not."""
-    squeue = "#!/bin/sh\necho 2026-11-23T10:00:00 2026-11-23T10:05:00\n"
-    environ = {**programs(tmp_path / "bin", {"squeue": squeue}), "SLURM_JOB_ID": "71", "TZ": "UTC0"}
+    squeue = '#!/bin/sh\n[ "$SLURM_TIME_FORMAT" != standard ] || echo 2026-11-23T10:00:00 2026-11-23T10:05:00\n'
+    environ = {**programs(tmp_path / "bin", {"squeue": squeue}), "SLURM_JOB_ID": "71", "TZ": "UTC0",
+               "SLURM_TIME_FORMAT": "relative"}  # fmt: skip
     on_host(run, "next_attempt 0; echo in_place >$RUNNER_ATTEMPT/next; trap - EXIT", environ)
     on_host(run, "echo 0 >attempts/1/exit_code; next_attempt 0; trap - EXIT", environ)
     assert times(run / "attempts/1/times")[:2] == [(1795428000.0, "submitted"), (1795428300.0, "held")]

@@ -8,8 +8,6 @@ from runner.commands.options import runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from runner.commands.console import Console
     from runner.commands.options import Verbs
     from runner.errors import RunnerError
@@ -32,7 +30,7 @@ def show_top(args: argparse.Namespace, console: Console) -> int:
 
     status = ask([find_run(args.run_word or "last", runs_folder(args.site))])[0]
     attempt = status.run.newest
-    found: Sequence[NodeUsage] = ()
+    found: tuple[NodeUsage, ...] = ()
     if attempt is not None and attempt.exit_code is None and (status.active or status.state == "UNKNOWN"):
         try:
             found = attempt.usage
@@ -64,7 +62,7 @@ def _row(usage: NodeUsage, *, gpus: bool) -> tuple[str, ...]:
         *(cells if gpus else ()),
         _text(usage.cpu_percent),
         f"{memory} (job)" if usage.memory_of == "job" else memory,
-        f"{usage.age_seconds:.0f}s",
+        f"{usage.age_seconds}s",
     )
 
 
@@ -81,20 +79,17 @@ def _no_samples(status: RunStatus) -> RunnerError:
     from runner.errors import RunnerError
 
     run, attempt = status.run, status.run.newest
-    state = f"its state is {status.state}" + (f": {status.reason}" if status.reason else "")
-    if not status.active and status.state != "UNKNOWN":
-        fix = f"runner launch, or runner rerun {run.name}" if status.state == "PREPARING" else f"runner why {run.name}"
-        return RunnerError(f"{run.name} is not running", state, fix)
-    if attempt is None or attempt.exit_code is not None:
-        return RunnerError(f"{run.name} has not started", state, f"runner watch {run.name}")
-    if attempt.outputs:
-        return RunnerError(
-            f"there are no samples of {run.name}",
-            "its own batch script starts its tasks, and runner only samples tasks that it starts",
-            f"srun --jobid={attempt.job_id} --overlap --nodes=1 --pty top",
-        )
-    return RunnerError(
-        f"there are no samples of {run.name} yet",
-        f"attempt {attempt.number} has run for {attempt.elapsed}, and its program has not started on any node",
-        f"runner logs -f {run.name}",
-    )
+    what = f"{run.name} is not running"
+    why = f"its state is {status.state}" + (f": {status.reason}" if status.reason else "")
+    fix = f"runner why {run.name}"
+    if status.active and (attempt is None or attempt.exit_code is not None):
+        what, fix = f"{run.name} has not started", f"runner watch {run.name}"
+    elif status.active and attempt and attempt.outputs:
+        what = f"there are no samples of {run.name}"
+        why = "its own batch script starts its tasks, and runner only samples tasks that it starts"
+        fix = f"srun --jobid={attempt.job_id} --overlap --nodes=1 --pty top"
+    elif status.active and attempt:
+        what = f"there are no samples of {run.name} yet"
+        why = f"attempt {attempt.number} has run for {attempt.elapsed}, and its program has not started on any node"
+        fix = f"runner logs -f {run.name}"
+    return RunnerError(what, why, fix)

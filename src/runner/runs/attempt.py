@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,36 +73,35 @@ class GpuUsage(NamedTuple):
     memory_total_mib: int | None
 
 
-@dataclass(frozen=True)
-class NodeUsage:
-    """The use of a node, as payload/usage.sh has sampled it. None: unknown."""
+class NodeUsage(NamedTuple):
+    """The use of a node, as payload/usage.sh describes it. None: unknown."""
 
     node: str
-    age_seconds: float
+    age_seconds: int
     cpu_percent: int | None = None
-    """of all CPUs of the node, by all its processes"""
     memory_used_mib: int | None = None
     memory_total_mib: int | None = None
     memory_of: str = ""
-    """`job`: the job's memory, which is limited; `node`: the memory of the whole node"""
+    """`job` or `node`"""
     gpus: tuple[GpuUsage, ...] = ()
     gpu_error: str = ""
-    """what is wrong with nvidia-smi"""
-
-    @classmethod
-    def parse(cls, text: str, number: str, age_seconds: float) -> NodeUsage:
-        """From a file's text; only the node's number and the age if the file is damaged."""
-        words = text.split()
-        if len(words) < 6:
-            return cls(f"node {number}", age_seconds)
-        numbers = [int(word) if word.isdigit() else None for word in words]
-        error = f"nvidia-smi {words[6]}" if words[6:] in (["hangs"], ["fails"]) else ""
-        gpus = () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3]))
-        return cls(words[1], age_seconds, numbers[2], numbers[3], numbers[4], words[5].strip("-"), gpus, error)
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
-        return {**asdict(self), "age_seconds": round(self.age_seconds), "gpus": [gpu._asdict() for gpu in self.gpus]}
+        return {**self._asdict(), "gpus": [gpu._asdict() for gpu in self.gpus]}
+
+
+def _node_usage(path: str, number: str) -> NodeUsage:
+    """The content of a file usage/K; only the number of the node if the file is damaged. Raises OSError."""
+    age = max(0, round(time.time() - (files.modified(path) or 0)))
+    words = files.content(path).decode(errors="replace").split()
+    if len(words) < 6:
+        return NodeUsage(f"node {number}", age)
+    numbers = [int(word) if word.isdigit() else None for word in words]
+    error = f"nvidia-smi {words[6]}" if words[6:] in (["hangs"], ["fails"]) else ""
+    gpus = () if error else tuple(map(GpuUsage, numbers[6::3], numbers[7::3], numbers[8::3]))
+    cpu, used, total = numbers[2:5]
+    return NodeUsage(words[1], age, cpu, used, total, words[5].strip("-"), gpus, error)
 
 
 @dataclass(frozen=True)
@@ -199,12 +198,8 @@ class Attempt:
     def usage(self) -> tuple[NodeUsage, ...]:
         """The newest sample of each node; empty before the program starts. Raises OSError."""
         folder = self.folder / "usage"
-        names = [name for name in os.listdir(folder) if name.isdigit()] if folder.is_dir() else []  # noqa: PTH208
-        found = []
-        for name in sorted(names, key=int):
-            age = max(0.0, time.time() - (folder / name).stat().st_mtime)
-            found.append(NodeUsage.parse(files.content(f"{folder}/{name}").decode(errors="replace"), name, age))
-        return tuple(found)
+        names = [path.name for path in folder.iterdir() if path.name.isdigit()] if folder.is_dir() else []
+        return tuple(_node_usage(f"{folder}/{name}", name) for name in sorted(names, key=int))
 
     @property
     def environment(self) -> Path | None:

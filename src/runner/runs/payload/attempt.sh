@@ -124,7 +124,8 @@ note_start() {
     local submitted held next=
     { read -r next <"attempts/$(($1 - 1))/next"; } 2>/dev/null
     if [ -n "$RUNNER_JOB" ] && [ "$next" != in_place ]; then
-        read -r submitted held < <(timeout 10 squeue --noheader --jobs="$RUNNER_JOB" --format='%V %S' 2>/dev/null)
+        read -r submitted held < <(SLURM_TIME_FORMAT=standard timeout 10 squeue --noheader --jobs="$RUNNER_JOB" \
+            --format='%V %S' 2>/dev/null)
         submitted=$(date -d "${submitted:-none}" +%s 2>/dev/null) && note_time submitted '' "$submitted"
         held=$(date -d "${held:-none}" +%s 2>/dev/null) && note_time held '' "$held"
     fi
