@@ -1,5 +1,6 @@
 """An engine says all of an environment in its own words, or raises with the field, the engine and the way out."""
 
+import os
 import subprocess
 
 import pytest
@@ -67,8 +68,27 @@ def test_pyxis_gets_one_list_of_mounts_and_variables_by_name_or_inside(tmp_path)
     words = [expand(word, {}, "a word") for word in attachment.prefix]
     assert words[:2] == ["sh", "-c"] and words[3:] == ["sh", "env", "-u", "GONE", "LC_ALL=C"]
     joined = """'JOINED'="/extra:${PATH?is not defined, and [env] needs it}\""""
-    assert words[2] == f"""exec env {joined} 'LATER'="${{MAYBE:-default}}" "$@\""""
+    assert words[2] == f"""export {joined} 'LATER'="${{MAYBE:-default}}" && exec "$@\""""
     assert attachment.notes == ()
+
+
+@pytest.mark.uses("busybox")
+@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix"), ("busybox", "sh")])
+def test_a_value_that_refers_to_a_variable_is_no_word_of_a_command_line(tmp_path, shell):
+    """No entry sees another. What a shell itself reads, such as PATH, becomes a word of `env`."""
+    text = '[env]\nTOKEN = "${SECRET}"\nA = "${B}"\nB = "${A}"\nPATH = "/extra:${PATH}"\nLC_ALL = "${A}"\nGONE = ""\n'
+    prefix = attach(environment_of(tmp_path, f'image = "/i.sqsh"\n{text}'), SITE, "pyxis", {}).prefix
+    words = [expand(word, {}, "a word") for word in prefix]
+    (tmp_path / "env").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/words\nexec /usr/bin/env "$@"\n')
+    (tmp_path / "env").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.defpath}", "SECRET": "a b", "A": "1", "B": "2", "GONE": "x"}
+    done = subprocess.run((*shell, *words[1:], "/usr/bin/env"), env=environ, capture_output=True, text=True, check=True)
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    path = f"/extra:{environ['PATH']}"
+    wanted = {"TOKEN": "a b", "A": "2", "B": "1", "PATH": path, "LC_ALL": "1", "SECRET": "a b"}
+    assert {name: found[name] for name in (*environ, *wanted) if name in found} == wanted
+    if shell[0] != "busybox":  # it has its own `env`
+        assert (tmp_path / "words").read_text().splitlines()[0].startswith(f"PATH={path} LC_ALL=1 env -u GONE")
 
 
 @pytest.mark.parametrize("engine", ["pyxis", "enroot", "apptainer"])

@@ -116,7 +116,7 @@ def test_the_fabric_of_gcp_is_handed_to_pyxis_by_name() -> None:
     site = load_site("gcp-a3-high", {"HOME": "/h"})
     text = script(command_job("true"), attach(Environment("x", None, "/i.sqsh"), site, environ={}), site)
     named = text.split("--container-env=")[1].split()[0].strip("'\"").split(",")
-    prefix = text.partition("exec env ")[2].partition('"$@"')[0]
+    prefix = text.partition("'export ")[2].partition('"$@"')[0]
     assert {*named, *(name for name in site.env if name in prefix)} == set(site.env)
     assert "/run/tcpx-${SLURM_JOB_ID?" in prefix  # the value is known in the job only
     assert "/run/tcpx-${SLURM_JOB_ID}:/run/tcpx-${SLURM_JOB_ID}" in text

@@ -42,18 +42,16 @@ def run_again(args: argparse.Namespace, console: Console) -> int:
         console.warn(f"changed since the run: {line}")
     rerun.need_image(locked, project, os.environ, console, dry_run=args.dry_run)
     whole = rerun.is_whole(locked)
-    batch = bool(locked.tables["job"].get("batch"))
-    state = "complete" if whole else "incomplete"
-    anew = "" if whole or batch else ", so runner launches the run again from its git commit and command line"
-    console.say(f"{locked.name}: the run folder is {state}{anew}")
+    if not whole and locked.tables["job"].get("batch"):
+        why = f"missing or changed in its run folder: {', '.join(locked.changed_files) or 'code/'}"
+        fix = "launch the script again, with the command line that `runner history` prints"
+        raise RunnerError(f"{locked.name} cannot be rerun", why, fix)
+    state = "complete" if whole else "incomplete, so runner launches the run again from its git commit and command line"
+    console.say(f"{locked.name}: the run folder is {state}")
     if args.dry_run:
         for name in () if whole else locked.changed_files:
             console.say(f"missing or changed: {name}")
         return 0
-    if batch and not whole:
-        why = "files of its run folder are missing or have changed, and runner cannot restore those of a batch script"
-        fix = "launch the script again, with the command line that `runner history` prints"
-        raise RunnerError(f"{locked.name} cannot be rerun", why, fix)
     changed, has_copy = rerun.changed_script(locked) if whole else ("", False)
     if changed and has_copy:
         console.say(f"{changed} has changed since the launch; submitting the copy in the run folder")

@@ -232,12 +232,15 @@ def split_env(environment: Environment) -> tuple[dict[str, str], tuple[str, ...]
     for name, value in environment.env.items():
         # enroot reads a file line by line: text after a line break would become another variable
         plain_text = value and not has_variables(value) and "\n" not in value and name not in referred
-        outside = plain_text and name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES)
-        (exports if outside else inside)[name] = value
+        (exports if plain_text and _can_be_exported(name) else inside)[name] = value
     plain = {name: expand(value, {}, f"env.{name}") for name, value in exports.items()}
     reference = environment.workdir is not None and has_variables(environment.workdir)
     workdir = environment.workdir if reference else None
     return {name: literal(value) for name, value in plain.items()}, inside_words(inside, workdir)
+
+
+def _can_be_exported(name: str) -> bool:
+    return name not in _HOST_ONLY and not name.startswith(_HOST_ONLY_PREFIXES) and _NAME.fullmatch(name) is not None
 
 
 def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[str, ...]:
@@ -254,14 +257,14 @@ def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[st
     if not moving and workdir is None:
         return plain
     enter = "" if workdir is None else f"cd -- {_double_quoted(parts(workdir, 'workdir'), 'workdir')} && "
-    words = " ".join(f"{single_quoted(name)}={_double_quoted(value)}" for name, value in moving.items())
-    return (
-        "sh",
-        "-c",
-        literal(f'{enter}exec {"env " if words else ""}{words}{" " if words else ""}"$@"'),
-        "sh",
-        *plain,
-    )
+    # exported, because other users can read command lines; what the shell itself reads is not
+    exports, words = "", ""
+    for name, value in moving.items():
+        word = f" {single_quoted(name)}={_double_quoted(value)}"
+        exports, words = (exports + word, words) if _can_be_exported(name) else (exports, words + word)
+    last = f'set -- env{words} "$@" && ' if words else ""
+    script = f'{enter}{last}{f"export{exports} && " if exports else ""}exec "$@"'
+    return ("sh", "-c", literal(script), "sh", *plain)
 
 
 def _double_quoted(pieces: tuple[str | Variable, ...], where: str = "[env]") -> str:
