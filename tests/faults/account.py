@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,9 @@ class Line:
     pid: int
     what: str
     word: str
+    time: float
+    """Unix time"""
+    node: str
 
     @property
     def step(self) -> int:
@@ -31,7 +34,10 @@ def read(path: Path) -> tuple[Line, ...]:
     except FileNotFoundError:
         return ()
     words = (text.split() for text in texts)
-    return tuple(Line(int(attempt), int(rank), int(pid), what, word) for attempt, rank, pid, what, word in words)
+    return tuple(
+        Line(int(attempt), int(rank), int(pid), what, word, float(moment), node)
+        for attempt, rank, pid, what, word, moment, node in words
+    )
 
 
 def newest_step(lines: Sequence[Line]) -> int:
@@ -64,9 +70,27 @@ def lost(lines: Sequence[Line]) -> int:
     return found
 
 
+def to_first_step(lines: Sequence[Line], detected: Mapping[int, float]) -> float | None:
+    """The longest time from the detection of a failure to the first step of a later attempt; None: no failure.
+
+    `detected`: Unix time for each attempt whose failure was detected. A failure that no step follows does not count.
+    """
+    waits = (
+        min((line.time for line in lines if line.what == "step" and line.attempt > attempt), default=moment) - moment
+        for attempt, moment in detected.items()
+    )
+    return max((wait for wait in waits if wait > 0), default=None)
+
+
 def finished(lines: Sequence[Line], steps: int) -> bool:
     """Whether it has taken its last step, every step once, in order, on the way that led there."""
+    state = state_after(steps)
+    return any(line.what == "finished" and line.word == state for line in lines)
+
+
+def state_after(steps: int) -> str:
+    """The state of an uninterrupted training."""
     state = ""
     for step in range(1, steps + 1):
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
-    return any(line.what == "finished" and line.word == state for line in lines)
+    return state

@@ -8,7 +8,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults.case import ENDED, Case, Outcome
+from tests.faults.case import ENDED, Case, Outcome, ancestors, command
+from tests.lab import processes
 from tests.lab.processes import LabError
 
 # as slurmd has been seen to write it
@@ -18,6 +19,7 @@ FAKETIME = Path("/usr/lib") / f"{os.uname().machine}-linux-gnu" / "faketime" / "
 
 def rank_killed(case: Case) -> Outcome:
     """By kill -9; the other one waits for it for ever."""
+    case.keeps = True
     case.start()
     os.kill(case.pid_of(case.chance.randrange(2)), signal.SIGKILL)
     return case.outcome()
@@ -25,6 +27,7 @@ def rank_killed(case: Case) -> Outcome:
 
 def rank_hung(case: Case) -> Outcome:
     """No progress for 15 s, the stacks of all ranks, the end, another attempt; every other time the rank is stopped."""
+    case.keeps = True
     case.hang_seconds = 15  # fewer pass without a step where two cores start six clusters
     case.start()
     rank = case.chance.randrange(2)
@@ -39,8 +42,45 @@ def rank_hung(case: Case) -> Outcome:
     return outcome
 
 
+def helper_killed(case: Case) -> Outcome:
+    """The batch script, its slurmstepd, or a process below it: each in turn, then any of them at a random moment.
+
+    After the first runs, every other run kills a rank up to 2 s before, so that the helper dies during the restart.
+    """
+    case.resources = {"spare_nodes": 1}
+    case.start()
+    helpers = below_batch_script(case)
+    if case.number >= HELPERS:
+        if case.number % 2:
+            os.kill(case.pid_of(case.chance.randrange(2)), signal.SIGKILL)
+        case.pause(case.chance.uniform(0, 2))
+        helpers = below_batch_script(case)
+        case.strike_now()
+        killed(case.chance.choice(helpers))
+    else:
+        killed(helpers[case.number % len(helpers)])
+    return case.outcome()
+
+
+HELPERS = 8
+"""slurmstepd, the batch script, and what it starts for an attempt"""
+
+
+def below_batch_script(case: Case) -> list[int]:
+    """Of the batch job: slurmstepd, the batch script, then its descendants in the order of their start."""
+    first = case.held_nodes()[0]
+    tops = {
+        above
+        for node, pid in case.job_processes()
+        for above in ancestors(pid)
+        if node == first and command(above).startswith("slurmstepd:") and ".batch]" in command(above)
+    }
+    return [*tops, *sorted(processes.descendants(tops))]
+
+
 def oom(case: Case) -> Outcome:
     """What the kernel does, and what slurmd writes then."""
+    case.policy["in_place"] = False
     job_id = case.start()
     with (case.run / "job.log").open("a") as log:
         log.write(OOM.format(job=job_id))

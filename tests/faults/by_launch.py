@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from tests.end_to_end.conftest import Runner, clean_environ, environment, write
 from tests.faults.case import CAUSES, SAVE_EVERY, STEP_SECONDS, TRAINER, Case, Outcome
+from tests.lab.images import python_squashfs
+from tests.lab.ports import free_ports
+
+RESTART = "[restart]\n" + "".join(f"{cause} = 9\n" for cause in CAUSES)
+BARE = 'base = "generic-slurm"\n[values]\nengine = "host"\n'
+PYXIS = 'base = "generic-pyxis"\n'
+# a user's own batch script: what it starts knows its ranks from Slurm alone
+OWN_SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+export MASTER_ADDR=127.0.0.1 MASTER_PORT={port}
+srun --kill-on-bad-exit=1 sh -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS exec python3 trainer.py {words}'
+"""
 
 
-def runner(case: Case) -> Runner:
-    """`runner` in a project whose job is the training, on a site without containers."""
+def runner(case: Case, job: str = "", *, site: str = BARE, files: Mapping[str, str] | None = None) -> Runner:
+    """`runner` in a project whose job x is the training, on a site without containers unless `site` has them."""
     project, home = case.folder / "project", case.folder / "home"
-    words = ["python3", "trainer.py", *map(str, (case.steps, SAVE_EVERY, STEP_SECONDS))]
-    restart = "\n".join(f"{cause} = 9" for cause in CAUSES)
-    job = f'command = {words!r}\nlauncher = "srun"\n[resources]\nnodes = 2\n[restart]\n{restart}\n'
-    site = 'base = "generic-slurm"\n[values]\nengine = "host"\n'
-    files = {"runner.toml": 'environment = "plain"\n', "edf/plain.toml": environment(None), "jobs/x.toml": job}
-    write(project, {**files, "trainer.py": TRAINER.read_text()})
-    write(home, {".config/runner/sites/bare.toml": site})
-    return Runner(project, {**clean_environ(home, case.lab.environ), **case.told}, "bare")
+    job = job or f'command = {words(case)!r}\nlauncher = "srun"\n[resources]\nnodes = 2\n{RESTART}'
+    base = {"runner.toml": 'environment = "plain"\n', "edf/plain.toml": environment(None), "jobs/x.toml": job}
+    write(project, {**base, "trainer.py": TRAINER.read_text(), **(files or {})})
+    write(home, {".config/runner/sites/site.toml": site})
+    return Runner(project, {**clean_environ(home, case.lab.environ), **case.told}, "site")
+
+
+def words(case: Case) -> list[str]:
+    """The command of the training."""
+    return ["python3", "trainer.py", *map(str, (case.steps, SAVE_EVERY, STEP_SECONDS))]
 
 
 def slurmctld_while_submitting(case: Case) -> Outcome:
@@ -64,3 +83,32 @@ def launched_twice(case: Case) -> Outcome:
         steps_repeated=max(first.steps_repeated, second.steps_repeated),
         trouble=first.trouble + second.trouble,
     )
+
+
+def own_script(case: Case) -> Outcome:
+    """A rank of a user's own batch script is killed: the whole script runs again in the same allocation."""
+    case.keeps = True
+    port, *_ = free_ports(1)
+    script = OWN_SCRIPT.format(port=port, words=" ".join(words(case)[2:]))
+    job = f'batch = "own.sbatch"\n{RESTART}in_place = true\n'
+    command = runner(case, job, files={"own.sbatch": script})
+    case.run = command.launch("x", timeout=400)
+    case.reach_any()
+    os.kill(case.pid_of(1), signal.SIGKILL)
+    return case.outcome()
+
+
+def container_left(case: Case) -> Outcome:
+    """All processes of a step on one node are killed, so that nothing removes its container; other ranks hang."""
+    case.keeps = True
+    resources = "hang_seconds = 15\n[resources]\nnodes = 2\n"
+    job = f'environment = "box"\ncommand = {words(case)!r}\nlauncher = "srun"\n{resources}{RESTART}'
+    box = environment(python_squashfs(), [f"{case.folder}:{case.folder}"])
+    command = runner(case, job, site=PYXIS, files={"edf/box.toml": box})
+    case.run = command.launch("x", "--no-preflight", timeout=400)
+    case.reach_any()
+    case.kill_step(case.node(1))
+    outcome = case.outcome()
+    assert "File already exists" not in (case.run / "job.log").read_text(), outcome.trouble
+    assert case.lab.containers()[2:] == ["reused"] * 2, f"{case.lab.containers()}\n{outcome.trouble}"
+    return outcome

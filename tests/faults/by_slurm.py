@@ -85,7 +85,7 @@ def node_down(case: Case) -> Outcome:
     """Set so by an admin."""
     case.start()
     node = case.node(case.chance.randrange(2))
-    case.lab.run(("scontrol", "update", f"nodename={node}", "state=down", "reason=fault"))
+    case.set_down(node)
     return case.outcome()
 
 

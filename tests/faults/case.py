@@ -11,18 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from runner.runs.job import Restart
+from runner.runs.job import Job, Resources, Restart
 from runner.runs.schedulers import slurm_commands as scheduler
 from tests.faults import account
 from tests.lab import processes
 from tests.lab.processes import LabError
 from tests.lab.slurm import SlurmLab
-from tests.runs.scripts import SLURM, command_job, write_run
+from tests.runs.scripts import BARE, SLURM, write_run
 
 TRAINER = Path(__file__).with_name("trainer.py")
 STEPS, SAVE_EVERY, STEP_SECONDS = 60, 8, 0.1
@@ -34,7 +34,10 @@ CONFIG = (
     "PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL State=UP",
 )
 GIVEN_UP_AFTER = 10  # seconds without a word of a slurmd
-QUICK = {"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "3"}
+QUICK = {
+    **{"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "3"},
+    **{"RUNNER_NODE_SECONDS": "3", "RUNNER_CHECK_SECONDS": "5"},
+}
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY")
 
 
@@ -44,7 +47,7 @@ interrupted = threading.Event()
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one fault has cost."""
+    """What one fault cost. Times are in seconds."""
 
     completed: bool
     checkpoints_lost: int
@@ -54,6 +57,18 @@ class Outcome:
     causes: tuple[str, ...]
     """of the attempts, as the run folder has them"""
     seconds: float
+    rungs: tuple[str, ...] = ()
+    """how each next attempt was started: in_place, requeue, submit, …; `-` if the run folder does not tell"""
+    same_job: bool = True
+    """all attempts belong to one Slurm job"""
+    given_back: int = 0
+    """how many times the job gave its nodes back, according to Slurm, although enough of its nodes were healthy"""
+    detection: float | None = None
+    """from the fault to its detection"""
+    to_first_step: float | None = None
+    """from the detection to the first step of a later attempt; the longest if there were several detections"""
+    stopped: str = ""
+    """why no further attempt follows, as the run folder tells"""
     by_hand: bool = False
     """nothing followed by itself; the same file was submitted again"""
     trouble: str = ""
@@ -63,10 +78,31 @@ class Outcome:
 class Case:
     """One run on a cluster of its own, between `with` and its end."""
 
-    def __init__(self, number: int = 0, *, steps: int = STEPS, config: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        number: int = 0,
+        *,
+        steps: int = STEPS,
+        config: Sequence[str] = (),
+        nodes: int = 2,
+        plugins: Sequence[str] = (),
+    ) -> None:
+        """`nodes`: what the job asks for, with its spare nodes; `plugins`: of the lab's Slurm, for containers."""
         self.chance = random.Random(number)
-        self.number, self.steps = number, steps
-        self.policy = dict.fromkeys(CAUSES, 9)
+        self.number, self.steps, self.nodes = number, steps, nodes
+        self.policy: dict[str, int | bool] = dict.fromkeys(CAUSES, 9)
+        self.resources: dict[str, int] = {}
+        """spare_nodes and min_nodes, where the job file has them"""
+        self.launcher = "srun"
+        self.code: dict[str, str] = {}
+        """files of the program beside trainer.py; the first one is started; empty: trainer.py"""
+        self.arguments: tuple[str, ...] = ()
+        """of the program; empty: steps, steps between saves, seconds per step"""
+        self.keeps = False
+        """whether enough nodes of the job stay healthy, so that it may not give its nodes back"""
+        self.read_lines = lambda: account.read(self.account)
+        self.struck_at: float | None = None
+        """Unix time of the fault"""
         self.hang_seconds = self.gpus = self.gpu_hours = 0
         self.by_hand = False
         self.closing = ExitStack()
@@ -75,7 +111,7 @@ class Case:
         self.folder = Path(tempfile.mkdtemp(prefix="runner-fault-"))
         self.run = self.folder / "runs" / "x-1"
         self.account = self.folder / "account"
-        self.lab = SlurmLab(nodes=3, plugins=(), extra_config=(*CONFIG, *config))
+        self.lab = SlurmLab(nodes=nodes + 1, plugins=plugins, extra_config=(*CONFIG, *config))
         self.began = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -91,11 +127,19 @@ class Case:
 
     def write(self) -> None:
         """The run folder, as a launch would write it."""
-        words = ("python3", "trainer.py", str(self.steps), str(SAVE_EVERY), str(STEP_SECONDS))
         policy = Restart(**self.policy, gpu_hours=self.gpu_hours)
-        job = command_job(*words, launcher="srun", nodes=2, restart=policy, hang_seconds=self.hang_seconds)
-        job = replace(job, resources=replace(job.resources, gpus_per_node=self.gpus))
-        write_run(self.run, job, site=SLURM, code={"trainer.py": TRAINER.read_text()})
+        nodes = self.nodes - self.resources.get("spare_nodes", 0)
+        job = Job(
+            "test",
+            BARE,
+            script=next(iter(self.code), TRAINER.name),
+            arguments=self.arguments or (str(self.steps), str(SAVE_EVERY), str(STEP_SECONDS)),
+            launcher=self.launcher,
+            resources=Resources(nodes=nodes, gpus_per_node=self.gpus, **self.resources),
+            restart=policy,
+            hang_seconds=self.hang_seconds,
+        )
+        write_run(self.run, job, site=SLURM, code={**self.code, TRAINER.name: TRAINER.read_text()})
 
     def submit(self, *flags: str) -> str:
         """The job id of the run folder's script, submitted."""
@@ -116,12 +160,31 @@ class Case:
         """The job id of the run, when it has come to a step between the first checkpoint and the last but one."""
         self.write()
         job_id = self.submit(*flags)
-        self.reach(self.chance.randint(SAVE_EVERY + 1, min(self.steps, STEPS) - SAVE_EVERY))
-        self.pause(self.chance.uniform(0, STEP_SECONDS))
+        self.reach_any()
         return job_id
 
+    def reach_any(self) -> None:
+        """Wait for a step between the first checkpoint and the last but one; a fault may follow at once."""
+        self.reach(self.chance.randint(SAVE_EVERY + 1, min(self.steps, STEPS) - SAVE_EVERY))
+        self.pause(self.chance.uniform(0, STEP_SECONDS))
+        self.strike_now()
+
+    def strike_now(self) -> None:
+        """Note the moment of the fault."""
+        self.struck_at = time.time()
+
+    def ask_rank(self, what: str, rank: int, text: str) -> None:
+        """Make a rank of the first attempt print a text, and exit or abort."""
+        (self.folder / "request").write_text(text)
+        (self.folder / "request").rename(self.folder / f"{what}-1-{rank}")
+
     def lines(self) -> tuple[account.Line, ...]:
-        return account.read(self.account)
+        """What the ranks have done."""
+        return self.read_lines()
+
+    def begun(self) -> bool:
+        """Whether the training has reported a step to runner."""
+        return (self.run / "metrics.jsonl").exists()
 
     def reach(self, step: int) -> None:
         self.until(lambda: account.newest_step(self.lines()) >= step, 240, f"step {step}")
@@ -132,8 +195,16 @@ class Case:
 
     def node(self, rank: int) -> str:
         """The node on which a rank of the newest attempt runs."""
-        around = Path(f"/proc/{self.pid_of(rank)}/environ").read_bytes().decode(errors="replace").split("\0")
-        return next(word.partition("=")[2] for word in around if word.startswith("SLURMD_NODENAME="))
+        return next(line.node for line in reversed(self.lines()) if line.what == "begins" and line.rank == rank)
+
+    def nodes_of(self, attempt: int) -> frozenset[str]:
+        """The nodes on which the ranks of an attempt began."""
+        return frozenset(line.node for line in self.lines() if line.what == "begins" and line.attempt == attempt)
+
+    def held_nodes(self) -> list[str]:
+        """The nodes of all jobs, in Slurm's order: spare nodes last."""
+        shown = self.lab.run(("squeue", "--noheader", "--states=R,CG,S", "--format=%N"), check=False).stdout
+        return self.lab.run(("scontrol", "show", "hostnames", ",".join(shown.split())), check=False).stdout.split()
 
     def pause(self, seconds: float) -> None:
         """Let time pass. Raises LabError where the runs in progress are to end."""
@@ -151,8 +222,13 @@ class Case:
         return account.finished(self.lines(), self.steps)
 
     def over(self) -> bool:
-        """Whether the training is done and no job is left that could take a node."""
-        return self.finished() and not self.active()
+        """Whether the training is done, or given up, and no job is left that could take a node."""
+        return (self.finished() or bool(self.stopped())) and not self.active()
+
+    def stopped(self) -> str:
+        """Why no further attempt follows; empty where one may."""
+        path = self.run / "stopped"
+        return path.read_text().strip() if path.exists() else ""
 
     def active(self) -> tuple[str, ...]:
         """What squeue lists: jobs that wait, run or complete."""
@@ -165,8 +241,10 @@ class Case:
             self.until(self.over, seconds, "the end of the run")
         except LabError as error:
             trouble = f"{error}\n{self.story()}"
-        lines, held = self.lines(), self.held()
+        lines, held, detected = self.lines(), self.held(), self.detected()
         lost, repeated = account.lost(lines), account.repeated(lines)
+        noticed = [moment for moment in detected.values() if self.struck_at and moment >= self.struck_at]
+        jobs = self.job_ids()
         trouble = trouble or self.story()
         return Outcome(
             completed=self.finished(),
@@ -175,13 +253,44 @@ class Case:
             nodes_held=held,
             causes=self.causes(),
             seconds=time.monotonic() - self.began,
+            rungs=self.rungs(),
+            same_job=len(jobs) == 1,
+            given_back=(len(jobs) - 1 + sum(map(self.restarts, jobs))) if self.keeps else 0,
+            detection=min(noticed) - self.struck_at if noticed and self.struck_at else None,
+            to_first_step=account.to_first_step(lines, detected),
+            stopped=self.stopped(),
             by_hand=self.by_hand,
             trouble=trouble,
         )
 
+    def attempts(self) -> list[Path]:
+        """The folders of all attempts, in order."""
+        return sorted(self.run.glob("attempts/[0-9]*"), key=lambda path: int(path.name))
+
     def causes(self) -> tuple[str, ...]:
-        folders = sorted(self.run.glob("attempts/[0-9]*"), key=lambda path: int(path.name))
-        return tuple((each / "cause").read_text().strip() if (each / "cause").exists() else "-" for each in folders)
+        return tuple(first_word(each / "cause") for each in self.attempts())
+
+    def rungs(self) -> tuple[str, ...]:
+        return tuple(first_word(each / "next") for each in self.attempts()[:-1])
+
+    def detected(self) -> dict[int, float]:
+        """When the end of each attempt was detected, as the run folder tells."""
+        found = {}
+        for folder in self.attempts():
+            words = (line.split() for line in text_of(folder / "times").splitlines())
+            moments = [float(moment) for moment, event, *_ in words if event == "detected"]
+            if moments:
+                found[int(folder.name)] = min(moments)
+        return found
+
+    def job_ids(self) -> frozenset[str]:
+        """The jobs to which the attempts belong."""
+        lines = (line for each in self.attempts() for line in text_of(each / "started").splitlines())
+        return frozenset(line.split()[1] for line in lines if line.startswith("job "))
+
+    def restarts(self, job_id: str) -> int:
+        """How many times Slurm has started the job again."""
+        return int(self.lab.job(job_id).get("Restarts", 0))
 
     def held(self) -> int:
         """The nodes that still have a job, or processes of one, when 10 s have passed at most."""
@@ -190,9 +299,7 @@ class Case:
         return len(self._held())
 
     def _held(self) -> frozenset[str]:
-        shown = self.lab.run(("squeue", "--noheader", "--states=R,CG,S", "--format=%N"), check=False).stdout
-        names = self.lab.run(("scontrol", "show", "hostnames", ",".join(shown.split())), check=False).stdout.split()
-        return frozenset(names) | frozenset(node for node, _ in self.job_processes())
+        return frozenset(self.held_nodes()) | frozenset(node for node, _ in self.job_processes())
 
     def job_processes(self) -> list[tuple[str, int]]:
         """Node and process id of everything that a job of this cluster has started."""
@@ -207,9 +314,16 @@ class Case:
                 found.append((told["SLURMD_NODENAME"], int(process.name)))
         return found
 
+    def set_down(self, node: str) -> None:
+        self.lab.run(("scontrol", "update", f"nodename={node}", "state=down", "reason=fault"))
+
     def kill_node(self, node: str) -> None:
         """What a crash of the node leaves: nothing of slurmd, of the jobs' shepherds, of their processes."""
         self.lab.stop_node(node)
+        self.kill_step(node)
+
+    def kill_step(self, node: str) -> None:
+        """Kill the jobs' processes on a node, and their shepherds, so that nothing cleans up behind them."""
         jobs = [pid for name, pid in self.job_processes() if name == node]
         shepherds = {above for pid in jobs for above in ancestors(pid) if command(above).startswith("slurmstepd:")}
         for pid in (*shepherds, *jobs):
@@ -224,6 +338,16 @@ class Case:
         lines = [f"{each.attempt} {each.rank} {each.what} {each.word}" for each in self.lines()[-8:]]
         processes_left = [f"{node} {pid} {command(pid)}" for node, pid in self.job_processes()]
         return "\n".join((told, queue, *lines, *self.active(), *processes_left))
+
+
+def text_of(path: Path) -> str:
+    """The content of a file; empty if there is none."""
+    return path.read_text() if path.exists() else ""
+
+
+def first_word(path: Path) -> str:
+    """The first word of a file; `-` if there is none."""
+    return next(iter(text_of(path).split()), "-")
 
 
 def ancestors(pid: int) -> list[int]:

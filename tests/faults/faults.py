@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from tests.faults import by_hand, by_launch, by_slurm
+from tests.faults import by_hand, by_jobs, by_launch, by_node, by_slurm
 from tests.faults.case import GIVEN_UP_AFTER, STEPS, Case, Outcome
 from tests.lab.processes import LabError
+from tests.lab.slurm import PLUGINS
 
 
 @dataclass(frozen=True)
@@ -23,17 +26,70 @@ class Fault:
     """lines for slurm.conf"""
     cause: str = ""
     """of every attempt but the last, as it is to be written down; empty: there is one attempt; `*`: that depends"""
+    rung: str = "*"
+    """how each next attempt is started; `*`: that depends"""
+    nodes: int = 2
+    """of the job, with its spare nodes"""
+    ends: str = "completed"
+    """how the run ends: completed, stopped (with an explanation) or either"""
     uses: tuple[str, ...] = ()
     """parts of the machine, beside Slurm"""
+    plugins: tuple[str, ...] = ()
+    """of the lab's Slurm, for containers"""
+    modules: tuple[str, ...] = ()
+    """Python packages that the training imports"""
+    most: int | None = None
+    """never more runs than this"""
+    variants: int = 1
+    """how many different runs there are at least: the numbers from 0"""
     by_hand: bool = False
     """whether a person may have to submit the same file again"""
 
-    def explains(self, causes: Sequence[str]) -> bool:
-        """Whether the attempts have ended as they are to end."""
+    def explains(self, outcome: Outcome) -> bool:
+        """Whether the run and its attempts ended as they have to end."""
+        rungs, causes = set(outcome.rungs), outcome.causes
+        if self.rung != "*" and rungs != {self.rung}:
+            return False
+        if not outcome.completed:
+            return self.ends != "completed" and bool(outcome.stopped)
+        if self.ends == "stopped":
+            return False
         return self.cause == "*" or (set(causes[:-1]) == {self.cause} - {""} and causes[-1:] == ("done",))
+
+    def runs(self, times: int) -> int:
+        """How many runs there are where a fault without variants has `times`."""
+        return max(times * 5 // 2, self.variants) if self.variants > 1 else min(times, self.most or times)
+
+    def passed(self, outcome: Outcome) -> bool:
+        """Whether the run survived the fault, or ended as it has to end, at no cost but repeated steps."""
+        return self.explains(outcome) and not (outcome.checkpoints_lost or outcome.nodes_held or outcome.given_back)
 
 
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
+
+WITH_SPARE: Mapping[str, Any] = {"config": GIVEN_UP, "nodes": 3, "cause": "node_failure", "rung": "in_place"}
+
+TRAININGS = (
+    ("sft", by_jobs.our_job, "sft.py", "our job sft under torchrun", ("torch", "trl", "deepspeed"), 1),
+    ("clm", by_jobs.our_job, "clm.py", "our job clm under torchrun", ("torch", "transformers", "deepspeed"), 1),
+    ("plain_loop", by_jobs.stand_in, "plain_loop.py", "a plain PyTorch loop under torchrun", ("torch",), 20),
+    (
+        "lightning",
+        by_jobs.stand_in,
+        "with_lightning.py",
+        "a PyTorch Lightning training under torchrun",
+        ("torch", "pytorch_lightning"),
+        1,
+    ),
+    (
+        "megatron",
+        by_jobs.stand_in,
+        "like_megatron.py",
+        "a training that saves, resumes and prints as Megatron-LM does",
+        (),
+        1,
+    ),
+)
 
 FAULTS: Mapping[str, Fault] = {
     "time_limit": Fault(
@@ -74,6 +130,59 @@ FAULTS: Mapping[str, Fault] = {
         cause="node_failure",
     ),
     "node_down": Fault(by_slurm.node_down, "an administrator sets a node to DOWN", cause="node_failure"),
+    "node_lost_spare": Fault(
+        by_node.node_lost_spare,
+        "a node is lost, and the job has a spare node; runner notices it first",
+        **WITH_SPARE,
+    ),
+    "node_lost_spare_slurm": Fault(
+        by_node.node_lost_spare_slurm,
+        "a node is lost, and the job has a spare node; Slurm notices it first",
+        **WITH_SPARE,
+    ),
+    "node_down_spare": Fault(
+        by_node.node_down_spare, "an administrator sets a node to DOWN, and the job has a spare node", **WITH_SPARE
+    ),
+    "two_nodes_lost": Fault(
+        by_node.two_nodes_lost,
+        "two of three nodes are lost, with one spare node and min_nodes = 2",
+        **{**WITH_SPARE, "nodes": 4},
+    ),
+    "node_lost_saving": Fault(
+        by_node.node_lost_saving,
+        "a node is lost while a checkpoint is saved, and the job has a spare node",
+        **WITH_SPARE,
+    ),
+    "node_lost_restarting": Fault(
+        by_node.node_lost_restarting,
+        "a node is lost, then the spare node that replaces it; the job has another spare node",
+        **{**WITH_SPARE, "nodes": 4},
+    ),
+    "spare_unfit": Fault(
+        by_node.spare_unfit,
+        "a node is lost, and the GPUs of the spare node fail; every other run has a second spare node",
+        **{**WITH_SPARE, "nodes": 4, "rung": "*"},
+    ),
+    "first_node_lost": Fault(
+        by_node.first_node_lost,
+        "the node of the batch script is lost, and the job has a spare node",
+        **{**WITH_SPARE, "rung": "*"},
+    ),
+    "gpu_error": Fault(
+        by_node.gpu_error,
+        "a rank fails with a GPU error, and nvidia-smi fails on its node; the job has a spare node",
+        **WITH_SPARE,
+    ),
+    "nccl_timeout": Fault(
+        by_node.nccl_timeout,
+        "NCCL's watchdog aborts a rank after a time-out, and the job has a spare node",
+        **{**WITH_SPARE, "cause": "hang"},
+    ),
+    "no_nodes_left": Fault(
+        by_node.no_nodes_left,
+        "a node and the only spare node are lost, and Slurm refuses further jobs",
+        **{**WITH_SPARE, "rung": "*", "ends": "stopped"},
+    ),
     "slurmctld_running": Fault(
         by_slurm.slurmctld_while_running, "slurmctld is killed while the job runs, and restarted after 3 s"
     ),
@@ -82,17 +191,52 @@ FAULTS: Mapping[str, Fault] = {
         "slurmctld is killed during a launch; a failed launch is repeated",
         by_hand=True,
     ),
-    "rank_killed": Fault(by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure"),
+    "rank_killed": Fault(
+        by_hand.rank_killed, "one rank is killed with SIGKILL", cause="script_failure", rung="in_place"
+    ),
     "rank_hung": Fault(
         by_hand.rank_hung,
         "one rank stops making progress, and the batch script ends the job step",
         cause="hang",
+        rung="in_place",
+    ),
+    "helper_killed": Fault(
+        by_hand.helper_killed,
+        "a process of the batch script is killed at a random moment",
+        **{**WITH_SPARE, "cause": "*", "rung": "*", "ends": "either"},
+        variants=by_hand.HELPERS,
+    ),
+    "own_script": Fault(
+        by_launch.own_script,
+        "one rank of a user's own batch script is killed; in_place = true",
+        cause="script_failure",
+        rung="in_place",
+    ),
+    "container_left": Fault(
+        by_launch.container_left,
+        "all processes of a step on one node are killed, and its container is left behind",
+        cause="hang",
+        rung="in_place",
+        plugins=PLUGINS,
+        uses=("gcc, spank.h", "unsquashfs", "mmdebstrap", "tar2sqfs"),
     ),
     "oom": Fault(
         by_hand.oom,
-        "one rank runs out of host memory, simulated with SIGKILL",
+        "one rank runs out of host memory, simulated with SIGKILL; in_place = false",
         cause="script_failure",
+        rung="requeue",
     ),
+    **{
+        name: Fault(
+            partial(act, file),
+            f"one rank of {description} is killed after a save",
+            cause="script_failure",
+            rung="in_place",
+            modules=modules,
+            most=most,
+        )
+        for name, act, file, description, modules, most in TRAININGS
+    },
     "disk_full": Fault(by_hand.disk_full, "the disk of the run folder is full for 10 s", cause="*", by_hand=True),
     "unreadable": Fault(
         by_hand.unreadable,
@@ -118,7 +262,14 @@ def strike(name: str, number: int) -> Outcome:
     """What became of run `number` under a fault; where the lab itself fails, that is its trouble."""
     fault = FAULTS[name]
     try:
-        with Case(number, steps=fault.steps, config=fault.config) as case:
-            return fault.act(case)
+        with Case(number, steps=fault.steps, config=fault.config, nodes=fault.nodes, plugins=fault.plugins) as case:
+            try:
+                return fault.act(case)
+            except (LabError, AssertionError) as error:
+                return failed(error, case.story())
     except (LabError, AssertionError, OSError, subprocess.SubprocessError) as error:
-        return Outcome(False, 0, 0, 0, (), 0.0, f"{type(error).__name__}: {error}")
+        return failed(error)
+
+
+def failed(error: Exception, story: str = "") -> Outcome:
+    return Outcome(False, 0, 0, 0, (), 0.0, trouble=f"{type(error).__name__}: {error}\n{story}")

@@ -2,9 +2,12 @@
 
 It does what the contract of a run asks of any training, and no more: it goes on from the newest whole checkpoint, saves
 every so many steps, saves and leaves when it is told to, tells of its progress. When a rank is lost the others wait
-for it for ever, as NCCL does. What it does is written down outside the run folder, in $FAULTS_ACCOUNT, a line each:
+for it for ever, as NCCL does. It runs on any number of ranks, and resumes on another number. It records what it does
+outside the run folder, in $FAULTS_ACCOUNT, one line each:
 
-    ATTEMPT RANK PID begins STEP | step N | saved N | leaves N | damaged NAME | finished STATE
+    ATTEMPT RANK PID WHAT WORD UNIX_TIME NODE
+
+WHAT WORD: begins STEP | step N | saved N | leaves N | damaged NAME | finished STATE
 """
 
 import faulthandler
@@ -16,18 +19,22 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
 RUN, ATTEMPT = Path(os.environ["RUNNER_RUN"]), Path(os.environ["RUNNER_ATTEMPT"])
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+NODE = os.environ.get("SLURMD_NODENAME", "-")
 CHECKPOINTS = RUN / "checkpoints"
-PLACE = Path(os.environ["FAULTS_ACCOUNT"]).parent  # where faults are asked for: `hang-ATTEMPT-RANK`, `deaf`
+PLACE = Path(
+    os.environ["FAULTS_ACCOUNT"]
+).parent  # where faults are asked for: `hang-…`, `exit-…`, `abort-ATTEMPT-RANK`, `deaf`
 PARTS = 8  # of a checkpoint: more than one write, so that it can be caught half-way
 KEEP = 2
 
 
 def note(*words: object) -> None:
-    line = " ".join(map(str, (ATTEMPT.name, RANK, os.getpid(), *words)))
+    line = " ".join(map(str, (ATTEMPT.name, RANK, os.getpid(), *words, f"{time.time():.3f}", NODE)))
     with Path(os.environ["FAULTS_ACCOUNT"]).open("a") as account:
         account.write(f"{line}\n")
 
@@ -56,6 +63,16 @@ def save(step: int, state: str) -> None:
 
 def hang_here() -> None:
     select.select((), (), (), 0.1)
+
+
+def die_if_asked() -> None:
+    """Print the text of the file that asks for it, and exit with 1 or abort, as a framework does after an error."""
+    for name, end in (("exit", lambda: os._exit(1)), ("abort", os.abort)):
+        request = PLACE / f"{name}-{ATTEMPT.name}-{RANK}"
+        if request.exists():
+            sys.stderr.write(request.read_text())
+            sys.stderr.flush()
+            end()
 
 
 def write(path: Path, text: str) -> None:
@@ -135,6 +152,7 @@ def main() -> None:
         select.select((), (), (), seconds)  # libfaketime breaks time.sleep
         while (PLACE / f"hang-{ATTEMPT.name}-{RANK}").exists():
             hang_here()
+        die_if_asked()
         told = (ATTEMPT / "save-and-exit").exists() and not (PLACE / "deaf").exists()
         if others.agree(b"x" if told else b"-") == b"x":
             if RANK == 0:

@@ -166,7 +166,7 @@ class SlurmLab:
             processes.kill((pid,))
 
     def containers(self) -> list[str]:
-        """One word for each container that steps have made: what mounted or unpacked its image."""
+        """One word for each container of a step: what mounted or unpacked its image, or `reused`."""
         log = self.folder / "containers.log"
         return log.read_text().split() if log.exists() else []
 

@@ -22,6 +22,8 @@ class Scratch:
 
     path: Path
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    reused: bool = False
+    """the container is one that an earlier step unpacked"""
 
     def folder(self, name: str, mode: int = 0o755) -> Path:
         made = self.path / name
@@ -98,7 +100,8 @@ def named_root(request: Request, scratch: Scratch, containers: Path) -> Path:
         raise Refusal(f"pyxis: error: container {request.name} already exists")
     if not root.exists() and (request.name_mode == "exec" or not request.image):
         raise Refusal(f"pyxis: error: container {request.name} does not exist and no image was given")
-    if not root.exists():
+    scratch.reused = root.exists()
+    if not scratch.reused:
         partial = containers / f".{request.name}.{os.getpid()}.partial"
         unpack(request.image, partial)
         partial.rename(root)

@@ -90,7 +90,7 @@ def hold(request: Request, here: str, folder: Path, alive: int, ready: int) -> N
     try:
         with (folder / "containers.log").open("a") as log:
             built = build(request, here, folder, scratch)
-            log.write("squashfuse\n" if scratch.servers else "unsquashfs\n")
+            log.write("squashfuse\n" if scratch.servers else "reused\n" if scratch.reused else "unsquashfs\n")
         with os.fdopen(state_handle, "w") as file:
             json.dump(built, file)
         os.write(ready, f"+{steps / state}".encode())

@@ -1,0 +1,90 @@
+"""A rank is killed in trainings other than trainer.py: our jobs, and stand-ins for other people's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from tests.faults import account
+from tests.faults.by_hand import rank_killed
+from tests.faults.case import SAVE_EVERY, STEP_SECONDS, Case, Outcome, command
+
+TRAININGS = Path(__file__).with_name("trainings")
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
+SFT = (
+    *("--model_name_or_path=tiny-llama", "--dataset_name=python-docs", "--vocabulary_size=512", "--max_length=32"),
+    *("--packing", "--packing_strategy=wrapped", "--activation_checkpointing=false", "--gradient_checkpointing=false"),
+)
+CLM = (
+    *("--model_type=gpt2", "--config_overrides=n_embd=32,n_head=2,n_layer=2,vocab_size=512,n_positions=64"),
+    *("--tokenizer_name=tiny-llama", "--vocabulary_size=512", "--block_size=32", "--do_train", "--train_file={corpus}"),
+)
+BOTH = ("--per_device_train_batch_size=1", "--logging_steps=1", f"--save_steps={SAVE_EVERY}", "--max_steps={steps}")
+
+
+def stand_in(name: str, case: Case) -> Outcome:
+    """Of a training that writes down the same as ours."""
+    case.keeps = True
+    case.code = {name: (TRAININGS / name).read_text()}
+    case.launcher = "torchrun"
+    if name == "like_megatron.py":
+        case.launcher = "srun"
+        folders = ("--save", str(case.run / "checkpoints"), "--load", str(case.run / "checkpoints"))
+        numbers = ("--train-iters", case.steps, "--save-interval", SAVE_EVERY, "--seconds-per-step", STEP_SECONDS)
+        case.arguments = (*folders, *map(str, numbers))
+    case.environ = python()
+    return rank_killed(case)
+
+
+def our_job(name: str, case: Case) -> Outcome:
+    """Of one of our jobs, which writes metrics.jsonl: what happened is read from there."""
+    case.keeps = True
+    corpus = case.folder / "corpus.jsonl"
+    texts = ("".join(f"{i} times {j} is {i * j}.\n" for j in range(i % 7)) for i in range(300))
+    corpus.write_text("".join(json.dumps({"content": text}) + "\n" for text in texts))
+    paths = (path for path in JOBS.rglob("*") if path.suffix in {".py", ".json"})
+    case.code = {name: "", **{str(path.relative_to(JOBS)): path.read_text() for path in paths}}
+    words = (*(SFT if name == "sft.py" else CLM), *BOTH)
+    case.arguments = tuple(word.format(corpus=corpus, steps=case.steps) for word in words)
+    case.launcher = "torchrun"
+    case.environ = {**python(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(case.folder / "hub")}
+    case.read_lines = lambda: lines_of_job(case)
+    case.start()
+    ranks = [pid for node, pid in case.job_processes() if node == case.held_nodes()[1] and is_rank(name, pid)]
+    os.kill(min(ranks), signal.SIGKILL)
+    return case.outcome()
+
+
+def python() -> dict[str, str]:
+    """Variables for a job that imports what these tests can import."""
+    return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+
+
+def is_rank(script: str, pid: int) -> bool:
+    """Whether the process is a rank, and not torchrun."""
+    return script in command(pid) and "torchrun" not in command(pid) and "torch.distributed.run" not in command(pid)
+
+
+def lines_of_job(case: Case) -> tuple[account.Line, ...]:
+    """What metrics.jsonl tells, as our own training would have recorded it."""
+    found: list[account.Line] = []
+    texts = (case.run / "metrics.jsonl").read_text().split("\n")[:-1] if case.begun() else ()
+    for entry in map(json.loads, texts):
+        attempt, step = entry.get("attempt", 0), entry.get("step", 0)
+
+        def line(what: str, word: object, moment: float = entry.get("time", 0), attempt: int = attempt) -> None:
+            found.append(account.Line(attempt, 0, 0, what, str(word), moment, "-"))
+
+        if "loss" in entry:
+            if not found or found[-1].attempt != attempt:
+                line("begins", step - 1)
+            line("step", step)
+        elif "checkpoint_seconds" in entry:
+            line("saved", step)
+    taken = {line.step for line in found if line.what == "step"}
+    if taken == set(range(1, case.steps + 1)) and case.causes()[-1] == "done":
+        found.append(account.Line(found[-1].attempt, 0, 0, "finished", account.state_after(case.steps), 0, "-"))
+    return tuple(found)
