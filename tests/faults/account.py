@@ -70,6 +70,15 @@ def lost(lines: Sequence[Line]) -> int:
     return found
 
 
+def late(lines: Sequence[Line]) -> int:
+    """How many steps and saves an attempt made after a later attempt had begun: two at once would damage the run."""
+    newest, found = 0, 0
+    for line in lines:
+        newest = max(newest, line.attempt) if line.what == "begins" else newest
+        found += line.what in {"step", "saved"} and line.attempt < newest
+    return found
+
+
 def to_first_step(lines: Sequence[Line], detected: Mapping[int, float]) -> float | None:
     """The longest time from the detection of a failure to the first step of a later attempt; None: no failure.
 

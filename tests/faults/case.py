@@ -63,6 +63,8 @@ class Outcome:
     """all attempts belong to one Slurm job"""
     given_back: int = 0
     """how many times the job gave its nodes back, according to Slurm, although enough of its nodes were healthy"""
+    late_steps: int = 0
+    """steps and saves of an attempt after a later one had begun"""
     detection: float | None = None
     """from the fault to its detection"""
     to_first_step: float | None = None
@@ -256,6 +258,7 @@ class Case:
             rungs=self.rungs(),
             same_job=len(jobs) == 1,
             given_back=(len(jobs) - 1 + sum(map(self.restarts, jobs))) if self.keeps else 0,
+            late_steps=account.late(lines),
             detection=min(noticed) - self.struck_at if noticed and self.struck_at else None,
             to_first_step=account.to_first_step(lines, detected),
             stopped=self.stopped(),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from tests.faults import by_hand, by_jobs, by_launch, by_node, by_slurm
-from tests.faults.case import GIVEN_UP_AFTER, STEPS, Case, Outcome
+from tests.faults.case import GIVEN_UP_AFTER, SAVE_EVERY, STEPS, Case, Outcome
 from tests.lab.processes import LabError
 from tests.lab.slurm import PLUGINS
 
@@ -62,7 +62,8 @@ class Fault:
 
     def passed(self, outcome: Outcome) -> bool:
         """Whether the run survived the fault, or ended as it has to end, at no cost but repeated steps."""
-        return self.explains(outcome) and not (outcome.checkpoints_lost or outcome.nodes_held or outcome.given_back)
+        costs = (outcome.checkpoints_lost, outcome.nodes_held, outcome.given_back, outcome.late_steps)
+        return self.explains(outcome) and not any(costs) and outcome.steps_repeated <= SAVE_EVERY
 
 
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
