@@ -40,6 +40,8 @@ class Fault:
     """Python packages that the training imports"""
     most: int | None = None
     """never more runs than this"""
+    in_suite: bool = True
+    """whether the ordinary test suite has it too"""
     variants: int = 1
     """how many different runs there are at least: the numbers from 0"""
     by_hand: bool = False
@@ -68,7 +70,13 @@ class Fault:
 
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 
-WITH_SPARE: Mapping[str, Any] = {"config": GIVEN_UP, "nodes": 3, "cause": "node_failure", "rung": "in_place"}
+WITH_SPARE: Mapping[str, Any] = {
+    "in_suite": False,
+    "config": GIVEN_UP,
+    "nodes": 3,
+    "cause": "node_failure",
+    "rung": "in_place",
+}
 
 TRAININGS = (
     ("sft", by_jobs.our_job, "sft.py", "our job sft under torchrun", ("torch", "trl", "deepspeed"), 1),
@@ -210,12 +218,14 @@ FAULTS: Mapping[str, Fault] = {
     "own_script": Fault(
         by_launch.own_script,
         "one rank of a user's own batch script is killed; in_place = true",
+        in_suite=False,
         cause="script_failure",
         rung="in_place",
     ),
     "container_left": Fault(
         by_launch.container_left,
         "all processes of a step on one node are killed, and its container is left behind",
+        in_suite=False,
         cause="hang",
         rung="in_place",
         plugins=PLUGINS,
@@ -234,6 +244,7 @@ FAULTS: Mapping[str, Fault] = {
             cause="script_failure",
             rung="in_place",
             modules=modules,
+            in_suite=not modules,
             most=most,
         )
         for name, act, file, description, modules, most in TRAININGS

@@ -35,6 +35,7 @@ def struck(request: pytest.FixtureRequest) -> Iterator[Struck]:
     [
         pytest.param(name, number, marks=pytest.mark.uses(*fault.uses), id=f"{name}-{number}" if number else name)
         for name, fault in FAULTS.items()
+        if fault.in_suite
         for number in range(fault.variants)
     ],
 )
