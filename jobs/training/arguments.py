@@ -91,6 +91,10 @@ def fit_machine(settings: Settings, job: Job) -> None:
         settings.default({"optim": "adamw_torch_fused"}, "script: computes the same update in one kernel")
     if cuda and len(os.sched_getaffinity(0)) // job.processes.local_world_size >= MANY_CORES:
         settings.default({"dataloader_num_workers": 2}, "script: there are spare CPU cores")
+    if os.environ.get("RUNNER_SAVE_EVERY"):
+        settings.default({"save_total_limit": 2}, "script: save_every writes many checkpoints")
+        if not settings.given("save_steps") and not settings.get("load_best_model_at_end"):
+            settings.default({"save_strategy": "no"}, "script: save_every decides when to save")
     _prepare_trackers(settings, job)
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class CompleteCheckpoints(TrainerCallback):
         self.pending: Pending | None = None
         self.seconds = 0.0
         self.facts: dict[str, Any] = {}
+        self.saved: Callable[[float, float], None] = lambda waited, took: None
 
     def attach(self, trainer: Any) -> None:
         """Make the trainer save through this object. Its own removal of old checkpoints also counts incomplete ones."""
@@ -178,6 +179,7 @@ class CompleteCheckpoints(TrainerCallback):
         entry = {"step": pending.step, "attempt": self.run.attempt_number, "checkpoint_bytes": size_bytes}
         times = {"checkpoint_seconds": round(seconds, 3), "checkpoint_wait_seconds": round(waited, 3)}
         records.append(self.run.metrics, {**entry, **times, "time": round(time.time(), 3)})
+        self.saved(waited, seconds)
 
 
 def remove_old(folder: Path, keep: int, best: str | None = None) -> None:

@@ -119,15 +119,20 @@ def find_checkpoint(settings: Settings, config: Any, job: Job) -> resume.Checkpo
 
 
 def callbacks(job: Job) -> list[Any]:
-    """Return the callbacks of the trainer: metrics, save and exit, complete checkpoints, signs of life."""
+    """Return the trainer's callbacks: metrics, save and exit, complete checkpoints, signs of life, saves by time."""
+    from training import save_every
     from training.checkpoints import CompleteCheckpoints
     from training.metrics import Metrics
     from training.save_and_exit import SaveAndExit
 
+    every = save_every.from_environment(os.environ, job.run, job.processes)
     job.metrics = Metrics(job.run, job.processes)
     job.stop = SaveAndExit(job.run, job.processes)
     job.saver = CompleteCheckpoints(job.run, job.processes)
-    return [job.metrics, job.stop, job.saver, job.heartbeat]
+    if every is None or probe.probing():
+        return [job.metrics, job.stop, job.saver, job.heartbeat]
+    job.stop.save_is_due, job.saver.saved = every.due, every.saved
+    return [job.metrics, job.stop, every, job.saver, job.heartbeat]
 
 
 def attach(trainer: Any, settings: Settings, batch: Batch, checkpoint: resume.Checkpoint | None, job: Job) -> None:

@@ -119,15 +119,20 @@ def once_slowly(processes: Processes, function: Callable[[], Result], beat: Call
 
 def any_rank(mine: bool, processes: Processes) -> bool:
     """Return whether any rank passed True. A collective."""
+    return bool(highest(int(mine), processes))
+
+
+def highest(mine: int, processes: Processes) -> int:
+    """Return the highest number that any rank passed. A collective."""
     if processes.world_size == 1:
         return mine
     import torch
     import torch.distributed
 
     device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    flag = torch.tensor([int(mine)], device=device)
-    torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
-    return bool(flag.item())
+    number = torch.tensor([mine], device=device)
+    torch.distributed.all_reduce(number, op=torch.distributed.ReduceOp.MAX)
+    return int(number.item())
 
 
 def gather(mine: Result, processes: Processes) -> list[Result]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -10,23 +11,26 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from training import files
-from training.processes import Processes, any_rank
+from training.processes import Processes, highest
 from training.run import RunFolder
 
 CONTINUE = 75  # EX_TEMPFAIL of sysexits.h: not a failure; start again
+SAVE, EXIT = 1, 2  # what a rank wants after a step
 
 
 class SaveAndExit(TrainerCallback):
     """Stops the training after the step in which any rank sees the flag file or a signal.
 
     Rank 0 looks for the flag file, and every rank catches SIGUSR2 and SIGTERM. One collective after each step lets all
-    ranks stop at the same step. Signals alone would not do: launchers and NCCL may swallow them.
+    ranks stop at the same step. Signals alone would not do: launchers and NCCL may swallow them. By the same collective
+    all ranks save when rank 0 finds that a save is due.
     """
 
     def __init__(self, run: RunFolder, processes: Processes) -> None:
         self.flag = run.save_and_exit
         self.processes = processes
         self.signal_name = ""
+        self.save_is_due: Callable[[], bool] = lambda: False
         self.reason = ""  # set on every rank once the training stops before its end
 
     def on_train_begin(
@@ -36,12 +40,15 @@ class SaveAndExit(TrainerCallback):
             signal.signal(number, self._note)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        wanted = bool(self.signal_name) or (self.processes.first and self.flag.exists())
-        if not any_rank(wanted, self.processes):
+        wanted = SAVE if self.processes.first and self.save_is_due() else 0
+        if self.signal_name or (self.processes.first and self.flag.exists()):
+            wanted = EXIT
+        agreed = highest(wanted, self.processes)
+        control.should_save = control.should_save or agreed >= SAVE
+        if agreed < EXIT:
             return
         self.reason = self.signal_name or (str(self.flag) if self.processes.first else "another rank")
         control.should_log = True  # otherwise the losses since the last log step are lost
-        control.should_save = True
         control.should_training_stop = True
 
     def on_train_end(

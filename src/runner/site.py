@@ -80,6 +80,8 @@ class Site:
     """the minimum bus bandwidth, in GB/s, of an all-reduce over the GPUs of a node"""
     allreduce_across: int | None = None
     """the minimum bus bandwidth, in GB/s, of an all-reduce across nodes"""
+    failure_hours: int | None = None
+    """node-hours until a node fails; None: a published figure, and what earlier runs have measured"""
     confirm_gpu_hours: int | None = None
     """`launch` asks for confirmation if a run may use more GPU hours; None: never"""
     sbatch: tuple[str, ...] = ()

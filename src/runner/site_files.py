@@ -23,7 +23,7 @@ _KINDS: dict[str, type] = {
     "cpus_per_node": int,
     "cpus_per_gpu": int,
     "time_minutes": int,
-    **dict.fromkeys(("allreduce_within", "allreduce_across", "confirm_gpu_hours"), int),
+    **dict.fromkeys(("allreduce_within", "allreduce_across", "failure_hours", "confirm_gpu_hours"), int),
     **dict.fromkeys(("mounts", "modules", "sbatch", "srun", "host_setup", "inside", "task_setup"), tuple),
     **dict.fromkeys(("env", "annotations", "partitions", "refused", "versions", "quirks"), dict),
 }  # all other values are text

@@ -7,8 +7,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Start:
     processes: int
     cache: Path
     attempt: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -103,7 +104,7 @@ class Start:
         ranks = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         run = {"RUNNER_RUN": str(self.run), "RUNNER_ATTEMPT": str(self.folder), "RUNNER_CACHE": str(self.cache)}
-        return {**ranks, **meeting, **run, "RUNNER_SAVE_AND_EXIT": str(self.folder / "save-and-exit")}
+        return {**ranks, **meeting, **run, **self.variables, "RUNNER_SAVE_AND_EXIT": str(self.folder / "save-and-exit")}
 
 
 def rank(start: Start, number: int, port: int) -> None:

@@ -190,6 +190,7 @@ _REFUSED_SETTINGS = {
     **dict.fromkeys(
         ("spare_nodes", "min_nodes"), ("the script itself chooses the nodes of its programs", "leave it out")
     ),
+    "save_every": ("the script itself starts the training", "set how often to save in the arguments of the training"),
 }
 _SHORT_NAMES = {"environment": "env", "spare_nodes": "spare"}
 _UNUSED_SETTINGS = ("setup", "task_prolog", "task_epilog", "preflight", "save_seconds")

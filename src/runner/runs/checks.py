@@ -103,6 +103,12 @@ def _check_numbers(job: Job) -> None:
             "it must be a number of seconds, 0 or more",
             "use 0 to turn off hang detection, or 3600 to end a job after an hour without progress",
         )
+    if job.save_every != "auto" and (type(job.save_every) is not int or job.save_every < 0):
+        raise RunnerError(
+            f"save_every cannot be {job.save_every!r}{_where(job.origins.get('save_every'))}",
+            'it must be "auto" or a number of seconds',
+            'use "auto", or 600 to save every ten minutes',
+        )
     if resources.memory is not None and not _MEMORY.fullmatch(resources.memory):
         raise RunnerError(
             f"cannot read the memory {resources.memory!r}{_where(job.origins.get('memory'))}",

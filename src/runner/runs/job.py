@@ -23,8 +23,6 @@ LAUNCHERS = {
     "accelerate": "one task per node; accelerate launch starts the processes",
     "none": "the command itself, once per node unless tasks_per_node is set",
 }
-SAVE_SECONDS = 120
-HANG_SECONDS = 3600
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,12 @@ class Job:
     mail_events: tuple[str, ...] = ()
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
-    save_seconds: int = SAVE_SECONDS
+    save_seconds: int = 120
     """how many seconds before the time limit the job gets the signal to save and exit; 0: no signal"""
-    hang_seconds: int = HANG_SECONDS
+    hang_seconds: int = 3600
     """end the job after this many seconds without progress; 0: never"""
+    save_every: int | str = 0
+    """seconds between two saves of the training script, or `auto`; 0: as the arguments of the script say"""
     preflight: bool = False
     """whether each node is tested before the program starts"""
     restart: Restart | None = None
@@ -177,7 +177,7 @@ class Key(NamedTuple):
     """How a setting of a job is spelled on the command line, in a job file and in a site file."""
 
     kind: type
-    """items of `tuple` and `dict` are text"""
+    """items of `tuple` and `dict` are text; `object`: checks.py decides"""
     flag: str = ""
     """the option of `launch`; empty: none"""
     shell: bool = False
@@ -257,6 +257,7 @@ KEYS: Mapping[str, Key] = {
     "preflight": Key(bool, "--no-preflight", help="do not check the nodes first"),
     "save_seconds": Key(int),
     "hang_seconds": Key(int),
+    "save_every": Key(object),
     "restart": Key(
         Restart, "--restart", metavar="CAUSE=N", help="restart N times after CAUSE; can be repeated; replaces [restart]"
     ),
@@ -335,13 +336,11 @@ def layer_of(document: Document) -> Layer:
 
 
 def _read(document: Document, place: tuple[str, ...], key: Key) -> Any:
-    if key.kind is tuple:
-        return strings(document, place)
-    if key.kind is dict:
-        return string_table(document, place)
+    if key.kind is tuple or key.kind is dict:
+        return strings(document, place) if key.kind is tuple else string_table(document, place)
     if key.kind is Restart:
         return _restart(document)
-    value: Any = typed(document, place, key.kind)
+    value: Any = document.get(*place) if key.kind is object else typed(document, place, key.kind)
     return time_limit_minutes(value, str(document.place(*place))) if key.is_time_limit else value
 
 

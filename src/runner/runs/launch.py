@@ -124,8 +124,10 @@ def prepare(
         notes += check_mounts(environment, environ, here=site.is_local and engine != "host")
     waits = find(request.after, request.after_any, site, environ, project)
     job = waits.with_folder(_job(request, job_file, program, environment, site))
+    runs = None
     with suppress(RunnerError):  # the path may contain a variable that is defined only on the site
-        job = resolve.with_measured(job, site.runs(environ, project))
+        job = resolve.with_measured(job, runs := site.runs(environ, project))
+    job = resolve.with_save_every(job, program, site, runs)
     if job.check_arguments:
         job = _checked_arguments(job, site, environ, program.main, report, strict=not (request.dry_run or waits.runs))
     job, hub_notes = hub.choose_offline(job, environment, project, site, environ, strict=not request.dry_run)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from runner.errors import RunnerError, unknown
 from runner.project import Project, is_shared_place
 from runner.runs.git import work_tree
+from runner.runs.job import Job
 
 SUFFIXES = (".py", ".sh")
 
@@ -109,6 +110,30 @@ def program_of_command(command: Sequence[str], project: Project) -> Program:
         inside = project.start.relative_to(main).as_posix()
         notes = (f"the command starts in the top folder of the snapshot ({main}), not in {inside}/",)
     return Program(None, tuple(command), main, notes=notes)
+
+
+_SAVE_OPTIONS = {"megatron": "--save-interval N", "torchtitan": "--checkpoint.interval N", "nanochat": "--save-every N",
+                 "lightning": "ModelCheckpoint(every_n_train_steps=N)", "verl": "trainer.save_freq=N",
+                 "": "--save_steps N for Hugging Face's Trainer and TRL"}  # fmt: skip
+
+
+_FOLLOWS = re.compile(rb"\bRUNNER_SAVE_EVERY\b|^\s*from training import [^#\n]*\bjob\b", re.MULTILINE)
+
+
+def check_saves(job: Job, program: Program) -> None:
+    """Raise RunnerError if the text of the program neither reads `save_every` nor uses our trainer."""
+    words = (job.script,) if job.script is not None else job.command
+    roots = [root for root in (program.main, program.shipped) if root]
+    paths = [str(program.outside), *(os.path.join(root, word) for root in roots for word in words)]  # noqa: PTH118
+    if any(_FOLLOWS.search(Path(path).read_bytes()) for path in paths if os.path.isfile(path)):  # noqa: PTH113
+        return
+    named = f"{job.trainer} {' '.join(words)}".lower()
+    option = next(option for trainer, option in _SAVE_OPTIONS.items() if trainer in named)
+    raise RunnerError(
+        f"{job.origins['save_every'].place}: save_every does not work with {' '.join(words)[:60]}",
+        "runner can only tell its own training scripts, and scripts that read RUNNER_SAVE_EVERY, when to save",
+        f"leave out save_every, and set the trainer's own option: {option}",
+    )
 
 
 def _posix(path: Path, root: Path) -> str:
