@@ -4,7 +4,9 @@ Whole trainings that survive them are in tests/faults.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,15 +27,16 @@ FIRST = 'n=${RUNNER_ATTEMPT##*/}; [ "$RANK" = 1 ] || { [ "$n" != 1 ] || exec sle
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[SlurmLab]:
-    """Two nodes."""
+    """Three nodes."""
     need(*parts.SLURM)
-    with SlurmLab(nodes=2, plugins=()) as made:
+    with SlurmLab(nodes=3, plugins=()) as made:
         yield made
 
 
-def written(folder: Path, text: str, **policy: int | bool) -> Path:
+def written(folder: Path, text: str, *, spare: int = 0, **policy: Any) -> Path:
     """A run folder of two tasks, each on a node."""
     job = command_job("sh", "-c", text, launcher="srun", nodes=2, restart=Restart(**policy))
+    job = replace(job, resources=replace(job.resources, spare_nodes=spare))
     return write_run(folder, job, site=SLURM)
 
 
@@ -58,7 +61,7 @@ def test_after_a_killed_rank_the_same_job_goes_on(lab: SlurmLab, tmp_path: Path)
     assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
     assert causes(run) == ["script_failure", "done"]
     why = "task 1 on nid002 was killed by signal 9: the next attempt starts in this allocation, on the same nodes"
-    assert (run / "attempts/1/next").read_text() == f"in_place\n{why}\nnid[001-002]\n"
+    assert (run / "attempts/1/next").read_text() == f"in_place\n{why}\nnid001,nid002\n"
     assert f"job.sbatch: {why}\n" in (run / "job.log").read_text()
     for number in (1, 2):
         lines = (run / f"attempts/{number}/started").read_text().splitlines()
@@ -80,3 +83,15 @@ def test_the_policy_decides_about_errors_of_the_script(
     submit(lab, run)
     until((run / "attempts/2/exit_code").exists)
     assert (causes(run), rungs(run)) == (["script_failure", "done"], [rung])
+
+
+def test_a_spare_node_takes_the_place_of_a_lost_one(lab: SlurmLab, tmp_path: Path) -> None:
+    down = 'scontrol update nodename="$SLURMD_NODENAME" state=down reason=fault; exec sleep 100'
+    run = written(tmp_path, f'{FIRST}[ "$n" != 1 ] || {{ {down}; }}', spare=1, node_failure=1)
+    job = ended(lab, run)
+    lab.run(("scontrol", "update", "nodename=nid002", "state=resume"), check=False)
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0")
+    assert causes(run) == ["node_failure", "done"]
+    why = "lost nid002: the next attempt starts in this allocation, with nid003 instead of nid002"
+    assert (run / "attempts/1/next").read_text() == f"in_place\n{why}\nnid001,nid003\n"
+    assert "nodes nid[001,003]" in (run / "attempts/2/started").read_text()

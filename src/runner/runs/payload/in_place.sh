@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # restart.sh reads some variables
+# shellcheck disable=SC2034,SC2154 # variables of the other files
 # Functions of the batch script, on the host. They start the next attempt in the same allocation, instead of giving the nodes
 # back. How each attempt N was followed is in attempts/N/next:
 #   line 1   in_place, requeue, submit, chain or local
@@ -7,6 +7,7 @@
 #   line 3   the nodes of the next attempt, if it starts in place
 fault=    # what has failed, in words
 obstacle= # why the next attempt cannot start in place
+next_nodes=
 declare -A at_start=() # the exported variables when this script started
 
 for name in $(compgen -e); do
@@ -21,9 +22,8 @@ stay() {
     # not ignored: the next attempt is the same process, and could not stop ignoring it
     trap 'ending=yes' TERM
     fault=$(fault_of "$1" "$2")
-    if may_stay "$1" "$2" && [ -z "$ending" ]; then
-        announce in_place "$fault: the next attempt starts in this allocation, on the same nodes" \
-            "${RUNNER_NODELIST:-${SLURM_JOB_NODELIST:-}}"
+    if may_stay "$1" "$2" && find_nodes "$1" && [ -z "$ending" ]; then
+        announce in_place "$fault: the next attempt starts in this allocation, $(compared)" "$next_nodes"
         notify_restart "$1"
         notifiers=() # they may take their time
         ended "$2"
@@ -32,6 +32,73 @@ stay() {
     fi
     trap '' TERM
 }
+
+# find_nodes CAUSE: end what is left of the step, and set `next_nodes` to the nodes of the next attempt. If too few are healthy,
+# set `obstacle`, and fail.
+find_nodes() {
+    local mark name present
+    end_ranks
+    mkdir -p "$RUNNER_ATTEMPT/fit"
+    for mark in "$RUNNER_ATTEMPT"/bad-node-* "$RUNNER_ATTEMPT"/busy-node-*; do
+        name=$(marked_node "$mark")
+        [ -z "$name" ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
+    done
+    for name in $(lost_nodes); do echo "Slurm lost it" >"$RUNNER_ATTEMPT/fit/$name"; done
+    [ "$1" != hang ] || ranks_without_stack >"$RUNNER_ATTEMPT/suspects"
+    present=$(present_nodes)
+    note_time check
+    check_nodes "$present"
+    note_time check_end
+    next_nodes=$(choose_nodes "$present") || { obstacle=$next_nodes && return 1; }
+    if [ "$1:$(compared)" = "node_failure:on the same nodes" ]; then
+        obstacle="no node is known to be at fault" && return 1
+    fi
+}
+
+# Print how the nodes of the next attempt differ from those of this one.
+compared() {
+    local old new gone come
+    old=$(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")" | sort) new=$(tr , '\n' <<<"$next_nodes" | sort)
+    gone=$(comm -23 <(echo "$old") <(echo "$new") | paste -s -d ,) come=$(comm -13 <(echo "$old") <(echo "$new") | paste -s -d ,)
+    case $gone:$come in
+    :) printf 'on the same nodes' ;;
+    *:) printf 'without %s' "$gone" ;;
+    *) printf 'with %s instead of %s' "$come" "$gone" ;;
+    esac
+}
+
+# End what is left of the step. On a node that does not answer, it stays in Slurm's list.
+end_ranks() {
+    local step waited
+    exec 9<> <(:)
+    for ((waited = 0; waited < 15; waited++)); do
+        [ -n "$(steps)" ] || return 0
+        if ((waited == 5)); then for step in $(steps); do scancel --signal=KILL "$step" 2>/dev/null; done; fi
+        read -r -t 0.2 -u 9 _
+    done
+}
+
+# Print the ids of this job's steps, except helpers of the batch script.
+steps() {
+    timeout 20 squeue --noheader --steps --jobs="$RUNNER_JOB" --format='%i %j' 2>/dev/null |
+        grep -v -e '\.batch ' -e '\.extern ' -e ' guard$' | cut -d ' ' -f 1
+}
+
+# Print the nodes on which a rank has not written its stack, if others have.
+ranks_without_stack() {
+    local rank nodes all processes
+    all=$(sed -n "s/^export RUNNER_WORLD_SIZE='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
+    processes=$(sed -n "s/^export RUNNER_PROCESSES='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
+    compgen -G "$RUNNER_ATTEMPT/stacks/rank-*.txt" >/dev/null || return 0
+    mapfile -t nodes < <(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")")
+    for ((rank = 0; rank < ${all:-0}; rank++)); do
+        [ -s "$RUNNER_ATTEMPT/stacks/rank-$rank.txt" ] || printf '%s\n' "${nodes[rank / ${processes:-1}]:-}"
+    done | sort -u
+}
+
+# Succeed if an attempt that ends by a fault of the machine may be followed in the same allocation. Its step is then killed at
+# once, because nothing is left to save.
+keeps_allocation() { [ -n "$RUNNER_JOB" ] && ((${#limit[@]} > 0)) && [ "${limit[in_place]:-}" != false ]; }
 
 # announce RUNG SENTENCE [NODES]: say how the next attempt starts, and record it.
 announce() {
@@ -44,6 +111,14 @@ fault_of() {
     local code task node
     case $1 in
     hang) cat "$RUNNER_ATTEMPT/hang" ;;
+    node_failure)
+        node=$(cat "$RUNNER_ATTEMPT/silent" 2>/dev/null || lost_nodes)
+        if [ -n "$node" ]; then
+            printf 'lost %s' "$(paste -s -d , <<<"$node")"
+        else
+            printf 'node_failure'
+        fi
+        ;;
     script_failure)
         if read -r code _ task _ node 2>/dev/null <"$RUNNER_ATTEMPT/first_failure"; then
             printf 'task %s on %s ' "$task" "$(node_name "$node")"
@@ -76,7 +151,7 @@ may_stay() {
     local state left nodes
     case ${limit[in_place]:-}:$1 in
     false:*) obstacle='in_place = false' && return 1 ;;
-    true:script_failure | *:hang) ;;
+    true:script_failure | *:hang | *:node_failure) ;;
     *:script_failure)
         if ! is_signal "$2"; then obstacle= && return 1; fi
         if was_out_of_memory; then obstacle="the memory was used up" && return 1; fi

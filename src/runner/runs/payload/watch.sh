@@ -6,7 +6,7 @@
 # progress are a hang (0: never). Each check adds at most twice the pause to this time, so that a file system that does not
 # respond for an hour, or a suspended node, is not mistaken for a hang.
 watch_over() {
-    local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 before now passed sign seen=
+    local pause=${RUNNER_WATCH_SECONDS:-5} gone=0 idle=0 before now passed sign seen='' patience code
     trap - EXIT
     trap '' USR2 TERM # the batch script handles them
     exec 8<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
@@ -19,8 +19,10 @@ watch_over() {
         passed=$((now - before < 2 * pause + 1 ? now - before : 2 * pause + 1))
         before=$now
         if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
-            gone=$((gone + passed))
-            ((gone < 40)) || end_step "$1" "a task failed 40 s ago, but other tasks are still running"
+            gone=$((gone + passed)) patience=40
+            read -r code _ <"$RUNNER_ATTEMPT/first_failure"
+            if keeps_allocation && is_signal "$code"; then patience=5; fi # the next attempt waits for the nodes
+            ((gone < patience)) || end_step "$1" "a task failed $patience s ago, but other tasks are still running"
         elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
             gone=$((gone + passed))
             ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, but this one is still running"
@@ -107,7 +109,7 @@ answers() {
 # hung PID REASON: collect the stacks of all ranks, then end the step. A program that finds the file stacks/wanted can write
 # its own stack there. The signal WINCH makes payload/task.sh collect stacks.
 hung() {
-    local waited
+    local waited size before='' stable=0 all
     note_stall
     say "$2: gathering the stacks of all ranks in $RUNNER_ATTEMPT/stacks"
     mkdir -p "$RUNNER_ATTEMPT/stacks"
@@ -118,9 +120,16 @@ hung() {
     else
         signal_descendants WINCH "$1"
     fi
+    all=$(sed -n "s/^export RUNNER_WORLD_SIZE='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
     for ((waited = 0; waited < ${RUNNER_STACK_SECONDS:-20}; waited++)); do
         read -r -t 1 -u 8 _
         kill -0 "$1" 2>/dev/null || return
+        size=$(find "$RUNNER_ATTEMPT"/stacks -name '*-*' -size +0 -printf '%f %s\n' 2>/dev/null | sort)
+        [ "$size" = "$before" ] && stable=$((stable + 1)) || stable=0
+        before=$size
+        # all ranks have written their stacks, or the others do not answer
+        if ((stable >= 2)) && (($(grep -c '^rank-' <<<"$size") >= ${all:-1})); then break; fi
+        if ((stable >= 6)) && [ -n "$size" ]; then break; fi
     done
     end_step "$1" "$2"
 }
@@ -129,15 +138,17 @@ hung() {
 # subshell, whose own process number differs from $$.
 signal_descendants() { bash -c '. payload/signals.sh; tell "$@"' tell "$1" "$2"; }
 
-# end_step PID REASON: end the step with TERM, then with KILL if it is still running after 10 s. When PID has ended, the batch
-# script continues, even if the step itself has not.
+# end_step PID REASON: end the step with TERM, then with KILL if it is still running after 10 s. If the next attempt may start
+# in the same allocation, use KILL at once. When PID has ended, the batch script continues, even if the step itself has not.
 end_step() {
     local step
     say "$2: ending the step"
+    if keeps_allocation; then
+        kill -KILL "$1" # a second process of srun then kills the tasks
+        return
+    fi
     if [ -n "${SLURM_JOB_ID:-}" ]; then
-        for step in $(squeue --noheader --steps --jobs="$RUNNER_JOB" --format=%i 2>/dev/null); do
-            case $step in *.batch | *.extern) ;; *) scancel "$step" ;; esac
-        done
+        for step in $(steps); do scancel "$step"; done
     else
         signal_descendants TERM "$1"
     fi
