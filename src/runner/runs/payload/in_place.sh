@@ -81,7 +81,7 @@ end_ranks() {
 # Print the ids of this job's steps, except helpers of the batch script.
 steps() {
     timeout 20 squeue --noheader --steps --jobs="$RUNNER_JOB" --format='%i %j' 2>/dev/null |
-        grep -v -e '\.batch ' -e '\.extern ' -e ' guard$' | cut -d ' ' -f 1
+        grep -v -E '\.(batch|extern) | (runner-[a-z]+|guard)$' | cut -d ' ' -f 1
 }
 
 # Print the nodes on which a rank has not written its stack, if others have.
