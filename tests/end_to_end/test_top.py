@@ -57,7 +57,7 @@ def test_each_node_is_sampled_until_its_program_ends(cluster: Runner, project: P
 
 
 def test_a_run_that_waits_or_has_a_script_of_its_own_has_no_samples(cluster: Runner, project: Path) -> None:
-    waiting = cluster.launch("--sbatch=--hold", "--", "true")
+    waiting = cluster.launch("--engine", "host", "--sbatch=--hold", "--", "true")
     failed = cluster("top", waiting.name, code=1).stderr
     assert f"{waiting.name} has not started" in failed and "its state is PENDING: JobHeldUser" in failed
     cluster("cancel", waiting.name)
