@@ -1,7 +1,7 @@
 """What the patterns find in the log of each trainer, and that they find nothing in the logs of other programs.
 
 Logs in logs/ are made from the trainers' own format strings; src/runner/runs/trainers/*.toml names version and file.
-lightning.log, trl.log and trl-torchrun.log are recorded from real runs.
+lightning.log, trl.log, trl-torchrun.log and llama-factory*.log are recorded from real runs.
 """
 
 import json
@@ -52,9 +52,15 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
     ),
     "llama-factory": (
         "llama-factory",
-        2,
-        {"step": 10, "total_steps": 30, "loss": 1.2232, "tokens_per_second": 5123.21, "step_seconds": 0.90909091},
-        {"step": 20, "loss": 1.1, "learning_rate": 5e-5},
+        4,
+        {"step": 5, "total_steps": 20, "loss": 5.545, "step_seconds": 0.074906367, "learning_rate": 9.045e-05},
+        {"step": 20, "total_steps": 20, "loss": 5.458, "epoch": 0.6667},
+    ),
+    "llama-factory-board": (  # LLAMABOARD_ENABLED=1 and include_num_input_tokens_seen
+        "llama-factory",
+        4,
+        {"step": 5, "total_steps": 20, "loss": 5.537, "tokens_per_second": 32810, "epoch": 5},
+        {"step": 20, "loss": 5.457, "tokens_per_second": 20510},
     ),
     "megatron-bridge": (
         "megatron-bridge",
