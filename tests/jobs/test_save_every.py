@@ -18,7 +18,8 @@ pytestmark = pytest.mark.training
 from runner.runs import resolve  # noqa: E402
 from tests.jobs.attempts import Start  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
-from training import arguments, save_every  # noqa: E402
+from training import arguments, probe, save_every  # noqa: E402
+from training import job as contract  # noqa: E402
 from training import run as run_folder  # noqa: E402
 from training.errors import JobError  # noqa: E402
 from training.processes import ALONE  # noqa: E402
@@ -157,6 +158,15 @@ def test_two_processes_save_the_same_steps_and_keep_the_newest_two(launcher: Lau
     said = r"saving every \d+ s: a save takes [\d.]+ s, and a failure is expected every 0.01 h \(a test\)"
     assert re.search(said, second.output)
     assert saved(tmp_path) == [1, 2, 3, 4, 5, 7]
+
+
+def test_the_search_for_a_micro_batch_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RUNNER_SAVE_EVERY", "0.001")
+    job: Any = SimpleNamespace(run=folder(tmp_path), processes=ALONE, heartbeat=None)
+    assert any(isinstance(each, save_every.SaveEvery) for each in contract.callbacks(job))
+    monkeypatch.setenv(probe.VARIABLE, "{}")
+    assert not any(isinstance(each, save_every.SaveEvery) for each in contract.callbacks(job))
+    assert not job.stop.save_is_due()
 
 
 @pytest.mark.parametrize(

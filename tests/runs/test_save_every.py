@@ -105,7 +105,7 @@ def test_the_runs_of_the_site_tell_how_often_a_failure_is_to_be_expected(tmp_pat
     run_of(tmp_path, "b-0001", 100, "script_failure", "node_failure")
     run_of(tmp_path, "c-0001", 100, "node_failure", site="another")
     job = resolve.with_save_every(auto(), OWN, SLURM, tmp_path)
-    why = "(1 failure in 6,000 node-hours: the training of Llama 3; 3 in 2,000 node-hours of 2 earlier runs)"
+    why = "(1 failure in 6,000 node-hours: the training of Llama 3; 3 in 2,000 node-hours of earlier runs)"
     assert job.env["RUNNER_FAILURE_HOURS"] == f"{8000 / 4 / 10:.2f} {why}"
 
 

@@ -227,9 +227,9 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
         return job
     found = Setting(site.failure_hours, _site_origin(site, "failure_hours")) if site.failure_hours else _PUBLISHED
     why = f"1 failure in {found.value:,} node-hours: {found.origin.source}"
-    failures, node_hours, count = _failures(site.name, runs) if runs else (0, 0, 0)
-    if count:
-        why += f"; {failures} in {node_hours:,.0f} node-hours of {count} earlier runs"
+    failures, node_hours = _failures(site.name, runs) if runs else (0, 0)
+    if node_hours >= 1:
+        why += f"; {failures} in {node_hours:,.0f} node-hours of earlier runs"
     hours = (node_hours + found.value) / (failures + 1) / job.resources.nodes
     first = "first save after 300 s, to measure how long it takes"
     for run, waits in _saves(job.name, runs, _WAIT_KEY) if runs else ():
@@ -239,12 +239,12 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
     return replace(job, env=env, origins={**job.origins, "save_every": origin})
 
 
-def _failures(site: str, runs: Path) -> tuple[int, float, int]:
-    """(failures of nodes and hangs, node-hours, runs) of the site's newest runs."""
+def _failures(site: str, runs: Path) -> tuple[int, float]:
+    """(failures of nodes and hangs, node-hours) of the site's newest runs."""
     found = [run for run in list_runs(runs) if run.site == site][-_RUNS_WITH_FAILURES:]
     ended = [(run, attempt, attempt.last_sign or 0) for run in found for attempt in run.attempts]
     seconds = sum((end - attempt.started) * run.nodes for run, attempt, end in ended if attempt.started)
-    return sum(attempt.cause in ("node_failure", "hang") for _, attempt, _ in ended), seconds / 3600, len(found)
+    return sum(attempt.cause in ("node_failure", "hang") for _, attempt, _ in ended), seconds / 3600
 
 
 def _interval(save_seconds: float, failure_seconds: float) -> float:
