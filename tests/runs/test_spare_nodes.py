@@ -1,6 +1,9 @@
 """Spare nodes and min_nodes: what a launch accepts, what the script requests, and which nodes an attempt uses."""
 
+import os
 import re
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -199,3 +202,96 @@ def test_a_restart_in_place_uses_the_nodes_that_were_chosen(run: Path, rung: str
 def test_the_gpus_of_nodes_that_have_left_no_longer_count(run: Path) -> None:
     (run / "attempts/1/started").write_text("job 7\nnodes a,b,c\ngpus 12\n")
     assert "gpus 8\n" in asked(run, f"place_ranks 2>/dev/null; {SHOWN}", ALLOCATED="a,c")
+
+
+CHECK = Path(__file__).parents[2] / "src/runner/runs/payload/check.sh"
+WHOLE = "0, 0\n1, 0"
+BUS = "NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus."
+
+
+def checked(tmp_path: Path, smi: str = f"echo '{WHOLE}'", messages: str = "", seconds: int = 60) -> str:
+    """What check.sh prints about a node with two GPUs."""
+    tools = programs(
+        tmp_path / "bin", {"nvidia-smi": f"#!/bin/sh\n{smi}\n", "dmesg": f"#!/bin/sh\necho '{messages}'\n"}
+    )
+    words = ("bash", str(CHECK), str(tmp_path / "run"), "2", "2", str(seconds))
+    environ = {**os.environ, **tools, "SLURMD_NODENAME": "nid007"}
+    return subprocess.run(words, env=environ, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+@pytest.mark.parametrize(
+    ("smi", "answer"),
+    [
+        (f"echo '{WHOLE}'", "fit"),
+        (f"echo '{WHOLE}'; exit 14", "fit"),  # a warning
+        ("echo '0, 0'", "nvidia-smi lists 1 of 2 GPUs"),
+        ("echo '0, 0'; echo '1, [Unknown Error]'", "nvidia-smi: 1, [Unknown Error]"),
+        ("echo 'No devices were found'; exit 6", "nvidia-smi fails with exit code 6: No devices were found"),
+        ("exit 124", "nvidia-smi does not answer"),
+    ],
+)
+def test_a_node_whose_gpus_do_not_answer_is_unfit(tmp_path: Path, smi: str, answer: str) -> None:
+    assert checked(tmp_path, smi) == f"nid007 {answer}\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "age", "answer"),
+    [
+        (BUS, 1, "Xid (PCI:0000:44:00): 79"),
+        (BUS, 600, "fit"),  # before this attempt
+        (BUS.replace("79,", "31,"), 1, "fit"),  # an error of the program
+    ],
+)
+def test_a_driver_error_since_the_attempt_began_makes_a_node_unfit(
+    tmp_path: Path, message: str, age: int, answer: str
+) -> None:
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    assert checked(tmp_path, messages=f"[{uptime - age:12.6f}] {message}") == f"nid007 {answer}\n"
+
+
+def test_processes_of_earlier_attempts_on_this_node_end(tmp_path: Path) -> None:
+    """Those of the step; not the batch script's, another run's, a later attempt's or another node's."""
+    attempt = f"{tmp_path}/run/attempts"
+    step = {"RUNNER_ATTEMPT": f"{attempt}/1", "SLURM_STEPID": "0", "SLURMD_NODENAME": "nid007"}
+    others = (
+        {**step, "SLURM_STEPID": "4294967291"},
+        {name: value for name, value in step.items() if name != "SLURM_STEPID"},
+        {**step, "RUNNER_ATTEMPT": f"{attempt}/3"},
+        {**step, "RUNNER_ATTEMPT": f"{tmp_path}/run2/attempts/1"},
+        {**step, "SLURMD_NODENAME": "nid008"},
+    )
+    ending, *living = (subprocess.Popen(("sleep", "300"), env={**os.environ, **each}) for each in (step, *others))
+    try:
+        assert checked(tmp_path) == "nid007 fit\n"
+        assert ending.wait(10) == -signal.SIGKILL
+        assert [each.poll() for each in living] == [None] * len(others)
+    finally:
+        for each in (ending, *living):
+            each.kill()
+            each.wait()
+
+
+def test_a_node_that_was_unfit_in_this_allocation_is_not_tested_again(run: Path) -> None:
+    """Nor one that is known to be lost; all others that do not answer are unfit too."""
+    (run / "attempts/1/fit").mkdir()
+    (run / "attempts/1/fit/b").write_text("nvidia-smi does not answer\n")
+    (run / "attempts/1/next").write_text("in_place\nx\na,c\n")
+    (run / "attempts/2/fit").mkdir(parents=True)
+    (run / "attempts/2/fit/c").write_text("no sign of life\n")
+    (run / "attempts/2/started").write_text("job 7\nnodes a,c\nheld a,b,c\ngpus 0\n")
+    programs(run / "bin", {"srun": '#!/bin/sh\necho "$*" >>asked\n'})
+    text = "RUNNER_ATTEMPT=$PWD/attempts/2; check_nodes 'a b c' 2>/dev/null; cd attempts/2/fit; tail -n 1 *"
+    assert asked(run, text, PATH=f"{run / 'bin'}:{os.environ['PATH']}").split("\n\n") == [
+        "==> a <==\ndid not answer",
+        "==> b <==\nnvidia-smi does not answer",
+        "==> c <==\nno sign of life\n",
+    ]
+    assert "--nodelist=a " in (run / "asked").read_text() and (run / "asked").read_text().count("\n") == 1
+
+
+def test_where_slurm_refuses_the_step_each_node_is_asked_alone(run: Path) -> None:
+    """One of them may just have gone down."""
+    srun = '#!/bin/sh\ncase "$*" in *=a,*) exit 1 ;; *=b\\ *) echo "error" >&2; exit 1 ;; *=a\\ *) echo a fit ;; esac\n'
+    programs(run / "bin", {"srun": srun})
+    text = "check_nodes 'a b' 2>/dev/null; cd attempts/1/fit; tail -n 1 *"
+    assert asked(run, text) == "==> a <==\nfit\n\n==> b <==\ndid not answer\n"

@@ -142,8 +142,73 @@ present_nodes() {
     printf '%s' "${found[*]}"
 }
 
-# check_nodes NODES: test these nodes, and write `fit` or a reason to attempts/N/fit/NODE.
-check_nodes() { :; }
+# check_nodes NODES: test these nodes, and write `fit` or a reason to attempts/N/fit/NODE. What is already written there remains,
+# and nodes that earlier attempts in this allocation found unfit are not tested again.
+check_nodes() {
+    local folder=$RUNNER_ATTEMPT/fit node reason asked=()
+    mkdir -p "$folder" && : >"$folder/.answers"
+    for node in $1; do
+        if reason=$(known_unfit "$node"); then
+            write_line "$folder/$node" "$reason"
+        elif [ ! -e "$folder/$node" ]; then
+            asked+=("$node")
+        fi
+    done
+    [ "${#asked[@]}" -gt 0 ] || return 0
+    ask_nodes "$folder/.answers" "$(IFS=, && printf '%s' "${asked[*]}")"
+    # Slurm refuses the whole step if it cannot start on one of the nodes
+    [ -s "$folder/.answers" ] || [ "${#asked[@]}" = 1 ] || ask_nodes "$folder/.answers" "${asked[@]}"
+    while read -r node reason; do
+        write_line "$folder/$node" "$reason"
+        [ "$reason" = fit ] || { say "node $node is unfit: $reason" && note_bad_node "$node" "$reason"; }
+    done <"$folder/.answers"
+    rm -f "$folder"/.answers*
+    for node in "${asked[@]}"; do
+        [ -e "$folder/$node" ] || write_line "$folder/$node" "did not answer" || continue
+        [ "$(cat "$folder/$node")" != "did not answer" ] || say "node $node did not answer"
+    done
+}
+
+# ask_nodes FILE NODES…: run check.sh in one step for each word (nodes, separated by commas), and append the answers to FILE. Do
+# not wait for a node that does not answer.
+ask_nodes() {
+    local file=$1 nodes count words gpus seconds pids=() waited number=${RUNNER_ATTEMPT##*/} expected=0
+    shift
+    words=$(sed -n 's/^held //p; s/^nodes //p' "$RUNNER_ATTEMPT/started" | tail -n 1)
+    gpus=$(($(sed -n 's/^gpus //p' "$RUNNER_ATTEMPT/started") / $(hostnames "$words" | wc -l)))
+    seconds=$(($(file_time) - $(stat -c %Y "$RUNNER_ATTEMPT/started")))
+    for nodes; do
+        count=$(tr ',' '\n' <<<"$nodes" | wc -l)
+        expected=$((expected + count))
+        # without RUNNER_ATTEMPT: check.sh kills the processes that have it
+        env -u RUNNER_ATTEMPT srun --overlap "--nodes=$count" "--ntasks=$count" --ntasks-per-node=1 "--nodelist=$nodes" \
+            --kill-on-bad-exit=0 --no-kill --job-name=runner-check --mpi=none --unbuffered \
+            bash payload/check.sh "$RUNNER_RUN" "$number" "$gpus" "$seconds" </dev/null >>"$file" 2>>"$file.errors" &
+        pids+=($!)
+    done
+    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+    for ((waited = 0; waited < 10 * ${RUNNER_CHECK_SECONDS:-20}; waited++)); do
+        read -r -t 0.1 -u 9 _
+        (($(wc -l <"$file") < expected)) || break
+        kill -0 "${pids[@]}" 2>/dev/null || break # one of them has ended
+    done
+    kill -KILL "${pids[@]}" 2>/dev/null
+    wait "${pids[@]}" 2>/dev/null
+}
+
+# known_unfit NODE: print why an earlier attempt in this allocation found the node unfit. Fails if none did.
+known_unfit() {
+    local number=${RUNNER_ATTEMPT##*/} rung reason
+    while number=$((number - 1)) && read -r rung 2>/dev/null <"attempts/$number/next" && [ "$rung" = in_place ]; do
+        reason=$(cat "attempts/$number/fit/$1" 2>/dev/null)
+        case $reason in '' | fit) ;; *) printf '%s' "$reason" && return ;; esac
+    done
+    return 1
+}
+
+note_bad_node() {
+    mkdir -p "${bad_nodes%/*}" 2>/dev/null && printf '%s %s %s\n' "$1" "$(date +%s)" "$2" >>"$bad_nodes"
+}
 
 # choose_nodes NODES: print the nodes for the next attempt, separated by commas and in the order of NODES. Nodes that are not
 # fit are left out. Those with ranks in this attempt come first, then spare nodes, and suspects last. If there are too few, print
@@ -180,5 +245,40 @@ are_among() {
     for node in ${1//,/ }; do [[ " $2 " == *" $node "* ]] || return; done
 }
 
-# Start a guard on another node, if it is not running.
-start_guard() { :; }
+# Start the guard (payload/guard.sh), unless it is running. A process here keeps it running, and touches `alive` as long as the
+# batch script exists.
+start_guard() {
+    local pid
+    read -r pid 2>/dev/null <guard && is_child "$pid" && return
+    keep_guard &
+    write_line ./guard "$!"
+}
+
+is_child() { grep -q -x "PPid:[[:space:]]*$$" "/proc/$1/status" 2>/dev/null; }
+
+keep_guard() {
+    local node pid=''
+    trap - EXIT
+    trap '' TERM USR2 # the batch script handles them
+    exec 9<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
+    while is_child "$BASHPID"; do
+        write_line ./alive "$$"
+        if [ -z "$pid" ] || ! kill -0 "$pid" 2>/dev/null; then
+            for node in $(present_nodes) ''; do [ "$node" = "${SLURMD_NODENAME:-}" ] || known_unfit "$node" >/dev/null || break; done
+            [ -z "$node" ] || run_guard "$node" &
+            pid=$!
+            disown "$pid" # bash prints nothing about its end
+        fi
+        read -r -t "${RUNNER_GUARD_SECONDS:-60}" -u 9 _
+    done
+}
+
+# run_guard NODE: without the secrets of the step, which a new job would keep
+run_guard() {
+    local words=() name
+    for name in "${!limit[@]}"; do words+=("$name=${limit[$name]}"); done
+    environment_at_start
+    unset RUNNER_ATTEMPT
+    exec srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 "--nodelist=$1" --job-name=runner-guard --mpi=none \
+        bash payload/guard.sh "$RUNNER_JOB" "${SLURMD_NODENAME:-}" "${words[@]}" </dev/null >/dev/null 2>&1
+}

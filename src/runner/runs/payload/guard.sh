@@ -1,0 +1,81 @@
+#!/bin/bash
+# Runs as a step on another node than the batch script. With --no-kill, Slurm keeps a job that has lost its first node, and with
+# it the batch script, until the time limit. The guard notices that, and requeues the job, or ends it with an explanation. A job
+# whose batch script was killed ends in the same way.
+#   guard.sh JOB NODE NAME=VALUE…    NODE: that of the batch script; the words of `restarts` follow
+early=
+trap 'early=yes' TERM
+cd "$RUNNER_RUN" || exit
+exec >>job.log 2>&1
+# shellcheck source=/dev/null
+. payload/attempt.sh
+say() { printf 'guard: %s\n' "$*" >&2; }
+RUNNER_JOB=$1 first=$2
+shift 2
+restarts "$@"
+count_restarts
+read_secrets
+kill_wait=$(scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+
+# Slurm ends the job. The batch script gets the same signal, and records the cause. If it does not, it was killed.
+stopped_by_slurm() {
+    local waited
+    trap '' TERM
+    attempt_now
+    for ((waited = 0; waited < 10 * (${kill_wait:-30} - 1); waited++)); do
+        [ ! -s "$RUNNER_ATTEMPT/cause" ] || exit 0
+        read -r -t 0.1 -u "$quiet" _
+    done
+    say "the batch script was killed"
+    write_line "$RUNNER_ATTEMPT/cause" script_failure
+    ended 137
+    give_up "the batch script was killed"
+    exit 0
+}
+
+# lost REASON: the batch script is lost. Do what it would do after a node failure.
+lost() {
+    trap '' TERM # a requeue ends this step too
+    attempt_now
+    mkdir "$RUNNER_ATTEMPT/guarded" 2>/dev/null || exit 0 # another guard is faster
+    fault="the batch script is lost" obstacle=$1
+    : >"$RUNNER_ATTEMPT/replaced" # if the node is only cut off, the attempt there ends itself
+    [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" node_failure
+    local why rung
+    why=$(refusal node_failure "${RUNNER_ATTEMPT##*/}")
+    if [ -n "$why" ]; then
+        give_up "$fault; $obstacle; $why"
+        ended 137
+    else
+        notify requeue "$fault: another attempt follows"
+        restart node_failure 137
+        read -r rung <"$RUNNER_ATTEMPT/next"
+        [ "$rung" != requeue ] || [ -e stopped ] || exit 0
+    fi
+    scancel "$RUNNER_JOB"
+    exit 0
+}
+
+attempt_now() { RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$(newest_attempt); }
+
+# Succeed if the batch script's node has not touched `alive` for a while, although this node can write to the run folder, and if
+# the node does not answer that the process exists.
+is_silent() {
+    local now last pid
+    now=$({ : >.guard && stat -c %Y .guard; } 2>/dev/null) && last=$(stat -c %Y alive 2>/dev/null) || return
+    ((now - last > ${RUNNER_LOST_SECONDS:-180})) || return
+    read -r pid <alive
+    # shellcheck disable=SC2016 # the shell on the other node expands it
+    ! timeout 60 srun --overlap --nodes=1 --ntasks=1 --nodelist="$first" --job-name=runner-guard \
+        bash -c '[ "/proc/$1/cwd" -ef "$2" ]' bash "$pid" "$RUNNER_RUN" 2>/dev/null
+}
+
+trap stopped_by_slurm TERM
+[ -z "$early" ] || stopped_by_slurm
+while :; do
+    read -r -t "${RUNNER_GUARD_SECONDS:-60}" -u "$quiet" _
+    nodes=$(timeout 60 squeue --noheader --jobs="$RUNNER_JOB" --format=%N 2>/dev/null)
+    [ -z "$nodes" ] || hostnames "$nodes" | grep -q -x -F "$first" || lost "Slurm has taken node $first from the job"
+    ! is_silent || lost "it no longer runs on $first"
+done

@@ -1,0 +1,165 @@
+"""Spare nodes on a real Slurm: unfit nodes are left out before the training, and a guard notices a lost batch script.
+
+Nodes that are lost while a training runs are in tests/faults.
+"""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.runs.job import Restart
+from tests.conftest import need
+from tests.faults.case import ancestors, command
+from tests.lab import parts
+from tests.lab.slurm import SlurmLab
+from tests.runs.scripts import SLURM, command_job, write_run
+from tests.runs.test_payload import programs
+from tests.runs.test_restart import causes
+from tests.runs.test_restart_slurm import ENDED, submit
+from tests.waiting import until
+
+QUICK = {"RUNNER_GUARD_SECONDS": "1", "RUNNER_LOST_SECONDS": "4", "RUNNER_CHECK_SECONDS": "30"}
+WORLD = 'echo "rank $RANK of $WORLD_SIZE on $SLURMD_NODENAME among $SLURM_JOB_NODELIST, $SLURM_NNODES"'
+# a node whose GPUs do not answer, and all others
+GPUS = """#!/bin/sh
+case " $UNFIT " in *" $SLURMD_NODENAME "*) echo "Unable to determine the device handle"; exit 15 ;; esac
+for gpu in 0 1 2 3; do echo "$gpu, 0"; done
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[SlurmLab]:
+    """Four nodes."""
+    need(*parts.SLURM)
+    with SlurmLab(nodes=4, plugins=()) as made:
+        yield made
+
+
+def written(folder: Path, text: str, launcher: str = "srun", least: int | None = None, **policy: Any) -> Path:
+    """A run on two nodes with a spare one, which are tested before the first step."""
+    job = command_job("sh", "-c", text, launcher=launcher, nodes=2, restart=Restart(**{"node_failure": 1, **policy}))
+    resources = replace(job.resources, spare_nodes=1, min_nodes=least, gpus_per_node=4)
+    run = write_run(folder, replace(job, resources=resources), site=SLURM)
+    script = run / "job.sbatch"
+    script.write_text(script.read_text().replace("\nplace_ranks #", "\nplace_ranks check #"))
+    return run
+
+
+def submitted(lab: SlurmLab, run: Path, monkeypatch: pytest.MonkeyPatch, unfit: str = "", **environ: str) -> str:
+    path = programs(run / "bin", {"nvidia-smi": GPUS})["PATH"]
+    for name, value in {**QUICK, "UNFIT": unfit, "PATH": path, **environ}.items():
+        monkeypatch.setenv(name, value)
+    return submit(lab, run)
+
+
+@pytest.mark.parametrize(
+    ("unfit", "least", "nodes", "world"),
+    [
+        ("", None, ["nid001", "nid002"], "2 on {} among nid[001-002], 2"),
+        ("nid001", None, ["nid002", "nid003"], "2 on {} among nid[002-003], 2"),  # the batch script stays where it is
+        ("nid002 nid003", 1, ["nid001"], "1 on {} among nid001, 1"),
+    ],
+)
+def test_unfit_nodes_get_no_ranks(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfit: str, least: int | None, nodes: list[str],
+    world: str,
+) -> None:  # fmt: skip
+    run = written(tmp_path / "run", WORLD, least=least)
+    job_id = submitted(lab, run, monkeypatch, unfit)
+    assert lab.wait_for(job_id, ENDED)["JobState"] == "COMPLETED"
+    logs = [run / "job.log", *run.glob("attempts/1/rank-*.log")]
+    text = "\n".join(path.read_text() for path in logs if path.is_file())
+    for rank, node in enumerate(nodes):
+        assert f"rank {rank} of {world.format(node)}" in text
+    started = (run / "attempts/1/started").read_text()
+    assert "held nid[001-003]\n" in started and "gpus 12\n" in started
+    for node in unfit.split():
+        assert f"node {node} is unfit: nvidia-smi fails with exit code 15" in text
+        assert f"{node} " in (run.parent / f".cache/bad-nodes/{lab_name(lab)}").read_text()
+
+
+def lab_name(lab: SlurmLab) -> str:
+    shown = lab.run(("scontrol", "show", "config")).stdout
+    return next(line.split()[2] for line in shown.splitlines() if line.startswith("ClusterName"))
+
+
+def test_a_job_without_enough_healthy_nodes_avoids_the_others(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cluster has too few left: the policy ends the run, and says why."""
+    run = written(tmp_path / "run", "true")
+    submitted(lab, run, monkeypatch, "nid001 nid002 nid003 nid004")
+    until((run / "stopped").exists)
+    until(lambda: not lab.run(("squeue", "--noheader")).stdout)
+    assert "healthy nodes: 0, needed: 2" in (run / "job.log").read_text()
+    assert causes(run) == ["node_failure"] * 2
+    assert (run / "stopped").read_text() == "second node_failure; [restart] allows 1\n"
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_launchers_get_the_numbers_of_the_attempt(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
+) -> None:
+    """The program `python` is a stand-in that prints its words."""
+    run = written(tmp_path / "run", "true", launcher)
+    programs(run / "bin", {"python": '#!/bin/sh\necho "$SLURMD_NODENAME: $*"\n'})
+    programs(run / "bin", {"python3": '#!/bin/sh\necho "$SLURMD_NODENAME: $*"\n'})
+    lab.wait_for(submitted(lab, run, monkeypatch, "nid001"), ENDED)
+    logs = "\n".join(
+        path.read_text() for path in (run / "job.log", *run.glob("attempts/1/rank-*.log")) if path.is_file()
+    )
+    words = "--nnodes=2 --nproc" if launcher == "torchrun" else "--num_machines=2"
+    assert words in logs and "nid002: " in logs, logs
+
+
+def batch_script(run: Path) -> int:
+    until((run / "alive").exists)
+    return int((run / "alive").read_text())
+
+
+def guarded(run: Path) -> None:
+    """Wait until the guard and the program run."""
+    until((run / ".guard").exists)
+    until((run / "began").exists)
+
+
+# the second attempt ends by itself
+TRAINING = 'cd "$RUNNER_RUN" && : >began && { [ "${RUNNER_ATTEMPT##*/}" != 1 ] || exec sleep 100; }'
+
+
+def test_a_job_whose_batch_script_is_lost_is_requeued(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm alone would keep it until its time limit: only the processes of the batch script are gone."""
+    run = written(tmp_path / "run", TRAINING)
+    job_id = submitted(lab, run, monkeypatch)
+    guarded(run)
+    script = batch_script(run)
+    for pid in (ancestors(script)[0], script):
+        assert "slurmstepd" in command(pid) or "job" in command(pid)
+        os.kill(pid, signal.SIGKILL)
+    until((run / "attempts/2/exit_code").exists)
+    assert causes(run) == ["node_failure", "done"]
+    why = "the batch script is lost; it no longer runs on nid001: requeueing this job"
+    assert (run / "attempts/1/next").read_text() == f"requeue\n{why}\n"
+    assert lab.wait_for(job_id, ENDED)["Restarts"] == "1"
+
+
+def test_a_run_whose_batch_script_is_killed_ends_with_an_explanation(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path / "run", TRAINING)
+    job_id = submitted(lab, run, monkeypatch)
+    guarded(run)
+    os.kill(batch_script(run), signal.SIGKILL)
+    until((run / "stopped").exists)
+    assert (run / "stopped").read_text() == "the batch script was killed\n"
+    assert causes(run) == ["script_failure"]
+    assert (run / "attempts/1/exit_code").read_text() == "137\n"
+    lab.wait_for(job_id, "FAILED")
+    until(lambda: not lab.run(("squeue", "--noheader")).stdout)
