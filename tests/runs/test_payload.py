@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import count
@@ -311,6 +312,17 @@ def test_a_start_in_the_same_allocation_is_not_a_new_job(run: Path, tmp_path: Pa
     on_host(run, "echo 0 >attempts/1/exit_code; next_attempt 0; trap - EXIT", environ)
     assert times(run / "attempts/1/times")[:2] == [(1795428000.0, "submitted"), (1795428300.0, "held")]
     assert [event for _, event in times(run / "attempts/2/times")] == ["started"]
+
+
+def test_a_node_that_does_not_answer_does_not_hold_up_the_next_attempt(run: Path, tmp_path: Path) -> None:
+    """`scancel` of its step waits for the node, and the step stays in Slurm's list."""
+    waiting = f"#!/bin/sh\ntouch {tmp_path}/begun\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\n"
+    texts = {"squeue": "#!/bin/sh\necho 71.0 step\n", "scancel": waiting}
+    started = time.monotonic()
+    on_host(run, "RUNNER_JOB=71; end_ranks", programs(tmp_path / "bin", texts))
+    assert time.monotonic() - started < 50, "it has waited for scancel"
+    until((tmp_path / "begun").exists)
+    (tmp_path / "go").touch()
 
 
 def test_host_setup_passes_on_what_it_exports(tmp_path: Path) -> None:

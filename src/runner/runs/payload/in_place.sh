@@ -71,9 +71,10 @@ compared() {
 end_ranks() {
     local step waited
     exec 9<> <(:)
-    for ((waited = 0; waited < 15; waited++)); do
+    for ((waited = 0; waited < 10; waited++)); do
         [ -n "$(steps)" ] || return 0
-        if ((waited == 5)); then for step in $(steps); do scancel --signal=KILL "$step" 2>/dev/null; done; fi
+        # in the background, because scancel waits for nodes that do not answer
+        if ((waited == 5)); then for step in $(steps); do timeout 60 scancel --signal=KILL "$step" >/dev/null 2>&1 & done; fi
         read -r -t 0.2 -u 9 _
     done
 }
