@@ -1,7 +1,8 @@
 """What the patterns find in the log of each trainer, and that they find nothing in the logs of other programs.
 
 Logs in logs/ are made from the trainers' own format strings; src/runner/runs/trainers/*.toml names version and file.
-lightning.log, trl.log, trl-torchrun.log and llama-factory*.log are recorded from real runs.
+lightning.log, trl.log, trl-torchrun.log, llama-factory*.log and
+torchtitan-0.3.log are recorded from real runs.
 """
 
 import json
@@ -103,6 +104,12 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
         3,
         {"step": 1, "total_steps": 1000, "loss": 12.25432, "grad_norm": 4.2812, "tokens_per_second": 2048},
         {"step": 20, "loss": 8.51234, "tokens_per_second_per_process": 6401},
+    ),
+    "torchtitan-0.3": (
+        "torchtitan",
+        6,
+        {"step": 1, "total_steps": 6, "loss": 8.04226, "grad_norm": 4.8875, "tokens_per_second_per_process": 114},
+        {"step": 6, "loss": 2.06576},
     ),
     "trl": (
         "huggingface",
