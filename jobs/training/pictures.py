@@ -121,7 +121,7 @@ def _bars(axes: Any, panel: Mapping[str, Any]) -> None:
     from matplotlib import colormaps
 
     bars = panel["bars"]
-    names = list(dict.fromkeys(name for bar in bars for name, _ in bar["parts"]))
+    names = list(dict.fromkeys(name for bar in bars for name, value in bar["parts"] if value))
     rows = range(len(bars))
     lefts = [0.0] * len(bars)
     for index, name in enumerate(names):

@@ -165,8 +165,9 @@ def main() -> None:
             continue
         note("step", step)
         (ATTEMPT / "heartbeat").touch()
+        entry = {"step": step, "attempt": int(ATTEMPT.name), "time": round(time.time(), 3)}
         with (RUN / "metrics.jsonl").open("a") as metrics:
-            metrics.write(json.dumps({"step": step, "attempt": int(ATTEMPT.name)}) + "\n")
+            metrics.write(json.dumps(entry) + "\n")
         if step % every == 0 or step == steps:
             save(step, state)
     others.agree(b"-")

@@ -33,6 +33,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def show_account(args: argparse.Namespace, console: Console) -> int:
     """`runner account`: the largest losses, a table of all classes, and for several runs a line for each."""
+    from runner.runs.account import add_up
+
     accounts = _accounts(args)
     for account in accounts:
         for note in account.notes:
@@ -41,7 +43,7 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
         unit: _groups(args.by, [each for each in accounts if each.unit == unit and each.nodes])
         for unit in ("gpu", "cpu")
     }
-    totals = {unit: _sum(named.values()) for unit, named in groups.items() if named}
+    totals = {unit: add_up(named.values()) for unit, named in groups.items() if named}
     if args.json:
         by = {unit: {name: each.summary() for name, each in groups[unit].items()} for unit in totals if args.by}
         total = {unit: classes.summary() | ({"by": by[unit]} if by else {}) for unit, classes in totals.items()}
@@ -84,29 +86,19 @@ def _accounts(args: argparse.Namespace) -> list[Account]:
 
 def _groups(by: str | None, accounts: Sequence[Account]) -> dict[str, Classes]:
     """Name -> classes: of each run, or of all runs by cause, node, environment or user, the largest loss first."""
+    from runner.machine.files import owner
     from runner.runs.account import Classes
 
     found: dict[str, Classes] = {}
     for account in accounts:
+        run = account.run
+        name = run.environment if by == "env" else owner(run.folder) or "you" if by == "user" else run.name
+        pairs: Iterable[tuple[str, Mapping[str, float]]] = [(name, account.classes)]
         if by in ("cause", "node"):
-            pairs = (
-                account.by_cause() if by == "cause" else [(name, each.items()) for name, each in account.nodes.items()]
-            )
-        else:
-            name = {"env": account.run.environment or "none", "user": account.user}.get(by or "", account.run.name)
-            pairs = [(name, account.classes.items())]
+            pairs = account.by_cause() if by == "cause" else account.nodes.items()
         for name, classes in pairs:
             found.setdefault(name, Classes()).add(classes)
-    return dict(sorted(found.items(), key=lambda each: -each[1].lost)) if by else found
-
-
-def _sum(found: Iterable[Classes]) -> Classes:
-    from runner.runs.account import Classes
-
-    total = Classes()
-    for classes in found:
-        total.add(classes.items())
-    return total
+    return dict(sorted(found.items(), key=lambda each: each[1].get("useful", 0.0) - each[1].held)) if by else found
 
 
 def _hours(seconds: float) -> str:
@@ -140,9 +132,9 @@ def _show_groups(by: str, groups: Mapping[str, Classes], console: Console) -> No
 
     rows = []
     for name, classes in groups.items():
-        largest = "".join(f"{CLASSES[kind][0]} {_share(lost, classes.held)}" for kind, lost in classes.losses[:1])
-        ratio = _share(classes.get("useful", 0.0), classes.held)
-        rows.append((name, _hours(classes.held), ratio, _hours(classes.lost), largest))
+        held, useful = classes.held, classes.get("useful", 0.0)
+        largest = "".join(f"{CLASSES[kind][0]} {_share(lost, held)}" for kind, lost in classes.losses[:1])
+        rows.append((name, _hours(held), _share(useful, held), _hours(held - useful), largest))
     console.answer("\n")
     console.table((by.upper(), "HELD", "RATIO", "LOST", "LARGEST LOSS"), rows)
 
@@ -156,13 +148,12 @@ def _draw(groups: Mapping[str, Mapping[str, Classes]], totals: Mapping[str, Clas
 
     panels = []
     for unit, total in totals.items():
-        bars = groups[unit] if len(groups[unit]) <= _MOST_BARS else {"all": total}
-        parts = {
-            name: [[CLASSES[kind][0], classes[kind] / 3600] for kind in CLASSES if kind in classes and kind != "queue"]
-            for name, classes in bars.items()
-        }
-        named = [{"name": name, "parts": each} for name, each in parts.items()]
-        panels.append({"label": f"{unit.upper()} hours", "bars": named})
-    ratios = ", ".join(f"{total.ratio or 0:.1%}" for total in totals.values())
+        named = groups[unit] if len(groups[unit]) <= _MOST_BARS else {"all": total}
+        bars = [
+            {"name": name, "parts": [(CLASSES[kind][0], each.get(kind, 0.0) / 3600) for kind in list(CLASSES)[:-1]]}
+            for name, each in named.items()
+        ]
+        panels.append({"label": f"{unit.upper()} hours", "bars": bars})
+    ratios = ", ".join(_share(total.get("useful", 0.0), total.held) for total in totals.values())
     picture = {"title": f"effective training time ratio {ratios}", "axis": "", "panels": panels}
     return str(write_picture(picture, Path(path)))

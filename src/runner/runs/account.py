@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from runner.runs.phases import Phases, read_phases
@@ -38,23 +37,14 @@ _OF_RESTART = ("queue", "import", "preflight", "start", "imports", "loading", "w
 class Classes(dict[str, float]):
     """Class -> GPU seconds, or CPU seconds without GPUs."""
 
-    def add(self, classes: Iterable[tuple[str, float]], weight: float = 1.0) -> None:
-        for name, seconds in classes:
+    def add(self, classes: Mapping[str, float], weight: float = 1.0) -> None:
+        for name, seconds in classes.items():
             self[name] = self.get(name, 0.0) + weight * seconds
 
     @property
     def held(self) -> float:
         """The time held: all but the queue, which is not charged."""
         return sum(seconds for name, seconds in self.items() if name != "queue")
-
-    @property
-    def ratio(self) -> float | None:
-        """The effective training time ratio: useful steps / time held; None if nothing was held."""
-        return self.get("useful", 0.0) / self.held if self.held > 0 else None
-
-    @property
-    def lost(self) -> float:
-        return self.held - self.get("useful", 0.0)
 
     @property
     def losses(self) -> list[tuple[str, float]]:
@@ -67,9 +57,16 @@ class Classes(dict[str, float]):
         return {name: round(self[name], 3) for name in CLASSES if name in self}
 
     def summary(self) -> dict[str, object]:
-        """What --json prints about several runs together."""
-        ratio = None if self.ratio is None else round(self.ratio, 4)
+        """What --json prints with its sum, and the share of useful steps."""
+        ratio = round(self.get("useful", 0.0) / self.held, 4) if self.held > 0 else None
         return {"held_seconds": round(self.held, 3), "classes": self.record(), "ratio": ratio}
+
+
+def add_up(found: Iterable[Mapping[str, float]]) -> Classes:
+    total = Classes()
+    for classes in found:
+        total.add(classes)
+    return total
 
 
 class AttemptAccount(NamedTuple):
@@ -95,20 +92,9 @@ class Account:
     notes: tuple[str, ...]
     """which files are missing or damaged, and what is therefore not known"""
 
-    @cached_property
-    def classes(self) -> Classes:
-        found = Classes()
-        for attempt in self.attempts:
-            found.add(attempt.classes.items())
-        return found
-
     @property
-    def user(self) -> str:
-        """The owner of the run folder."""
-        try:
-            return self.run.folder.owner()
-        except (KeyError, OSError):  # no such user on this machine
-            return "unknown"
+    def classes(self) -> Classes:
+        return add_up(attempt.classes for attempt in self.attempts)
 
     def record(self) -> dict[str, object]:
         """What --json prints."""
@@ -117,12 +103,12 @@ class Account:
         return {"run": self.run.name, "unit": self.unit, **self.classes.summary(), "attempts": attempts, "nodes": nodes,
                 "notes": list(self.notes)}  # fmt: skip
 
-    def by_cause(self) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-        """(cause, (class, seconds)). A fault also costs the restart and the repeated steps of the next attempt."""
+    def by_cause(self) -> Iterator[tuple[str, Mapping[str, float]]]:
+        """(cause, {class: seconds}). A fault also costs the restart and the repeated steps of the next attempt."""
         before = ""
         for attempt in self.attempts:
-            for each in attempt.classes.items():
-                yield before if before and each[0] in _OF_RESTART else attempt.cause, [each]
+            for name, seconds in attempt.classes.items():
+                yield before if before and name in _OF_RESTART else attempt.cause, {name: seconds}
             before = attempt.cause
 
 
@@ -139,7 +125,7 @@ def account(run: Run, now: float) -> Account:
         weights = _weights(group[0], gpus=gpus, notes=notes)
         submitted = group[0].event("submitted") or free or run.launched or begin
         waited = 0.0 if run.is_local else max(begin - max(submitted, free), 0.0)
-        of_attempts[group[0].attempt.number].add([("queue", waited * sum(weights.values()))])
+        of_attempts[group[0].attempt.number].add({"queue": waited}, sum(weights.values()))
         free = end
         for name, weight in weights.items():
             left = min((at for each in group if (at := each.event("left", name)) is not None), default=end)
@@ -153,18 +139,16 @@ def account(run: Run, now: float) -> Account:
     return Account(run, "gpu" if gpus else "cpu", done, of_nodes, tuple(dict.fromkeys(notes)))
 
 
-def _of_node(
-    name: str, group: Sequence[Phases], begin: float, end: float
-) -> Iterator[tuple[Phases, list[tuple[str, float]]]]:
-    """(attempt, (class, seconds)) of one node. A clock that goes back adds nothing."""
+def _of_node(name: str, group: Sequence[Phases], begin: float, end: float) -> Iterator[tuple[Phases, Classes]]:
+    """The time of one node in each attempt. A clock that goes back adds nothing."""
     at = begin
     for phases, after in zip(group, [*group[1:], None], strict=True):
         until = min(max(after.begin, at), end) if after else end
-        spent = []
+        spent = Classes()
         for kind, moment in [*phases.stretches(name, until, in_place=phases is not group[0]), ("unknown", until)]:
-            if min(moment, until) > at:
-                spent.append((kind, min(moment, until) - at))
-                at = min(moment, until)
+            if (moment := min(moment, until)) > at:
+                spent.add({kind: moment - at})
+                at = moment
         yield phases, spent
 
 

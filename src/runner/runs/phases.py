@@ -24,12 +24,12 @@ from runner.runs.metrics import records
 from runner.runs.run import Run
 
 # (event, class of the stretch before it, class of the stretch after it if nothing follows)
-_HEAD = (
+_EVENTS = (
     ("started", "start", "unknown"), ("step", "start", "import"), ("task", "import", "start"),
     ("preflight", "start", "preflight"), ("preflight_end", "preflight", "start"), ("setup", "start", "start"),
-    ("setup_end", "start", "start"), ("program", "start", "imports"),
+    ("setup_end", "start", "start"), ("program", "start", "imports"), ("imported", "imports", "loading"),
+    ("loaded", "loading", "loading"), ("train", "loading", "warm_up"),
 )  # fmt: skip
-_LOADING = (("imported", "imports", "loading"), ("loaded", "loading", "loading"), ("train", "loading", "warm_up"))
 _LAST = ("trained", "final", "program_end", "step_end", "ended")  # of these, the last time counts
 _OF_NODES = ("task", "preflight", "preflight_end", "setup", "setup_end", "program", "program_end", "left")
 # keys of metrics.jsonl. The first of each two is the sum since the last entry, the second is one save or evaluation
@@ -104,16 +104,15 @@ class Phases:
         known = [b.step_seconds or (b.time - a.time) / (b.step - a.step) for a, b in pairwise(self.entries)]
         return statistics.median(known or [entry.step_seconds for entry in self.entries])
 
-    def split(self, kind: str, begin: float, end: float, working: float = math.inf, late: float = 0.0) -> Stretches:
+    def split(self, kind: str, begin: float, end: float, late: float = 0.0, working: float = math.inf) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
-        `working`: it includes a save of unknown length, and the steps took so many seconds. `late`: metrics.jsonl may
-        report a cost so much later.
+        `late`: metrics.jsonl may report them so much later. `working`: of a stretch with a save of unknown length, so
+        many seconds were steps.
         """
+        low, high = (bisect_right(self.costs, at, key=lambda cost: cost[0]) for at in (begin, end + late))
         spent: defaultdict[str, float] = defaultdict(float)
-        for at, what, seconds in self.costs[bisect_right(self.costs, begin, key=lambda cost: cost[0]) :]:
-            if at > end + late:
-                break
+        for _, what, seconds in self.costs[low:high]:
             spent[what] += seconds
         each = [max(spent[name], spent[f"each {name}"]) for name in ("evaluation", "saving")]
         room = max(end - begin, 0.0)
@@ -122,20 +121,7 @@ class Phases:
         return [(kind, end - evaluation - saving), ("evaluation", end - saving), ("saving", end)]
 
     @cached_property
-    def shared(self) -> Stretches:
-        """What all nodes with ranks do: importing, loading, training, and saving the final model."""
-        found = [(kind, at) for event, kind, _ in _LOADING if (at := self.event(event)) is not None]
-        found += self._training()
-        trained, final = self.event("trained"), self.event("final")
-        if trained is not None:
-            found += self.split(self.tail, found[-1][1] if found else self.begin, trained, late=_LATE_SECONDS)
-        if final is not None:
-            found += self.split("saving", trained or self.begin, final)
-            later = [(at, seconds) for at, what, seconds in self.costs if at > final and what == "each evaluation"]
-            found += [each for at, seconds in later for each in (("after_end", at - seconds), ("evaluation", at))]
-        return found
-
-    def _training(self) -> Stretches:
+    def training(self) -> Stretches:
         """From the warm-up to the last entry. Stretches of the same class are joined."""
         entries, first = self.entries, self.event("first_step")
         warm_up = "warm_up" if self.event("train") else "unknown"
@@ -151,7 +137,7 @@ class Phases:
         for entry in entries:
             steps = entry.step - step
             is_saved = any(step < each <= entry.step for each in saved)
-            work = self.split("useful", at, entry.time, steps * self.pace if is_saved else math.inf)
+            work = self.split("useful", at, entry.time, working=steps * self.pace if is_saved else math.inf)
             share = min(max((self.highest - step) / steps, 0.0), 1.0)
             for kind, until in [("repeated", at + (work[0][1] - at) * share), *work]:
                 if until > found[-1][1]:
@@ -159,27 +145,24 @@ class Phases:
             step, at = entry.step, max(entry.time, at)
         return found
 
-    @property
-    def tail(self) -> str:
-        """The class of the steps after the last entry."""
-        if not self.entries and not self.event("first_step"):
-            return "warm_up"
-        again = self.entries and self.entries[-1].step < self.highest
-        lost = not self.running and self.event("trained") is None and (self.fault or self.attempt.exit_code != 0)
-        return "repeated" if lost or again else "useful"
-
-    def rest(self, kind: str, stop: float) -> Stretches:
-        """From the last known event to `stop`. `kind` is the class if the program has not begun to load."""
-        if self.event("trained") is not None or self.event("final") is not None:
-            return [("saving" if self.event("final") is None else "after_end", stop)]
-        if self.entries:
-            last = self.entries[-1].time
-            pauses = [b.time - a.time for a, b in pairwise(self.entries)] or [self.pace]
-            # other trainers do not tell when the training ended
-            until = stop if self.tells or self.running else min(stop, last + statistics.median(pauses))
-            return [*self.split(self.tail, last, until), ("unknown", stop)]
-        known = [after for event, _, after in _LOADING if self.event(event) is not None]
-        return [(self.tail if self.event("first_step") else known[-1] if known else kind, stop)]
+    def after_training(self, kind: str, stop: float) -> Stretches:
+        """From the last step that is known until `stop`. `kind` is the class if no step is known."""
+        trained, final = self.event("trained"), self.event("final")
+        last = self.training[-1][1] if self.training else None
+        if last is not None:
+            lost = not self.running and trained is None and (self.fault or self.attempt.exit_code != 0)
+            again = self.entries and self.entries[-1].step < self.highest
+            kind = "repeated" if lost or again else "useful"
+        end = trained if trained is not None else stop
+        if last is not None and trained is None and not self.tells and not self.running:
+            # other trainers do not tell when the training ended: after the usual pause between two entries
+            end = min(
+                stop, last + statistics.median([b.time - a.time for a, b in pairwise(self.entries)] or [self.pace])
+            )
+        found = self.split(kind, last or end, end, _LATE_SECONDS)
+        if final is not None:
+            return [*found, *self.split("saving", end, final), *self.split("after_end", final, stop)]
+        return [*found, ("saving" if trained is not None else "unknown", stop)]
 
     def stop(self, node: int, end: float) -> float:
         """When a node stopped working: the end of its program, or the fault."""
@@ -195,16 +178,14 @@ class Phases:
         """What a node did until `end`."""
         if name not in self.nodes:
             return [("spare", end)]
-        node = self.nodes.index(name)
+        node, stop, rest = self.nodes.index(name), self.stop(self.nodes.index(name), end), "unknown"
         found: Stretches = []
-        rest = "unknown"
-        for event, kind, after in _HEAD:
+        for event, kind, after in _EVENTS:
             at = self.event(event, node if event in _OF_NODES else "")
             if at is not None:
                 found.append(("restart_gap" if in_place and event in ("started", "step") else kind, at))
                 rest = after if self.tells or after != "imports" else "unknown"
-        stop = self.stop(node, end)
-        found = [(kind, min(at, stop)) for kind, at in [*found, *self.shared, *self.rest(rest, stop)]]
+        found = [(kind, min(at, stop)) for kind, at in [*found, *self.training, *self.after_training(rest, stop)]]
         if self.fault:
             found.append(("hang", self.event("detected") or (end if self.ended is None else stop)))
         return [*found, ("restart_gap" if self.follows else "after_end", end)]
@@ -291,6 +272,7 @@ def _read_metrics(
     """The training entries of each attempt, and what saving and evaluation cost."""
     entries: dict[int, list[_Entry]] = defaultdict(list)
     costs: dict[int, list[tuple[float, str, float]]] = defaultdict(list)
+    without_time = 0
     try:
         path.open("rb").close()
     except OSError as error:
@@ -299,12 +281,15 @@ def _read_metrics(
         at, step = _number(record.get("time")), _number(record.get("step"))
         number = int(_number(record.get("attempt")) or 1)
         if at is None or step is None:
+            without_time += step is not None
             continue
         mine = entries[number]
         is_step = "loss" in record or not any(key in _COSTS or key.startswith("eval_") for key in record)
         if is_step and (not mine or (step > mine[-1].step and at >= mine[-1].time)):
             mine.append(_Entry(at, step, _number(record.get("step_seconds")) or 0.0))
         costs[number] += [(at, kind, spent) for key, kind in _COSTS.items() if (spent := _number(record.get(key)))]
+    if without_time:
+        notes.append(f"{path.name}: lines without `time` are not counted ({without_time})")
     return entries, costs
 
 
