@@ -44,7 +44,7 @@ find_nodes() {
         [ -z "$name" ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
     done
     for name in $(lost_nodes); do echo "Slurm lost it" >"$RUNNER_ATTEMPT/fit/$name"; done
-    [ "$1" != hang ] || ranks_without_stack >"$RUNNER_ATTEMPT/suspects"
+    [ "$1" != hang ] || [ -e "$RUNNER_ATTEMPT/suspects" ] || ranks_without_stack >"$RUNNER_ATTEMPT/suspects"
     present=$(present_nodes)
     note_time check
     check_nodes "$present"
@@ -116,9 +116,12 @@ fault_of() {
         node=$(cat "$RUNNER_ATTEMPT/silent" 2>/dev/null || lost_nodes)
         if [ -n "$node" ]; then
             printf 'lost %s' "$(paste -s -d , <<<"$node")"
-        else
-            printf 'node_failure'
+            return
         fi
+        for node in "$RUNNER_ATTEMPT"/bad-node-* "$RUNNER_ATTEMPT"/busy-node-*; do
+            [ ! -e "$node" ] || { printf '%s: %s' "$(marked_node "$node")" "$(head -n 1 "$node")" && return; }
+        done
+        printf 'node_failure'
         ;;
     script_failure)
         if read -r code _ task _ node 2>/dev/null <"$RUNNER_ATTEMPT/first_failure"; then
@@ -154,7 +157,7 @@ may_stay() {
     false:*) obstacle='in_place = false' && return 1 ;;
     true:script_failure | *:hang | *:node_failure) ;;
     *:script_failure)
-        if ! is_signal "$2"; then obstacle= && return 1; fi
+        if ! is_signal "$2" && ! processes_were_killed; then obstacle= && return 1; fi
         if was_out_of_memory; then obstacle="the memory was used up" && return 1; fi
         ;;
     *) return 1 ;;
@@ -169,6 +172,11 @@ may_stay() {
     left=$(seconds_of "$left")
     if ((left < $(save_seconds) + 90)); then obstacle="only $left s are left of the time limit" && return 1; fi
     [ -r "$0" ]
+}
+
+# Succeed if a launcher reports that a signal ended a process that it had started. Not TERM: launchers send it themselves.
+processes_were_killed() {
+    log_of_attempt | grep -a -q -E -e 'exitcode *: -(4|6|7|8|9|11) ' -e 'died with <Signals\.SIG(ILL|ABRT|BUS|FPE|KILL|SEGV): '
 }
 
 was_out_of_memory() { log_of_attempt | grep -a -q -E 'oom_kill event|oom-kill event|OOM Killed|: Out Of Memory'; }

@@ -275,9 +275,37 @@ cause_of() {
         *,time_limit | *,preemption | *,node_failure) echo "$reported" ;;
         0,*) echo "done" ;;
         75,*) echo time_limit ;;
-        *) echo script_failure ;;
+        *) cause_in_logs ;;
         esac
     fi
+}
+
+# Print the cause of the first failure. If its task reported a broken GPU, mark the node as bad; if it reported that a collective
+# timed out, the node is only a suspect.
+cause_in_logs() {
+    local cause=script_failure task node kind line
+    if read -r _ _ task _ node 2>/dev/null <"$RUNNER_ATTEMPT/first_failure" && ! was_out_of_memory; then
+        read -r kind line < <(logs_of_task "$task" "$node" | LC_ALL=C awk -f payload/faults.awk)
+        case ${kind:-} in
+        gpu) cause=node_failure && printf '%s\n' "$line" >"$RUNNER_ATTEMPT/bad-node-$node" ;;
+        network)
+            cause=hang
+            printf 'task %s on %s: %s\n' "$task" "$(node_name "$node")" "$line" >"$RUNNER_ATTEMPT/hang"
+            node_name "$node" >"$RUNNER_ATTEMPT/suspects"
+            ;;
+        esac
+    fi
+    echo "$cause"
+}
+
+# logs_of_task TASK NODE: print the ends of the logs to which the task may have written.
+logs_of_task() {
+    local path
+    log_of_attempt
+    for path in "$RUNNER_ATTEMPT/rank-$1.log" "$RUNNER_ATTEMPT/node-$2"/*/attempt_*/*/std*.log; do
+        tail -c 100000 "$path" 2>/dev/null | tr -d '\0'
+        echo
+    done
 }
 
 # Succeed if every task of the step recorded that it ended with exit code 0.
