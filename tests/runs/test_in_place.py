@@ -193,12 +193,12 @@ def test_a_task_of_an_array_and_a_job_of_a_chain_go_on_in_place(lab: SlurmLab, t
     text = f'{FIRST}[ "$n" != 1 ] || {KILLED}'
     first, second = (written(tmp_path / name, text, script_failure=1, by="chain") for name in ("0", "1"))
     (tmp_path / "array.sh").write_text("""#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --output=%a/job.log --open-mode=append
+#SBATCH --nodes=2 --ntasks-per-node=1 --cpus-per-task=1 --output=%a/job.log --open-mode=append
 cd "$SLURM_ARRAY_TASK_ID" || exit 1
 exec bash job.sbatch
 """)
     array = lab.run(("sbatch", "--parsable", "--array=0-1%1", "array.sh"), cwd=tmp_path).stdout.strip()
-    until((second / "attempts/2/exit_code").exists, 60)
+    until((second / "attempts/2/exit_code").exists)
     for number, run in enumerate((first, second)):
         assert (causes(run), rungs(run)) == (["script_failure", "done"], ["in_place"])
         assert (run / "job_ids").read_text() == f"{array}_{number}\n"

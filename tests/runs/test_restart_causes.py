@@ -38,6 +38,7 @@ SQUEUE = """#!/bin/bash
 """
 PREEMPTED = "slurmstepd: error: *** {what} ON {node} CANCELLED AT 2026-11-22T03:30:41 DUE TO PREEMPTION ***"
 LOST = "srun: error: Node failure on {node}"
+LAUNCH = "srun: error: Task launch for StepId=7.1 failed on node {node}: Communication connection failure"
 
 
 @pytest.fixture
@@ -77,11 +78,13 @@ def job_that(folder: Path, text: str, **policy: int) -> Path:
         (PREEMPTED.format(what="JOB 7", node="nid001"), 3, "preemption"),
         (PREEMPTED.format(what="STEP 7.0", node="nid002"), 143, "preemption"),
         (LOST.format(node="nid002"), 143, "node_failure"),
+        (LAUNCH.format(node="nid002"), 233, "node_failure"),
         (" 45%|####5     | 45/100\r 46%|##" + PREEMPTED.format(what="JOB 7", node="nid001"), 3, "preemption"),
         # another job's, another node's, a quotation
         (PREEMPTED.format(what="JOB 8", node="nid001"), 3, "script_failure"),
         (PREEMPTED.format(what="JOB 7", node="nid004"), 3, "script_failure"),
         (LOST.format(node="nid004"), 3, "script_failure"),
+        (LAUNCH.format(node="nid004"), 3, "script_failure"),
         ("Node failure on nid001", 3, "script_failure"),
         ('{"text": "' + PREEMPTED.format(what="JOB 7", node="nid001") + '"}', 3, "script_failure"),
     ],

@@ -295,11 +295,11 @@ wait_for() {
     exec {wake}<> <(:) {quiet}<> <(:) # empty pipes
     follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
     reader=$!
-    wait "$1"
+    wait "$1" 2>/dev/null # without the line "Killed" of bash
     code=$?
     while [ -n "$signalled" ]; do
         signalled=
-        wait "$1"
+        wait "$1" 2>/dev/null # without the line "Killed" of bash
         code=$?
     done
     note_end "$code"

@@ -67,14 +67,16 @@ compared() {
     esac
 }
 
-# End what is left of the step. On a node that does not answer, it stays in Slurm's list.
+# End what is left of the step. If a node does not answer, the step stays in Slurm's list, and scancel takes long.
 end_ranks() {
-    local step waited
+    local step waited patience=15
+    [ ! -s "$RUNNER_ATTEMPT/silent" ] && [ -z "$(lost_nodes)" ] || patience=1
     exec 9<> <(:)
-    for ((waited = 0; waited < 10; waited++)); do
+    for ((waited = 0; waited < patience; waited++)); do
         [ -n "$(steps)" ] || return 0
-        # in the background, because scancel waits for nodes that do not answer
-        if ((waited == 5)); then for step in $(steps); do timeout 60 scancel --signal=KILL "$step" >/dev/null 2>&1 & done; fi
+        if ((waited == 5 || patience == 1)); then
+            for step in $(steps); do timeout 60 scancel --signal=KILL "$step" >/dev/null 2>&1 & done
+        fi
         read -r -t 0.2 -u 9 _
     done
 }

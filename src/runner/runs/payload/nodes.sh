@@ -32,7 +32,8 @@ lost_nodes() {
     local names node
     names=" $(hostnames "${held_nodes:-$SLURM_JOB_NODELIST}" | tr '\n' ' ') "
     messages_of_this_attempt |
-        sed -n 's/.*Node failure on \([^ ]*\)$/\1/p; s/.*DUE TO NODE \([^ ]*\) FAILURE.*/\1/p' | sort -u |
+        sed -n 's/.*Node failure on \([^ ]*\)$/\1/p; s/.*DUE TO NODE \([^ ]*\) FAILURE.*/\1/p
+            s/.* failed on node \([^ ]*\): .*/\1/p' | sort -u |
         while read -r node; do
             for node in $(hostnames "$node"); do
                 [[ $names != *" $node "* ]] || printf '%s\n' "$node"

@@ -229,12 +229,13 @@ messages_of_slurm() {
     case $2 in '' | local-*) return ;; esac
     names=" $(hostnames "$3" | tr '\n' ' ') "
     while IFS= read -r line; do
-        node=${line##* ON } node=${node##*Node failure on } node=${node%% *}
+        node=${line##* ON } node=${node##*Node failure on } node=${node##*failed on node } node=${node%%[ :]*}
         for node in $(hostnames "$node"); do
             [[ $names != *" $node "* ]] || printf '%s\n' "$line"
         done
     done < <(tr '\r' '\n' <<<"$1" | grep -a -o -E \
         -e "error: \*\*\* (JOB|STEP) $2(\.[0-9a-z+]+)? ON [^ ]+ CANCELLED AT [^ ]+( [^*]*)? ?\*\*\*$" \
+        -e "srun: error: Task launch for StepId=$2\.[0-9]+ failed on node [^ ]+: Communication connection failure$" \
         -e 'srun: error: Node failure on [^ ]+$' | tail -n 20)
 }
 
@@ -251,7 +252,7 @@ cause_in() {
     '') ;;
     *"TIME LIMIT"*) echo time_limit ;;
     *PREEMPTION*) echo preemption ;;
-    *FAILURE* | *"Node failure"*) echo node_failure ;;
+    *FAILURE* | *"Node failure"* | *"failed on node"*) echo node_failure ;;
     *REQUEUE*) echo requeued ;;
     *) echo cancelled ;;
     esac
@@ -419,7 +420,7 @@ restart() {
         record_job "${job%%;*}${array_task:+_$array_task}"
         announce submit "$why: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
     else
-        give_up "neither scontrol requeue nor sbatch is allowed here: runner launch --chain N"
+        give_up "${obstacle:+$obstacle; }neither scontrol requeue nor sbatch is allowed here: runner launch --chain N"
     fi
 }
 
