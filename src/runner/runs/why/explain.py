@@ -211,17 +211,13 @@ def sources(run: Run) -> tuple[Source, ...]:
     newest = run.newest
     if newest and newest.outputs:
         return tuple(Source(path, begin) for path, begin in newest.outputs)
-    found = [Source(run.log, _begin(run))] if run.log.is_file() else []
+    # of job.log, only the newest attempt
+    marks = begins(run.log) if len(run.attempts) > 1 else []
+    found = [Source(run.log, marks[-1][1] if marks else 0)] if run.log.is_file() else []
     logs = newest.logs(run.processes_per_node) if newest else ()
     # the preflight's messages are in job.log too
     found += [Source(log.path, rank=log.rank) for log in logs if not log.path.name.startswith("preflight-")]
     return tuple(each for each in found if each.path.stat().st_size)
-
-
-def _begin(run: Run) -> int:
-    """The byte offset of the newest attempt in job.log; 0 if there is only one."""
-    marks = begins(run.log) if len(run.attempts) > 1 else []
-    return marks[-1][1] if marks else 0
 
 
 _BEFORE_LINES, _AFTER_LINES = 60, 12  # libraries often print the reason a few lines before or after the exception
@@ -251,7 +247,8 @@ def judge(readings: Sequence[Reading]) -> Verdict:
     first = _reason(errors[0], broken or symptoms) if errors else None
     summary = summaries[0] if summaries else None
     others = [*broken, *symptoms, *summaries]
-    return Verdict(first, summary, _followed(first, others), _once(everything, SLOW))
+    slow = _followed(None, [each for each in everything if each.cause.kind == SLOW])
+    return Verdict(first, summary, _followed(first, others), tuple(each for each, _ in slow))
 
 
 def _reason(first: Evidence, broken: Sequence[Evidence]) -> Evidence:
@@ -282,14 +279,6 @@ def _followed(first: Evidence | None, others: Sequence[Evidence]) -> tuple[tuple
         known, count = counted.get(each.cause.code, (each, 0))
         counted[each.cause.code] = (known, count + 1)
     return tuple(counted.values())
-
-
-def _once(everything: Sequence[Evidence], kind: str) -> tuple[Evidence, ...]:
-    found: dict[str, Evidence] = {}
-    for each in everything:
-        if each.cause.kind == kind:
-            found.setdefault(each.cause.code, each)
-    return tuple(found.values())
 
 
 @dataclass(frozen=True)
@@ -343,7 +332,7 @@ class Answer:
                          "time": first.time.isoformat() if first and first.time else None} if cause else None,
             "rank": self.rank,
             "node": self.node or None,
-            "frame": _frame(first),
+            "frame": vars(first.frame) if first and first.frame else None,
             "followed": [{"code": each.cause.code, "place": each.place, "line": each.text, "lines": count}
                          for each, count in self.followed],
             "slow": [{"code": each.cause.code, "says": each.cause.says, "place": each.place, "line": each.text,
@@ -351,10 +340,3 @@ class Answer:
             "notes": list(self.notes),
             "telling": [{"place": each.place, "line": each.text} for each in (*self.telling, *self.last)],
         }  # fmt: skip
-
-
-def _frame(first: Evidence | None) -> dict[str, object] | None:
-    frame = first.frame if first else None
-    if frame is None:
-        return None
-    return {"file": frame.file, "line": frame.line, "function": frame.function, "code": frame.code}

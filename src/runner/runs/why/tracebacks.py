@@ -28,11 +28,6 @@ class Frame:
     function: str = ""
     code: str = ""
 
-    @property
-    def is_users(self) -> bool:
-        """Whether it is outside installed packages and Python itself."""
-        return not _FOREIGN.search(self.file)
-
 
 @dataclass(frozen=True)
 class Traceback:
@@ -52,8 +47,8 @@ class Traceback:
 
     @property
     def frame(self) -> Frame | None:
-        """The innermost frame of the user's code; None if all frames are in libraries."""
-        return next((frame for frame in reversed(self.frames) if frame.is_users), None)
+        """The innermost frame of the user's code; None if all frames are in installed packages or Python itself."""
+        return next((frame for frame in reversed(self.frames) if not _FOREIGN.search(frame.file)), None)
 
 
 def read(lines: Sequence[str], start: int) -> Traceback | None:
