@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from runner.machine.report import Report
 from runner.runs.attempt import Log
@@ -68,16 +67,6 @@ class Watch:
         return ask([reloaded(self.run)])[0]
 
 
-class Growing(Protocol):
-    """Log files that grow."""
-
-    def new(self) -> Iterator[bytes]:
-        """What was added since the last call."""
-
-    def last(self) -> Iterator[bytes]:
-        """What was added since the last call, including an incomplete last line, because the run has ended."""
-
-
 class One:
     """A single file, unchanged."""
 
@@ -92,7 +81,7 @@ class One:
     last = new
 
 
-def follow(run: Run, files: Growing, write: Callable[[bytes], None], report: Report) -> RunStatus:
+def follow(run: Run, files: One | Following, write: Callable[[bytes], None], report: Report) -> RunStatus:
     """Pass on what is appended to the files until the run has ended, and return its last status.
 
     Also reports changes of state while there is no output, such as waiting in the queue.
