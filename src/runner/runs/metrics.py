@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -36,23 +36,10 @@ class Curve:
     """(number, position of its first point) of each attempt except the first"""
 
 
-@dataclass
-class _Points:
-    """Collects the points of a curve."""
-
-    rows: list[tuple[int, float, float, int]] = field(default_factory=list)
-    """(step, position, value, attempt)"""
-
-    def add(self, step: int, place: float, value: float, attempt: int) -> None:
-        """Add a point. If an attempt repeats a step, the earlier points of this and later steps are removed."""
-        while self.rows and self.rows[-1][0] >= step:
-            self.rows.pop()
-        self.rows.append((step, place, value, attempt))
-
-
 def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step") -> tuple[Curve, ...]:
     """One curve per metric, in the given order. Raises RunnerError for a metric that the run does not have."""
-    points = {metric: _Points() for metric in metrics}
+    # (step, position, value, attempt) of each point
+    points: dict[str, list[tuple[int, float, float, int]]] = {metric: [] for metric in metrics}
     known: set[str] = set()
     begun: float | None = None
     for entry in records(path):
@@ -62,18 +49,21 @@ def read_curves(run: str, path: Path, metrics: Sequence[str], axis: str = "step"
         known.update(name for name, value in entry.items() if _number(value) is not None)
         begun = _number(entry.get("time")) if begun is None else begun
         place = _place(entry, axis, begun)
-        for metric, found in points.items():
+        for metric, rows in points.items():
             value = _number(entry.get(metric))
             if value is not None and place is not None:
-                found.add(step, place, value, int(_number(entry.get("attempt")) or 1))
+                # if an attempt repeats a step, the earlier points of this and later steps are removed
+                while rows and rows[-1][0] >= step:
+                    rows.pop()
+                rows.append((step, place, value, int(_number(entry.get("attempt")) or 1)))
     if not known:
         raise RunnerError(
             f"{run} has no metrics yet", f"{path} contains no training step", "wait until the run logs its first step"
         )
-    for metric, found in points.items():
-        if not found.rows:
+    for metric, rows in points.items():
+        if not rows:
             raise unknown(f"metric of {run}", metric, known - _NO_METRICS, "use one of these names")
-    return tuple(_curve(run, metric, found.rows) for metric, found in points.items())
+    return tuple(_curve(run, metric, rows) for metric, rows in points.items())
 
 
 def _place(entry: Mapping[str, Any], axis: str, begun: float | None) -> float | None:
