@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shlex
 import stat
@@ -172,9 +173,6 @@ def shown(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-_CHUNK_BYTES = 1 << 20
-
-
 @dataclass(frozen=True)
 class Tree:
     """The files of a snapshot, or the files that a snapshot would contain."""
@@ -231,15 +229,7 @@ def _difference(left: Path, right: Path) -> tuple[str, str] | None:
         return None if targets[0] == targets[1] else (targets[0], targets[1])
     if one.st_size != two.st_size:
         return f"{one.st_size} bytes", f"{two.st_size} bytes"
-    if not _same_bytes(left, right):
+    if not filecmp.cmp(left, right, shallow=False):
         return "other text", "other text"
     modes = tuple("executable" if each.st_mode & stat.S_IXUSR else "not executable" for each in (one, two))
     return None if modes[0] == modes[1] else (modes[0], modes[1])
-
-
-def _same_bytes(left: Path, right: Path) -> bool:
-    with left.open("rb") as one, right.open("rb") as two:
-        while chunk := one.read(_CHUNK_BYTES):
-            if chunk != two.read(_CHUNK_BYTES):
-                return False
-    return True
