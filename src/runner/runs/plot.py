@@ -224,10 +224,7 @@ class Scale:
 def make_scale(values: Sequence[float], places: int, margin: float = 0.0) -> Scale:
     """A scale that contains all values. If they are all equal, there is some space around them."""
     low, high = min(values), max(values)
-    if low == high:
-        room = abs(low) * 0.1 or 1.0
-        return Scale(low - room, high + room, places)
-    room = (high - low) * margin
+    room = (high - low) * margin if low < high else abs(low) * 0.1 or 1.0
     return Scale(low - room, high + room, places)
 
 

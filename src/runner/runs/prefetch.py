@@ -23,10 +23,7 @@ from runner.runs.program import find_script
 from runner.runs.shell import Call, ShellRequest
 from runner.site import Site
 
-PAYLOAD = (
-    *("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py"),
-    "training/hub_files.py",
-)
+PAYLOAD = ("prefetch.py", "training/__init__.py", "training/errors.py", "training/files.py", "training/hub_files.py")
 """files of jobs/ that are mounted into the container, whether or not it sees the project"""
 ONLY_BY_SRUN = ("ce", "sarus", "pyxis")
 """engines that are options of srun, so that no container can start outside an allocation"""
