@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from runner.environments.mount import Mount, parse_mount
 from runner.errors import RunnerError, unknown
 from runner.expansion import parts
-from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
+from runner.located_toml import Document, refuse_unknown_keys, string_table, strings, typed, wrong_type
 from runner.project import Project
 from runner.site import Origin
 from runner.toml_lines import Keys
@@ -91,11 +91,6 @@ def find_edf(name: str, project: Project, environ: Mapping[str, str]) -> Path:
     raise unknown("environment", stem, names, f"create edf/{stem}.toml, or give the path of an EDF: ./FILE.toml")
 
 
-def read_layer(path: Path) -> Layer:
-    """The content of one EDF file. Raises RunnerError, with the line, for the first error."""
-    return layer_of(read_toml(path))
-
-
 def layer_of(document: Document) -> Layer:
     """The content of a parsed EDF. Raises RunnerError, with the line, for the first error."""
     refuse_unknown_keys(document, (), KEYS, "EDF")
@@ -174,9 +169,3 @@ def _checked(document: Document, text: str, *keys: str) -> str:
         )
     parts(text, f"{'.'.join(keys)} ({place})")
     return text
-
-
-def as_data(layer: Layer) -> dict[str, Any]:
-    """The scalar fields that this layer sets, by name."""
-    names = ("image", "workdir", "entrypoint", "writable")
-    return {name: value for name in names if (value := getattr(layer, name)) is not None}

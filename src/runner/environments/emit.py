@@ -52,7 +52,10 @@ def emitted(
             "runner starts the sandbox from a script in the run folder",
             "use `runner shell` or `runner launch --dry-run`, or print a command line for podman: --as podman",
         )
-    located = replace(environment, image=_with_folder(environment.image, site, environ))
+    located = environment
+    if "${RUNNER_IMAGES}" in environment.image:  # so that the output does not depend on runner
+        folder = literal(str(site.images(environ)))
+        located = replace(environment, image=environment.image.replace("${RUNNER_IMAGES}", folder))
     origin = f"From {environment.path or environment.name} for site {site.name}, by `runner env emit --as {engine}`."
     # raises RunnerError if the engine cannot express the environment
     attachment = attach(located, site, engine, environ)
@@ -71,13 +74,6 @@ def emitted(
     command = ("srun", *attachment.flags, *prefix) if engine == "pyxis" else prefix
     use = _USE.get(engine, "bash THIS_FILE COMMAND…")
     return _script(origin, use, attachment.exports, command, before=before), attachment.notes
-
-
-def _with_folder(image: str, site: Site, environ: Mapping[str, str]) -> str:
-    """The image with ${RUNNER_IMAGES} replaced by the site's folder, so that the output does not depend on runner."""
-    if "${RUNNER_IMAGES}" not in image:
-        return image
-    return image.replace("${RUNNER_IMAGES}", literal(str(site.images(environ))))
 
 
 def _container_script(environment: Environment, site: Site, engine: str, origin: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.environments.edf import Layer, as_data, find_edf, read_layer
+from runner.environments.edf import Layer, find_edf, layer_of
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand
@@ -89,9 +89,10 @@ class _Merged:
 
     def add(self, layer: Layer) -> None:
         """Merge one more file, which overrides those before it."""
-        for key, value in as_data(layer).items():
-            self.values[key] = value
-            self._from(key, layer.origin(key))
+        for key in ("image", "workdir", "entrypoint", "writable"):
+            if (value := getattr(layer, key)) is not None:
+                self.values[key] = value
+                self._from(key, layer.origin(key))
         for key, present in self.lists.items():
             for index, entry in enumerate(getattr(layer, key)):
                 if entry not in present:
@@ -124,7 +125,7 @@ def _layers(path: Path, project: Project, environ: Mapping[str, str], above: tup
             "the Container Engine does not allow more levels",
             "merge some of the files: runner env emit prints the merged environment",
         )
-    layer = read_layer(path)
+    layer = layer_of(read_toml(path))
     for index, base in enumerate(layer.bases):
         place = layer.document.place("base_environment", str(index))
         try:
