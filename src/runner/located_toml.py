@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
 from runner.errors import RunnerError
-from runner.toml_lines import Keys, key_lines
+from runner.toml_lines import Keys, Locator
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Document:
     @cached_property
     def lines(self) -> Mapping[Keys, int]:
         """The line of each key path. Computed on first use, because it takes longer than parsing the data."""
-        return key_lines(self.text)
+        return Locator(self.text).lines
 
     def place(self, *keys: str) -> Place:
         """The line of a key, or of the innermost table that contains it if the key itself is not in the file."""

@@ -12,16 +12,6 @@ import tomllib
 Keys = tuple[str, ...]
 
 
-def key_lines(text: str) -> dict[Keys, int]:
-    """The line of each key path. Elements of arrays have their index as key: ("mounts", "0")."""
-    return _Locator(text).lines
-
-
-def header_lines(text: str) -> tuple[tuple[int, Keys], ...]:
-    """(line, keys) of each `[table]` and `[[table]]` heading, in the order of the text."""
-    return tuple(_Locator(text).headers)
-
-
 _KEY = re.compile(r"[A-Za-z0-9_-]+")
 _STRINGS = (  # multi-line forms first: they begin like the others
     re.compile(r'"""(?:\\.|[^\\])*?"{3,5}', re.S),
@@ -33,8 +23,12 @@ _BLANK = re.compile(r"(?:[ \t\n]|#[^\n]*)*")
 _BARE = re.compile(r"[^,\]}\n#]+")
 
 
-class _Locator:
-    """One pass over valid TOML text; `lines` maps each key path to its line."""
+class Locator:
+    """One pass over valid TOML text.
+
+    `lines` maps each key path to its line; elements of arrays have their index as key: ("mounts", "0"). `headers` has
+    (line, keys) of each `[table]` and `[[table]]` heading, in the order of the text.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text

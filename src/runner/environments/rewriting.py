@@ -17,7 +17,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.located_toml import parse_toml
-from runner.toml_lines import Keys, header_lines
+from runner.toml_lines import Keys, Locator
 
 APPEND = "-"
 """as the last key: append an element to an array"""
@@ -168,7 +168,7 @@ def _sections(text: str) -> Iterator[_Section]:
     lines = _lines(text)
     begin = 0
     header: Keys = ()
-    for line, keys in header_lines(text):
+    for line, keys in Locator(text).headers:
         end = line - 1
         while end > begin and lines[end - 1].lstrip().startswith("#"):
             end -= 1
