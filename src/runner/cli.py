@@ -172,7 +172,7 @@ def run(argv: Sequence[str]) -> int:
         console.error(error)
         return 130 if _stopped(error) else error.exit_code
     except KeyboardInterrupt:
-        console.error_line("runner: stopped by Ctrl-C")
+        console.say("runner: stopped by Ctrl-C")
         return 130
     except BrokenPipeError:
         # the program that reads our stdout (head, grep -q) has ended: exit silently
@@ -180,6 +180,6 @@ def run(argv: Sequence[str]) -> int:
         return 0
     except Exception as error:
         if _stopped(error):
-            console.error_line("runner: stopped by Ctrl-C")
+            console.say("runner: stopped by Ctrl-C")
             return 130
         return console.bug(error, argv)

@@ -111,11 +111,12 @@ class Console:
                 self.answer("  ".join(cells).rstrip(), exact=True)
 
     def say(self, line: str) -> None:
-        self.error_line(line)
+        """A line on stderr; a closed stderr is not an error."""
+        self._write(visible(line))
 
     def detail(self, line: str) -> None:
         if self.verbose:
-            self.error_line(line)
+            self.say(line)
 
     def warn(self, line: str) -> None:
         self._write(f"{self._paint('warning:', '33')} {visible(line)}")
@@ -124,10 +125,6 @@ class Console:
         """Print a RunnerError with its three parts."""
         text = visible(str(error))
         self._write(text.replace("runner:", self._paint("runner:", "31"), 1))
-
-    def error_line(self, line: str) -> None:
-        """A line on stderr; a closed stderr is not an error."""
-        self._write(visible(line))
 
     def _write(self, line: str) -> None:
         self._wipe()
@@ -148,7 +145,7 @@ class Console:
         log = files.write_new("runner-bug-", ".log", f"runner {' '.join(argv)}\n\n{trace}")
         if self.verbose:
             traceback.print_exception(error)
-        self.error_line(
+        self.say(
             f"runner: internal error: {type(error).__name__}: {error}\n"
             f"  because: this is a bug in runner; the traceback is in {log}\n"
             "  try:     report it with that file; -v prints the traceback"
