@@ -189,8 +189,9 @@ def site_file(
         if value is not None:
             lines.append(f"{key} = {quoted(value)}")
         elif key in found and found[key] != of_base:
+            shown = quoted(text) if isinstance(text := found[key], str) else text
             lines += [f"# value of the site {base.name}: {of_base}"] if of_base is not None else []
-            lines.append(f'{key} = {{ value = {_toml(found[key])}, source = "cluster" }}')
+            lines.append(f'{key} = {{ value = {shown}, source = "cluster" }}')
         elif of_base is None:
             lines.append(f"# {key} = …    # {hint}")
     lines.append(f"# image_folder = {quoted(base.image_folder)}")
@@ -238,7 +239,3 @@ def _questions(name: str, account: str | None, partition: str | None, base: Site
         there = ", ".join(known.name for known in seen.partitions)
         questions.append(f"this cluster has no partition {partition!r}; its partitions: {there}")
     return tuple(questions)
-
-
-def _toml(value: str | int) -> str:
-    return str(value) if isinstance(value, int) else quoted(value)
