@@ -140,6 +140,12 @@ def _check_spares(job: Job) -> None:
             "the job may not restart after a node failure",
             "allow it: node_failure = 3 in [restart] of the job file, or --restart node_failure=3",
         )
+    if restart.in_place is False:
+        raise RunnerError(
+            what,
+            "in_place = false gives the nodes back before each restart",
+            "leave out in_place, or use in_place = true",
+        )
 
 
 def _check_site(job: Job, site: Site) -> None:

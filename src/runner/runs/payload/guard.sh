@@ -6,7 +6,7 @@
 early=
 trap 'early=yes' TERM
 cd "$RUNNER_RUN" || exit
-exec >>job.log 2>&1
+exec 3>&1 >>job.log 2>&1
 # shellcheck source=/dev/null
 . payload/attempt.sh
 say() { printf 'guard: %s\n' "$*" >&2; }
@@ -73,6 +73,8 @@ is_silent() {
 
 trap stopped_by_slurm TERM
 [ -z "$early" ] || stopped_by_slurm
+echo ready >&3
+exec 3>&-
 while :; do
     read -r -t "${RUNNER_GUARD_SECONDS:-60}" -u "$quiet" _
     nodes=$(timeout 60 squeue --noheader --jobs="$RUNNER_JOB" --format=%N 2>/dev/null)

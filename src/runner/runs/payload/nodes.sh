@@ -247,18 +247,28 @@ are_among() {
 }
 
 # Start the guard (payload/guard.sh), unless it is running. A process here keeps it running, and touches `alive` as long as the
-# batch script exists.
+# batch script exists. Returns when the guard is ready, or after 15 s.
 start_guard() {
-    local pid
+    local pid waited
     read -r pid 2>/dev/null <guard && is_child "$pid" && return
+    : >.guard-ready
     keep_guard &
     write_line ./guard "$!"
+    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+    for ((waited = 0; waited < 150; waited++)); do
+        [ ! -s .guard-ready ] || return 0
+        read -r -t 0.1 -u 9 _
+    done
 }
 
-is_child() { grep -q -x "PPid:[[:space:]]*$$" "/proc/$1/status" 2>/dev/null; }
+is_child() {
+    local parent=''
+    { read -r _ _ _ parent _ <"/proc/$1/stat"; } 2>/dev/null
+    [ "$parent" = "$$" ]
+}
 
 keep_guard() {
-    local node pid=''
+    local node pid='' waited
     trap - EXIT
     trap '' TERM USR2 # the batch script handles them
     exec 9<> <(:)     # an empty pipe: `read -t` on it pauses without starting a process
@@ -266,11 +276,14 @@ keep_guard() {
         write_line ./alive "$$"
         if [ -z "$pid" ] || ! kill -0 "$pid" 2>/dev/null; then
             for node in $(present_nodes) ''; do [ "$node" = "${SLURMD_NODENAME:-}" ] || known_unfit "$node" >/dev/null || break; done
-            [ -z "$node" ] || run_guard "$node" &
+            if [ -n "$node" ]; then run_guard "$node"; else echo "no other node"; fi >.guard-ready 2>/dev/null </dev/null &
             pid=$!
             disown "$pid" # bash prints nothing about its end
         fi
-        read -r -t "${RUNNER_GUARD_SECONDS:-60}" -u 9 _
+        for ((waited = 0; waited < ${RUNNER_GUARD_SECONDS:-60}; waited++)); do
+            read -r -t 1 -u 9 _
+            is_child "$BASHPID" || return # without delay: Slurm may wait for this process at the end of the job
+        done
     done
 }
 
@@ -281,5 +294,5 @@ run_guard() {
     environment_at_start
     unset RUNNER_ATTEMPT
     exec srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 "--nodelist=$1" --job-name=runner-guard --mpi=none \
-        bash payload/guard.sh "$RUNNER_JOB" "${SLURMD_NODENAME:-}" "${words[@]}" </dev/null >/dev/null 2>&1
+        bash payload/guard.sh "$RUNNER_JOB" "${SLURMD_NODENAME:-}" "${words[@]}"
 }
