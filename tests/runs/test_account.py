@@ -104,7 +104,7 @@ def test_a_run_without_faults(tmp_path: Path) -> None:
 def test_a_hang_a_lost_node_and_its_spare(tmp_path: Path) -> None:
     """In place: nid002 hangs and leaves, nid003 takes its place, and steps 6 to 10 run again."""
     run = make_run(tmp_path / "sft-0001")
-    fault = (80.0, "stalled"), (95.0, "detected"), (96.0, "step_end"), (97.0, "ended"), (98.0, "left nid002")
+    fault = (80.0, "stalled"), (95.0, "detected"), (96.0, "step_end"), (97.0, "ended")
     add_attempt(run, [*HEAD, *OURS, (46, "first_step"), *fault], cause="hang", code="1", gpus=12,
                         held="nid[001-003]", rung="in_place\nnid003 for nid002")  # fmt: skip
     again = (100.0, "started"), (102.0, "step"), *of_both((103, "task"), (104, "program")), (110.0, "imported")
@@ -116,7 +116,7 @@ def test_a_hang_a_lost_node_and_its_spare(tmp_path: Path) -> None:
     add_metrics(run, *steps(1, 10, 42, 3.6), *steps(6, 18, 112, 2, attempt=2))
     found = account(run, LATER)
     check(found)
-    assert found.classes.held == 4 * (154 + 98 + 154)
+    assert found.classes.held == 4 * (154 + 100 + 154)
     assert rounded(found.nodes["nid002"])["hang"] == 4 * 15
     assert rounded(found.nodes["nid003"])["spare"] == 4 * 100
     assert rounded(found.nodes["nid001"]) == {

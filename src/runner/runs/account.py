@@ -5,6 +5,7 @@ It is a pure function of the run folder (phases.py). Each second of each node ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -128,8 +129,7 @@ def account(run: Run, now: float) -> Account:
         of_attempts[group[0].attempt.number].add({"queue": waited}, sum(weights.values()))
         free = end
         for name, weight in weights.items():
-            left = min((at for each in group if (at := each.event("left", name)) is not None), default=end)
-            for each, spent in _of_node(name, group, begin, min(max(left, begin), end)):
+            for each, spent in _of_node(name, group, begin, min(max(_left(name, group), begin), end)):
                 of_attempts[each.attempt.number].add(spent, weight)
                 of_nodes.setdefault(name, Classes()).add(spent, weight)
     done = tuple(
@@ -150,6 +150,13 @@ def _of_node(name: str, group: Sequence[Phases], begin: float, end: float) -> It
                 spent.add({kind: moment - at})
                 at = moment
         yield phases, spent
+
+
+def _left(name: str, group: Sequence[Phases]) -> float:
+    """When the job lost a node: at the latest, when an attempt began that no longer held it."""
+    noted = [at for each in group if (at := each.event("left", name)) is not None]
+    kept = [each for each in group if {*each.held} <= {*group[0].held}]
+    return min([*noted, *(each.begin for each in kept if name not in each.held)], default=math.inf)
 
 
 def _allocations(attempts: Sequence[Phases]) -> list[list[Phases]]:

@@ -319,6 +319,7 @@ wait_for() {
 note_end() {
     note_time step_end
     [ "$1" = 0 ] || grep -q ' detected$' "$RUNNER_ATTEMPT/times" 2>/dev/null || note_time detected
+    note_left
 }
 
 # end_reader PID FD: wait until the reader has read the end of the log, and end it if that takes too long: the file system of the

@@ -129,6 +129,20 @@ allocated_nodes() {
     hostnames "${listed:-$SLURM_JOB_NODELIST}" | paste -s -d ' '
 }
 
+# note_left: note which nodes the job has lost since the attempt began. Slurm records when it set a node down, with the reason.
+note_left() {
+    local node nodes down
+    [ -n "$held_nodes" ] || return 0
+    nodes=" $(allocated_nodes) "
+    for node in $(hostnames "$held_nodes"); do
+        [[ $nodes != *" $node "* ]] || continue
+        down=$(scontrol show node "$node" 2>/dev/null | sed -n 's/.*Reason=.*@\([0-9T:-]*\)\]$/\1/p')
+        down=$(date -d "${down:-none}" +%s 2>/dev/null)
+        ((${down:-0} >= $(stat -c %Y "$RUNNER_ATTEMPT/started"))) || down=
+        note_time left "$node" "$down"
+    done
+}
+
 # Print the nodes of this job that are not down, drained, failing or silent, according to Slurm.
 present_nodes() {
     local node state nodes found=()
