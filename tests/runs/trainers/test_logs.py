@@ -1,8 +1,8 @@
 """What the patterns find in the log of each trainer, and that they find nothing in the logs of other programs.
 
 Logs in logs/ are made from the trainers' own format strings; src/runner/runs/trainers/*.toml names version and file.
-lightning.log, trl.log, trl-torchrun.log, llama-factory*.log and
-torchtitan-0.3.log are recorded from real runs.
+lightning.log, trl.log, trl-torchrun.log, llama-factory*.log,
+torchtitan-0.3.log and axolotl-0.19.log are recorded from real runs.
 """
 
 import json
@@ -38,6 +38,12 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
         3,
         {"step": 1, "total_steps": 20, "loss": 1.3121, "perplexity": 3.71394, "tokens_per_second": 4938},
         {"step": 3, "total_steps": 20, "loss": None},
+    ),
+    "axolotl-0.19": (  # include_tokens_per_second
+        "axolotl",
+        4,
+        {"step": 2, "total_steps": 8, "loss": 5.572, "perplexity": 263, "tokens_per_second": 2176},
+        {"step": 8, "total_steps": 8, "loss": 5.544, "tokens_per_second_per_process": 110.3},
     ),
     "deepspeed": (
         "deepspeed",
