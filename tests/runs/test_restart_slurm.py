@@ -196,7 +196,9 @@ def test_a_node_that_slurm_has_not_missed_yet_is_found_by_its_missing_sign(lab: 
         until((attempt / "cause").exists)
         assert (attempt / "cause").read_text() == "node_failure\n"
         assert (attempt / "silent").read_text() == "nid002\n"
-        assert "no sign of life from nid002 for 6 s: ending the step" in (run / "job.log").read_text()
+        log = (run / "job.log").read_text()
+        assert "no sign of life from nid002 for 6 s: ending the step" in log
+        assert "Killed" not in log, "`runner why` would take it for the cause"
         assert (
             (attempt / "busy-node-1").read_text() == (attempt / "fit/nid002").read_text() == "no sign of life for 6 s\n"
         )

@@ -47,6 +47,7 @@ forget_outer_job
 RUNNER_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 
+messages=2   # file descriptor of the log
 notifiers=() # processes that post a message
 
 # The folder of the run that this run waited for (`launch --after`). The step's mounts refer to it.
@@ -257,7 +258,7 @@ leave() {
     else
         tell "$1" $$
     fi
-}
+} 2>&"$messages"
 
 # run_step SECONDS COMMAND…: run the step, and return its exit code (see wait_for). Retry once if pyxis finds an old
 # container: it names the container of a step pyxis_JOB.STEP. If a killed step leaves its container on a node, the step with
@@ -286,7 +287,7 @@ run_step() {
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
 # attempt (attempts/N/continue), and otherwise the exit code of the step.
 wait_for() {
-    local code clock watcher reader wake quiet
+    local code clock watcher reader wake quiet log
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
@@ -295,13 +296,16 @@ wait_for() {
     exec {wake}<> <(:) {quiet}<> <(:) # empty pipes
     follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
     reader=$!
-    wait "$1" 2>/dev/null # without the line "Killed" of bash
+    exec {messages}>&2
+    wait "$1" 2>/dev/null # otherwise bash writes "Killed" to the log when payload/watch.sh has killed the step
     code=$?
     while [ -n "$signalled" ]; do
         signalled=
-        wait "$1" 2>/dev/null # without the line "Killed" of bash
+        wait "$1" 2>/dev/null
         code=$?
     done
+    log=$messages messages=2 # first: a signal may arrive now
+    exec {log}>&-
     note_end "$code"
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
