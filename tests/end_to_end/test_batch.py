@@ -195,6 +195,36 @@ def test_the_script_may_requeue_itself_and_a_policy_may_restart_it(cluster: Runn
     assert cluster("logs", folder.name).stdout.count("start 1\n") == 1
 
 
+TWICE = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=5 --output=out
+number=${RUNNER_ATTEMPT##*/}
+env | grep -v -e ^RUNNER_ATTEMPT= -e ^RUNNER_SAVE_AND_EXIT= -e ^_= -e ^SHLVL= | sort >"environment-$number"
+echo "start $number with $*"
+srun --nodes=2 --ntasks=2 sh -c 'echo "task $SLURM_PROCID"'
+[ "$number" = 2 ] || { sleep 100 & exit 3; }
+"""
+
+
+def test_on_request_the_whole_script_runs_again_in_its_allocation(
+    cluster: Runner, slurm: SlurmLab, place: Path
+) -> None:
+    """With the same words, variables and output, in the same job."""
+    write(place, {"twice.sh": TWICE})
+    policy = ("--restart", "script_failure=1", "--restart", "in_place=true")
+    folder = cluster.launch(*policy, "./twice.sh", "--", "a b", cwd=place)
+    cluster.wait(folder.name, lambda status: status["state"] == "COMPLETED")
+    (job,) = (folder / "job_ids").read_text().split()
+    assert slurm.job(job)["Restarts"] == "0"
+    assert sorted((place / "out").read_text().splitlines()) == [
+        "start 1 with a b", "start 2 with a b", *["task 0"] * 2, *["task 1"] * 2]  # fmt: skip
+    first, second = (environment_of(place / f"environment-{number}") for number in (1, 2))
+    assert second == {**first, "SLURM_OVERLAP": "1"}
+    why = "the script ended with exit code 3: the next attempt starts in this allocation, on the same nodes"
+    assert (folder / "attempts/1/next").read_text().splitlines()[:2] == ["in_place", why]
+    assert (folder / "attempts/2/exit_code").read_text() == "0\n"
+
+
 def test_a_rerun_submits_the_bytes_of_the_launch(cluster: Runner, place: Path) -> None:
     """Also when the file has changed since; --from-snapshot runs the script of the run's own copy of the code."""
     write(place, {"save.sh": "#!/bin/bash\n#SBATCH -t 5\necho old $LR $0\npwd\n", "lib": "x"})

@@ -319,7 +319,7 @@ def test_a_node_that_does_not_answer_does_not_hold_up_the_next_attempt(run: Path
     waiting = f"#!/bin/sh\ntouch {tmp_path}/begun\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\n"
     texts = {"squeue": "#!/bin/sh\necho 71.0 step\n", "scancel": waiting}
     started = time.monotonic()
-    on_host(run, "RUNNER_JOB=71; end_ranks; :", programs(tmp_path / "bin", texts))
+    on_host(run, "RUNNER_JOB=71 RUNNER_ATTEMPT=. SLURM_JOB_NODELIST=a; end_ranks; :", programs(tmp_path / "bin", texts))
     assert time.monotonic() - started < 50, "it has waited for scancel"
     until((tmp_path / "begun").exists)
     (tmp_path / "go").touch()

@@ -8,6 +8,7 @@
     [ "${0##*/}" = slurm_script ] || return 0
     set +euvx # the options of the #! line are for the script
 } 2>/dev/null
+bash_file=$BASH_ENV
 RUNNER_RUN=${BASH_ENV%/payload/batch.sh}
 exec 3>&1 4>&2 # the user's output files
 folder=$PWD array_job='' array_task=''
@@ -27,7 +28,7 @@ words=() variables=()
 while IFS= read -r -d '' word; do words+=("$word"); done </proc/$$/cmdline
 while IFS= read -r -d '' word; do
     case $word in
-    BASH_ENV=* | RUNNER_RUN=* | RUNNER_ATTEMPT=* | RUNNER_SAVE_AND_EXIT=*) ;;
+    BASH_ENV=* | RUNNER_AGAIN=* | RUNNER_RUN=* | RUNNER_ATTEMPT=* | RUNNER_SAVE_AND_EXIT=*) ;;
     SLURM_EXPORT_ENV=*) variables+=("SLURM_EXPORT_ENV=${export_env:-${word#*=}}") ;;
     *) variables+=("$word") ;;
     esac
@@ -38,6 +39,7 @@ done </proc/$$/environ
     bash_env=$(timeout 20 env -i HOME="$HOME" "${SHELL:-bash}" -lc 'printf %s "${BASH_ENV:-}"' 2>&- <&-)
 [ -z "${bash_env:-}" ] || variables+=("BASH_ENV=$bash_env")
 unset BASH_ENV
+job_words=("${words[@]}")
 
 # An interpreter that does not read BASH_ENV: Slurm's copy is only a wrapper, and RUN/script/NAME (kept) is the script.
 if [ -n "${interpreter:-}" ]; then
@@ -80,11 +82,35 @@ trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already
 . payload/attempt.sh
 say() { printf 'runner: %s\n' "$*" >&2; }
 all_tasks_finished() { :; } # the exit code of the script tells
-may_stay() { false; }
+# shellcheck disable=SC2034 # in_place.sh
+program='the script'
+
+# Only on request, because the script runs again from its beginning.
+eval "policy_$(declare -f may_stay)"
+may_stay() { [ "${limit[in_place]:-}" = true ] && policy_may_stay "$@"; }
+
+# shellcheck disable=SC2034 # in_place.sh
+# find_nodes: end what the script has left running. The next attempt has the same nodes.
+find_nodes() {
+    kill -KILL -- "-$child" 2>/dev/null
+    end_ranks
+    next_nodes=$(hostnames "$SLURM_JOB_NODELIST" | paste -s -d ,)
+}
+
+# Run Slurm's copy of the script again, in the same process. Returns only if that fails.
+again() {
+    cd "$folder" || return
+    shopt -s execfail
+    trap - EXIT TERM
+    exec {quiet}>&- {start}>&- {wake}>&-
+    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes SLURM_OVERLAP=1 "${job_words[@]}" 1>&3 2>&4 3>&- 4>&-
+}
+
 [ -z "$array_task" ] || RUNNER_JOB=${array_job}_$array_task
 # shellcheck disable=SC2086 # words
 [ -z "${restart_words:-}" ] || restarts $restart_words
-again=
+again=${RUNNER_AGAIN:+again} # in the allocation of the attempt before
+unset RUNNER_AGAIN
 if grep -q -x -e "${array_job:-$RUNNER_JOB}" -e "$RUNNER_JOB" job_ids 2>/dev/null && [ -d attempts/1 ] &&
     ! grep -q -x "job $SLURM_JOB_ID" attempts/*/started 2>/dev/null; then
     again=again # runner itself submitted this job, as a restart or as part of a chain

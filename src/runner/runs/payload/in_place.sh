@@ -8,6 +8,7 @@
 fault=    # what has failed, in words
 obstacle= # why the next attempt cannot start in place
 next_nodes=
+program='the step'
 declare -A at_start=() # the exported variables when this script started
 
 for name in $(compgen -e); do
@@ -130,7 +131,7 @@ fault_of() {
             printf 'task %s on %s ' "$task" "$(node_name "$node")"
         else
             code=$2
-            printf 'the step '
+            printf '%s ' "$program"
         fi
         if is_signal "$code"; then
             printf 'was killed by signal %s' $((code - 128))
@@ -205,7 +206,7 @@ seconds_of() {
 # Print how many seconds before the time limit Slurm sends the signal to save. It may send it up to a minute earlier.
 save_seconds() {
     local seconds
-    seconds=$(sed -n 's/^#SBATCH --signal=.*@\([0-9][0-9]*\).*/\1/p' job.sbatch 2>/dev/null | tail -n 1)
+    seconds=$(sed -n 's/^#SBATCH --signal[= ].*@\([0-9][0-9]*\).*/\1/p' job.sbatch script/* 2>/dev/null | tail -n 1)
     printf '%s' "${seconds:-0}"
 }
 

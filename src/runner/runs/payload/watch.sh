@@ -128,7 +128,7 @@ hung() {
         [ "$size" = "$before" ] && stable=$((stable + 1)) || stable=0
         before=$size
         # all ranks have written their stacks, or the others do not answer
-        if ((stable >= 2)) && (($(grep -c '^rank-' <<<"$size") >= ${all:-1})); then break; fi
+        if ((stable >= 2)) && (($(grep -c '^rank-' <<<"$size") >= ${all:-1000000})); then break; fi
         if ((stable >= 6)) && [ -n "$size" ]; then break; fi
     done
     end_step "$1" "$2"
