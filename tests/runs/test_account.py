@@ -149,6 +149,16 @@ def test_a_lost_batch_script_counts_until_slurm_requeued_the_job(tmp_path: Path)
     assert any("attempts/1 has no end" in note for note in found.notes)
 
 
+def test_a_node_that_is_lost_in_silence_hangs_from_the_last_step(tmp_path: Path) -> None:
+    """Slurm needs its time to notice. Nobody noted the fault: it came at most one pause after the last step."""
+    run = make_run(tmp_path / "sft-0001")
+    end = (88.0, "step_end"), (88.0, "detected"), (89.0, "ended")
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *end], cause="node_failure", code="137")
+    add_metrics(run, *steps(1, 8, 42, 2))
+    found = rounded(account(run, LATER).classes)
+    assert (found["hang"], found["repeated"], found["useful"]) == (8 * 28, 8 * 2, 8 * 16)
+
+
 def test_other_trainers_as_far_as_their_logs_tell(tmp_path: Path) -> None:
     run = make_run(tmp_path / "sft-0001")
     end = (*of_both((122, "program_end")), (123.0, "step_end"), (124.0, "ended"))

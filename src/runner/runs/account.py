@@ -24,7 +24,7 @@ CLASSES = {
     "repeated": ("repeated steps", 'save more often: save_every = "auto"'),
     "saving": ("saving", 'save less often: save_every = "auto"'),
     "evaluation": ("evaluation", "evaluate less often: --eval_steps"),
-    "hang": ("hang", "detect hangs earlier: hang_seconds in [restart]"),
+    "hang": ("hang", "detect hangs earlier: hang_seconds in the job file"),
     "spare": ("idle spare nodes", "ask for fewer spare nodes: spare_nodes in [resources]"),
     "restart_gap": ("restart gap", "restart in the same allocation: in_place in [restart], spare_nodes in [resources]"),
     "after_end": ("idle after the end", "let the batch script end when the program ends"),

@@ -104,6 +104,11 @@ class Phases:
         known = [b.step_seconds or (b.time - a.time) / (b.step - a.step) for a, b in pairwise(self.entries)]
         return statistics.median(known or [entry.step_seconds for entry in self.entries])
 
+    @cached_property
+    def pause(self) -> float:
+        """The median seconds between two entries."""
+        return statistics.median([b.time - a.time for a, b in pairwise(self.entries)] or [self.pace])
+
     def split(self, kind: str, begin: float, end: float, late: float = 0.0, working: float = math.inf) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
@@ -156,9 +161,7 @@ class Phases:
         end = trained if trained is not None else stop
         if last is not None and trained is None and not self.tells and not self.running:
             # other trainers do not tell when the training ended: after the usual pause between two entries
-            end = min(
-                stop, last + statistics.median([b.time - a.time for a, b in pairwise(self.entries)] or [self.pace])
-            )
+            end = min(stop, last + self.pause)
         found = self.split(kind, last or end, end, _LATE_SECONDS)
         if final is not None:
             return [*found, *self.split("saving", end, final), *self.split("after_end", final, stop)]
@@ -169,8 +172,10 @@ class Phases:
         if self.running:
             return end
         if self.fault:
-            signs = [at for (event, _), at in self.times.items() if event in ("program_end", "stalled")]
-            return min(signs, default=self.event("detected") or self.last_sign)
+            signs = [at for (event, _), at in self.times.items() if event in ("program_end", "stalled", "detected")]
+            if self.entries and self.cause != "script_failure":  # the time of the fault is not known
+                signs.append(max(self.entries[-1].time, self.attempt.time("heartbeat") or 0.0) + self.pause)
+            return min([*signs, self.last_sign])
         ends = (self.event("program_end", node), self.event("step_end"), self.ended, end)
         return next(at for at in ends if at is not None)
 
