@@ -10,7 +10,7 @@ import sys
 
 from runner import __version__
 from runner.commands.console import Console
-from runner.errors import RunnerError
+from runner.errors import RunnerError, nearest
 
 TYPE_CHECKING = False  # type checkers read it as true; `typing` itself is slow to import
 if TYPE_CHECKING:
@@ -130,17 +130,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace | None:
         print(overview())
         if "-h" in words or "--help" in words or not words:
             return None
-        import difflib
-
-        close = difflib.get_close_matches(words[0], ("--help", "--version", "--site", "--verbose"), n=1, cutoff=0.75)
-        fix = f"did you mean runner {close[0]}?" if close else "runner --help"
+        close = nearest(words[0], ("--help", "--version", "--site", "--verbose"), 0.75)
+        fix = f"did you mean runner {close}?" if close else "runner --help"
         raise RunnerError(f"there is no verb in {' '.join(words)!r}", "a verb must come first", fix, exit_code=2)
     verb = words[at]
     if verb not in VERBS:
-        import difflib
-
-        close = difflib.get_close_matches(verb, VERBS, n=1)
-        fix = f"did you mean `runner {close[0]}`?" if close else "runner --help"
+        close = nearest(verb, VERBS, 0.6)
+        fix = f"did you mean `runner {close}`?" if close else "runner --help"
         raise RunnerError(f"there is no verb {verb!r}", f"the verbs are {', '.join(VERBS)}", fix, exit_code=2)
     # common options may also come before the verb; moved to the end, they reach the innermost parser (`env show`)
     args = make_parser((verb,)).parse_args([*words[at:], *words[:at]])

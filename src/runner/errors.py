@@ -33,17 +33,22 @@ def unknown(kind: str, name: str, known: Iterable[str], fix: str = "", place: ob
 
     `place` is the line of the file that contains the name.
     """
-    import difflib  # slow to import, and only errors need it
-
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    near = close and _edits(name, close[0]) <= max(1, len(name) // 3)
-    advice = f"did you mean {close[0]!r}?" if near else fix
+    close = nearest(name, names, 0.6)
+    near = close is not None and _edits(name, close) <= max(1, len(name) // 3)
+    advice = f"did you mean {close!r}?" if near else fix
     return RunnerError(
         f"{place}: there is no {kind} {name!r}" if place else f"there is no {kind} {name!r}",
         f"the known names are {', '.join(names)}" if names else f"no {kind} is available here",
         advice or f"use one of the known names, or the path of your own {kind}",
     )
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float) -> str | None:
+    """The most similar of the known words; None if all are less similar than `cutoff`, from 0 to 1."""
+    import difflib  # slow to import, and only errors need it
+
+    return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 
 
 def _edits(one: str, other: str) -> int:

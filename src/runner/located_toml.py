@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, cast, overload
 
-from runner.errors import RunnerError
+from runner.errors import RunnerError, nearest
 from runner.toml_lines import Keys, Locator
 
 T = TypeVar("T")
@@ -115,14 +115,12 @@ def refuse_unknown_keys(document: Document, table: Keys, known: Iterable[str], k
     content = document.get(*table) if table else document.data
     for key in content or ():
         if key not in names:
-            import difflib  # slow to import, and only errors need it
-
-            close = difflib.get_close_matches(key, names, n=1, cutoff=0.6)
+            close = nearest(key, names, 0.6)
             where = f" in [{'.'.join(table)}]" if table else ""
             raise RunnerError(
                 f"{document.place(*table, key)}: unknown key {key!r}{where}",
                 f"the keys of this {kind}: {', '.join(names)}",
-                f"did you mean {close[0]!r}?" if close else "remove the key, or correct its name",
+                f"did you mean {close!r}?" if close else "remove the key, or correct its name",
             )
 
 

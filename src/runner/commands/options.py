@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from runner.commands.console import columns
-from runner.errors import RunnerError
+from runner.errors import RunnerError, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,16 +63,14 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, word: str, words: list[str]) -> NoReturn:
         if not word.startswith("-"):
             self.error(f"unexpected argument {word!r}")
-        import difflib
-
         after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []
         whole = " ".join([word, *(value for value in after if not value.startswith("-"))])
-        close = difflib.get_close_matches(word.partition("=")[0], self._option_string_actions, n=1, cutoff=0.75)
+        close = nearest(word.partition("=")[0], self._option_string_actions, 0.75)
         raise RunnerError(
             f"{self._verb}: unknown option {whole!r}",
             f"`{self.prog}` has no option {word.partition('=')[0]}",
             "\n".join(
-                [*(f"did you mean {name}?" for name in close), self.format_usage().strip(), f"{self.prog} --help"]
+                [*([f"did you mean {close}?"] if close else []), self.format_usage().strip(), f"{self.prog} --help"]
             ),
             exit_code=2,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from runner.environments.edf import KEYS
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.rewriting import Change, Rename, Set, Unset
-from runner.errors import RunnerError
+from runner.errors import RunnerError, nearest
 from runner.expansion import parts
 from runner.located_toml import Document, Place
 
@@ -71,12 +71,10 @@ def _unknown_key(document: Document, key: str, value: Any) -> Finding:
 
 def near_name(key: str) -> str | None:
     """The EDF key that a misspelt word most likely means."""
-    import difflib  # slow to import, and only errors need it
-
     plain = key.lower().replace("-", "_")
     words = {**_OTHER_NAMES, **{name: name for name in KEYS}}
-    close = difflib.get_close_matches(plain, words, n=1, cutoff=0.7)
-    return words[close[0]] if close else None
+    close = nearest(plain, words, 0.7)
+    return words[close] if close else None
 
 
 def _typed(document: Document, key: str, value: Any) -> Iterator[Finding]:

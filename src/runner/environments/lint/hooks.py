@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from runner.environments.lint.finding import Finding
 from runner.environments.lint.subject import Subject
 from runner.environments.rewriting import Set
+from runner.errors import nearest
 from runner.expansion import names
 
 VARIANTS = ("cuda12", "cuda13", "cuda-dl", "rocm5", "rocm6")
@@ -49,17 +50,13 @@ def names_and_values(subject: Subject) -> Iterator[Finding]:
 
 
 def _near(name: str) -> str:
-    import difflib  # slow to import, and only errors need it
-
-    close = difflib.get_close_matches(name, KNOWN, n=1, cutoff=0.7)
-    return f"did you mean {close[0]!r}?" if close else "correct the name of the annotation"
+    close = nearest(name, KNOWN, 0.7)
+    return f"did you mean {close!r}?" if close else "correct the name of the annotation"
 
 
 def _near_value(value: str, known: tuple[str, ...]) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(value, known, n=1, cutoff=0.6)
-    return f'write "{close[0]}"' if close else f"use one of: {', '.join(known)}"
+    close = nearest(value, known, 0.6)
+    return f'write "{close}"' if close else f"use one of: {', '.join(known)}"
 
 
 def variant(subject: Subject) -> Iterator[Finding]:

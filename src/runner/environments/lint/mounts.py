@@ -13,7 +13,7 @@ from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.subject import Subject
 from runner.environments.mount import Mount, parse_mount, split_fields
 from runner.environments.rewriting import Set
-from runner.errors import RunnerError
+from runner.errors import RunnerError, nearest
 from runner.expansion import parts
 from runner.located_toml import Document
 
@@ -232,9 +232,6 @@ def _flags(fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterato
 
 
 def _near_flag(flag: str, known: frozenset[str]) -> str:
-    import difflib  # slow to import, and only errors need it
-
     words = {"readonly": "ro", "read-only": "ro", "readwrite": "rw", "squashfs": "sqsh", "r": "ro", "w": "rw"}
-    close = difflib.get_close_matches(flag, sorted(known), n=1, cutoff=0.6)
-    near = words.get(flag.lower()) or (flag.lower() if flag.lower() in known else next(iter(close), None))
+    near = words.get(flag.lower()) or (flag.lower() if flag.lower() in known else nearest(flag, sorted(known), 0.6))
     return f"did you mean {near!r}?" if near else f"use one of: {', '.join(sorted(known))}"
