@@ -136,7 +136,7 @@ def _step(value: Any, key: str) -> Any:
     return None
 
 
-def _value(data: Any, keys: Keys) -> Any:
+def _value(data: Any, keys: Sequence[str]) -> Any:
     """The value at a key path; None if there is none."""
     for key in keys:
         data = _step(data, key)
@@ -190,9 +190,7 @@ def _assigned(section: _Section, change: Set) -> str:
         return section.text
     document = tomlkit.parse(section.text)
     *above, last = change.keys
-    inner: Any = document
-    for key in above:
-        inner = inner[int(key) if isinstance(inner, list) else key]
+    inner = _value(document, above)
     if last == APPEND:
         inner.append(change.value)
     else:
@@ -266,9 +264,7 @@ def _removed(section: _Section, change: Unset) -> str:
         return section.text
     document = tomlkit.parse(section.text)
     *above, last = change.keys
-    inner: Any = document
-    for key in above:
-        inner = inner[int(key) if isinstance(inner, list) else key]
+    inner = _value(document, above)
     del inner[int(last) if isinstance(inner, list) else last]
     return tomlkit.dumps(document)
 
