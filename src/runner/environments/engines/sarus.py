@@ -61,10 +61,6 @@ def check(environment: Environment) -> None:
                 raise refuse(environment, field, "sarus", why, "set this value in the job's `setup` instead")
 
 
-def _text(text: str, field: str) -> str:
-    return text if field == "image" else sarus_text(text, field)
-
-
 def attach(environment: Environment, site: Site) -> Attachment:
     """The emitted EDF (mount flags separated by commas, registry and image by a slash), and the flag that names it."""
     check(environment)
@@ -74,5 +70,5 @@ def attach(environment: Environment, site: Site) -> Attachment:
 
 def edf(environment: Environment, comment: str, *, sources: str | None = None) -> str:
     """The text of its EDF; `sources` as for `emit_edf`."""
-    own = replace(map_texts(environment, _text), image=slashed(environment, "sarus"))
+    own = replace(map_texts(environment, sarus_text), image=slashed(environment, "sarus"))
     return emit_edf(own, comment, flag_separator=",", sources=sources)
