@@ -132,25 +132,24 @@ def resources(batch: Batch) -> Iterator[Finding]:
             yield batch.say("cpus-not-inherited", line, "srun", reason, f"srun --cpus-per-task={cores} …")
 
 
+_MASTER = 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+
+
 def rendezvous(batch: Batch) -> Iterator[Finding]:
     """MASTER_ADDR and MASTER_PORT."""
     for line in batch.script.commands:
         if "MASTER_ADDR" in line.text or re.search(r"--(master[-_]addr|rdzv[-_]endpoint)", line.text):
             if "SLURM_LAUNCH_NODE_IPADDR" in line.text:
                 reason = "SLURM_LAUNCH_NODE_IPADDR is the address of the node that called srun"
-                yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
+                yield batch.say("master-address", line, "MASTER_ADDR", reason, _MASTER)
             elif re.search(r"hostname\s+(-i|-I|--ip-address|--all-ip-addresses)", line.text):
                 reason = "hostname can print several addresses, including IPv6"
-                yield batch.say("master-address", line, "MASTER_ADDR", reason, _master())
+                yield batch.say("master-address", line, "MASTER_ADDR", reason, _MASTER)
         if match := re.search(
             r"(MASTER_PORT=[\"']?|--master[-_]port[=\s]+|--rdzv[-_]endpoint[=\s]+\S+?:)(\d{4,5})\b", line.text
         ):
             fix = "MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))"
             yield batch.say("fixed-port", line, "MASTER_PORT", f"another job might use port {match[2]}", fix)
-
-
-def _master() -> str:
-    return 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 
 
 def script_secrets(batch: Batch) -> Iterator[Finding]:
