@@ -84,17 +84,13 @@ def open_archive(path: Path) -> Iterator[Archive]:
     """The files of a plain tar. Raises RunnerError for a damaged or compressed one."""
     what = str(path)
     with open_regular(path, what) as descriptor:
-        _refuse_compressed(os.pread(descriptor, 2, 0), what)
+        if kind := _COMPRESSED.get(os.pread(descriptor, 2, 0)):
+            raise RunnerError(
+                f"cannot read {what}",
+                f"the whole archive is compressed with {kind}, so runner cannot read single layers",
+                f"{kind} -dk {what}   (its layers may stay compressed)",
+            )
         yield Archive(descriptor, _index(descriptor, what), what)
-
-
-def _refuse_compressed(head: bytes, what: str) -> None:
-    if kind := _COMPRESSED.get(head):
-        raise RunnerError(
-            f"cannot read {what}",
-            f"the whole archive is compressed with {kind}, so runner cannot read single layers",
-            f"{kind} -dk {what}   (its layers may stay compressed)",
-        )
 
 
 class _Bounded(io.FileIO):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from runner.errors import RunnerError
-from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.layers.layer import LayeredImage, Reader
 from runner.images.reference import Reference
 from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
 from runner.images.sources.registry.credentials import find_login
@@ -43,11 +43,7 @@ def read(name: Reference, repository: Repository, downloads: Downloads, *, archi
     blobs = RegistryBlobs(repository, downloads)
     announced = document.digest if document.digest.startswith("sha256:") else ""
     image = read_image(document.body, name.digest or announced, blobs, architecture=architecture, reference=str(name))
-
-    def expect(layers: Sequence[Layer]) -> None:
-        downloads.expect([(layer.digest, layer.size_bytes) for layer in layers])
-
-    return replace(image, expect=expect)
+    return replace(image, expect=lambda layers: downloads.expect([(one.digest, one.size_bytes) for one in layers]))
 
 
 class RegistryBlobs:

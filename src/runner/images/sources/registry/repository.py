@@ -122,7 +122,11 @@ class Repository:
                     body = answer.document(limit)
                     kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
                     if kind == "text/html" or describe(body) == "a web page":
-                        raise self._web_page(answer)
+                        raise RunnerError(
+                            f"{host_of(answer.url)} returned a web page",
+                            "runner expected a manifest; the page may come from a proxy, or the host is not a registry",
+                            "open the address in a browser; check the registry's name and HTTPS_PROXY",
+                        )
                     return Document(body, kind, answer.headers.get("Docker-Content-Digest", ""))
             except Transient as trouble:
                 tries.failed(trouble)
@@ -160,10 +164,3 @@ class Repository:
         if reference.registry == DOCKER_HUB:
             fix += "; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, for example docker://nvcr.io#nvidia/pytorch:24.06-py3"
         return RunnerError(f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix)
-
-    def _web_page(self, answer: Answer) -> RunnerError:
-        return RunnerError(
-            f"{host_of(answer.url)} returned a web page",
-            "runner expected a manifest; the page may come from a proxy, or the host is not a registry",
-            "open the address in a browser; check the registry's name and HTTPS_PROXY",
-        )

@@ -48,7 +48,7 @@ class Downloads:
         """Fetch these (digest, size) ahead, in the order in which they will be opened."""
         with self._lock:
             self._drop([blob for blob in self._blobs if not blob.opened])
-            self._blobs += [self._blob(digest, size) for digest, size in blobs]
+            self._blobs += [Blob(digest, size, self._lock) for digest, size in blobs]
             self._start()
             self._work.notify_all()
 
@@ -56,7 +56,7 @@ class Downloads:
     def open(self, digest: str, size: int) -> Iterator[BlobReader]:
         """The blob's bytes in order; starts to fetch unless `expect` did."""
         with self._lock:
-            blob = self._expected(digest, size) or self._blob(digest, size)
+            blob = self._expected(digest, size) or Blob(digest, size, self._lock)
             if blob not in self._blobs:
                 self._blobs.insert(sum(other.opened for other in self._blobs), blob)
             blob.opened = True
@@ -77,9 +77,6 @@ class Downloads:
         deadline = time.monotonic() + JOIN_SECONDS
         for thread in self._threads:  # a connecting daemon thread ends by itself
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _blob(self, digest: str, size: int) -> Blob:
-        return Blob(digest, size, self._lock)
 
     def _expected(self, digest: str, size: int) -> Blob | None:
         """The blob being fetched ahead; earlier expected blobs are dropped."""
