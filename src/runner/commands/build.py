@@ -78,9 +78,10 @@ def build_image(args: argparse.Namespace, console: Console) -> int:
 
 def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Console) -> int:
     """`runner build --import` on a site whose nodes keep podman's images in memory: one job does both."""
+    from dataclasses import replace
     from pathlib import Path
 
-    from runner.images.build.job import check_account, planned_job, run, script, submission
+    from runner.images.build.job import BuildJob, check_account, run, script, submission
     from runner.images.squashfs_file import find_squashfs
     from runner.machine import folders
 
@@ -89,15 +90,15 @@ def _build_in_a_job(name: str, site: Site, args: argparse.Namespace, console: Co
     values += [("--build-arg", word) for word in args.build_arg]
     flags = [f"{flag}={value}" for flag, value in values if value] + (["--no-cache"] if args.no_cache else [])
     words = (sys.executable, "-m", "runner", "build", args.recipe, "--import", f"--site={site.name}", *flags)
-    images = site.images(os.environ)
+    here = Path.cwd()
+    job = BuildJob(name, here, here, words, site.container_storage or "", site.images(os.environ))
     if args.dry_run:
-        job = planned_job(name, words, site, images, Path.cwd())
         console.say(" ".join(submission(job, site, args.sbatch)))
         console.answer(script(job))
         return 0
     check_account(site, args.sbatch, os.environ)
     folder = folders.take_numbered(folders.cache_folder(os.environ) / "build-jobs", name)
-    path = run(planned_job(name, words, site, images, folder), site, args.sbatch, console)
+    path = run(replace(job, folder=folder), site, args.sbatch, console)
     squashfs = find_squashfs(path)
     if args.json and squashfs is not None:
         console.answer_json(squashfs.record())

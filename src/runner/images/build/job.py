@@ -106,11 +106,6 @@ def check_account(site: Site, flags: Sequence[str], environ: Mapping[str, str]) 
         )
 
 
-def planned_job(name: str, words: Sequence[str], site: Site, images: Path, folder: Path) -> BuildJob:
-    """The job of a build in a folder."""
-    return BuildJob(name, folder, Path.cwd(), tuple(words), site.container_storage or "", images)
-
-
 def run(job: BuildJob, site: Site, flags: Sequence[str], report: Report) -> Path:
     """Submit the job, show its log while it runs, and return the squashfs file's path.
 

@@ -28,17 +28,13 @@ def run_logged(step: Step, log: Path, line: Callable[[str], None]) -> int:
 
 def run_quietly(step: Step) -> None:
     """Run a small step (copy, write, tag). Raises RunnerError if it fails."""
-    if step.write:
-        _write(step.write, step.text, step.mode)
-    else:
+    if not step.write:
         process.run(step.argv, env=step.env, cwd=step.cwd)
-
-
-def _write(path: Path, text: str, mode: int) -> None:
+        return
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(step.write, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode(errors="surrogateescape"))
-            os.fchmod(descriptor, mode)
+            file.write(step.text.encode(errors="surrogateescape"))
+            os.fchmod(descriptor, step.mode)
     except OSError as error:
-        raise files.explain(error, f"write {path}") from error
+        raise files.explain(error, f"write {step.write}") from error
