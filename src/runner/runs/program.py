@@ -72,15 +72,16 @@ def program_of_script(path: Path, project: Project) -> Program:
     """The program for a script file: the folder to snapshot, and the script's path in it."""
     for root in (project.root, project.shipped):
         if root is not None and path.is_relative_to(root):
+            script = path.relative_to(root).as_posix()
             if root == project.shipped and root != project.root:
-                return Program(_posix(path, root), (), project.root, shipped=root)
+                return Program(script, (), project.root, shipped=root)
             shipped = project.shipped if root != project.shipped and _needs_training(path) else None
-            return Program(_posix(path, root), (), root, shipped=shipped)
+            return Program(script, (), root, shipped=shipped)
     if project.root is not None:
         return Program(path.name, (), project.root, outside=path)
     tree = work_tree(path.parent)
     if tree is not None and not is_shared_place(tree):
-        return Program(_posix(path, tree), (), tree)
+        return Program(path.relative_to(tree).as_posix(), (), tree)
     if is_shared_place(path.parent):
         note = f"copying only {path.name}, because {path.parent} is a shared folder, not a project"
         return Program(path.name, (), None, outside=path, notes=(note,))
@@ -134,7 +135,3 @@ def check_saves(job: Job, program: Program) -> None:
         "runner can only tell its own training scripts, and scripts that read RUNNER_SAVE_EVERY, when to save",
         f"leave out save_every, and set the trainer's own option: {option}",
     )
-
-
-def _posix(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
