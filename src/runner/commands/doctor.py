@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from runner.commands.options import add_wide
 
@@ -21,8 +22,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def examine_machine(args: argparse.Namespace, console: Console) -> int:
     """`runner doctor`: print a line per check, then what the machine is ready for. Exit code 1 if a check failed."""
-    import os
-
     from runner.detection import find_site
     from runner.doctor.examination import examine
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from runner.commands.options import add_wide
 
@@ -40,8 +41,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:
     """The environment, site and engine that the options select; prints which, and why."""
-    import os
-
     from runner.detection import find_site
     from runner.environments.engines import choose
     from runner.environments.environment import default_environment, load_environment
@@ -120,8 +119,6 @@ def _rows(environment: Environment, site: Site) -> Iterator[tuple[str, str, str]
 
 def emit_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env emit`: an EDF, or a bash script for the engine; with -o the file's path."""
-    import os
-
     from runner.environments.emit import emitted
 
     environment, site, engine = _load(args, console)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.commands.console import Console
     from runner.commands.options import Verbs
     from runner.runs.adopt.adopted import Adopted
@@ -33,9 +34,6 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
 
 def adopt_environment(args: argparse.Namespace, console: Console) -> int:
     """`runner env adopt`: print the EDF, or the paths of the files written; notes go to stderr."""
-    from pathlib import Path
-
-    from runner.errors import RunnerError
     from runner.runs.adopt.adopted import Adopted
     from runner.runs.adopt.job import Draft
     from runner.runs.adopt.script import read_command_line
@@ -71,10 +69,6 @@ def adopt_environment(args: argparse.Namespace, console: Console) -> int:
 
 
 def _check_words(args: argparse.Namespace) -> None:
-    from pathlib import Path
-
-    from runner.errors import RunnerError
-
     if bool(args.script) == bool(args.rest):
         raise RunnerError(
             "no script or command line is given" if not args.script else "both a script and a command line are given",
@@ -100,11 +94,8 @@ def _check_words(args: argparse.Namespace) -> None:
 
 def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:
     """The text of the EDF. Raises RunnerError if the input has no container, or if the EDF would be invalid."""
-    from pathlib import Path
-
     from runner.environments.edf import layer_of
     from runner.environments.rewriting import APPEND, Set, rewrite
-    from runner.errors import RunnerError
     from runner.located_toml import Document, parse_toml, read_toml
 
     path = Path(into) if into else Path("the EDF")
@@ -129,10 +120,7 @@ def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -
 
 
 def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: Path) -> str:
-    from pathlib import Path
-
     from runner.environments.rewriting import rewrite
-    from runner.errors import RunnerError
     from runner.located_toml import parse_toml
     from runner.project import find_project
     from runner.runs.job import layer_of

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+
+from runner.errors import RunnerError, unknown
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -37,8 +40,6 @@ def add(actions: Verbs, common: argparse.ArgumentParser) -> None:
 
 def check_environments(args: argparse.Namespace, console: Console) -> int:
     """`runner env check`: the findings; exit code 1 when one of them is an error."""
-    import os
-
     from runner.detection import find_site
     from runner.environments.environment import default_environment
     from runner.environments.lint.check import Linter
@@ -67,7 +68,6 @@ def check_environments(args: argparse.Namespace, console: Console) -> int:
 def _list(word: str, console: Console) -> int:
     """Print the codes that contain the word, with their meaning and fix."""
     from runner.environments.lint.codes import CODES
-    from runner.errors import RunnerError
 
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
@@ -108,7 +108,6 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
 
     from runner.environments.engines import ENGINES, choose
     from runner.environments.lint.subject import Setting
-    from runner.errors import RunnerError, unknown
 
     if args.engine and args.engine not in ENGINES:
         raise unknown("engine", args.engine, ENGINES)

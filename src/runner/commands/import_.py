@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
 from runner.commands.options import DEFAULT_RECIPE, chosen_site
 
@@ -57,8 +58,6 @@ def import_squashfs(args: argparse.Namespace, console: Console) -> int:
 
 
 def import_source(source: str, site: Site, args: argparse.Namespace, console: Console) -> int:
-    from pathlib import Path
-
     from runner.images.importer.importer import explain_import, import_image
     from runner.images.importer.plan import ImportRequest
     from runner.project import find_project
@@ -86,8 +85,6 @@ def import_source(source: str, site: Site, args: argparse.Namespace, console: Co
 
 def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     """The options of `import`; `build --import` uses the defaults."""
-    from pathlib import Path
-
     from runner.images.importer.plan import STRIPING, ImportOptions
 
     output = getattr(args, "output", None)

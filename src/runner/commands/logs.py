@@ -7,6 +7,7 @@ import sys
 
 from runner.commands.console import say_end
 from runner.commands.options import runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -67,8 +68,6 @@ def show_logs(args: argparse.Namespace, console: Console) -> int:
 
 def _check_part(args: argparse.Namespace, run: Run) -> None:
     """Raise RunnerError for options that exclude each other, or an attempt that does not exist."""
-    from runner.errors import RunnerError
-
     if args.follow and (args.attempt is not None or args.tail is not None):
         raise RunnerError(
             "--follow does not work with --tail or --attempt", "--follow always shows the whole output",

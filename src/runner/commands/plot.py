@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from runner.commands.console import columns
 from runner.commands.options import runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from runner.commands.console import Console
     from runner.commands.options import Verbs
     from runner.runs.metrics import Curve
@@ -45,8 +45,6 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
     if args.json:
         console.answer_json([_record(curve, args.axis) for curve in curves])
     elif args.png:
-        from pathlib import Path
-
         from runner.runs.plot import write_png
 
         title = ", ".join(dict.fromkeys(curve.run for curve in curves))
@@ -63,7 +61,6 @@ def plot_runs(args: argparse.Namespace, console: Console) -> int:
 
 def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
     """The curves of all runs; one that lacks the metric is skipped with a warning, unless it is the only one."""
-    from runner.errors import RunnerError
     from runner.runs.metrics import read_curves
 
     metrics = tuple(dict.fromkeys(word.strip() for word in args.metric.split(",") if word.strip()))
@@ -88,8 +85,6 @@ def _curves(args: argparse.Namespace, console: Console) -> list[Curve]:
 
 def _named(args: argparse.Namespace) -> list[tuple[str, Path]]:
     """(name, metrics file) of each run. A folder with the metrics of a job that ran without runner works too."""
-    from pathlib import Path
-
     from runner.runs.run import find_run
 
     folder = runs_folder(args.site)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from runner.commands.options import add_wide
 
@@ -27,8 +28,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def list_sites(args: argparse.Namespace, console: Console) -> int:
     """`runner site list`."""
-    import os
-
     from runner.detection import find_site
     from runner.site_files import load_site, site_names
 
@@ -48,8 +47,6 @@ def list_sites(args: argparse.Namespace, console: Console) -> int:
 
 def show_site(args: argparse.Namespace, console: Console) -> int:
     """`runner site show`: every value with its source and date."""
-    import os
-
     from runner.detection import find_site
     from runner.project import shipped_folder
     from runner.site import VALUES

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from runner.commands.options import runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
     """`runner why`: print the cause, its evidence and the fix. Exit code 1 if no cause is known."""
     from pathlib import Path
 
-    from runner.errors import RunnerError
     from runner.runs.why import explain
 
     if args.list is not None:
@@ -63,7 +63,6 @@ def show_why(args: argparse.Namespace, console: Console) -> int:
 
 def _list(word: str, console: Console, *, json: bool) -> int:
     """Print the causes whose code or description contains the word; a single cause with its reason and fix."""
-    from runner.errors import RunnerError
     from runner.runs.why.cause import all_causes
 
     found = [cause for cause in all_causes() if word.lower() in f"{cause.code} {cause.says}".lower()]

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -234,8 +235,6 @@ def end_group(pid: int, grace_seconds: float = 5.0) -> None:
 
     Also kill descendants in other groups: podman 4.3 leaves the process of a build's RUN step running.
     """
-    import time
-
     from runner.machine import sessions
 
     descendants = sessions.descendants(pid)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 import random
 import threading
+import time
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
 from runner.errors import RunnerError
 from runner.images.sources.registry import web_errors
@@ -143,8 +144,6 @@ class Web:
 
     def post(self, url: str, fields: Mapping[str, str]) -> Answer:
         """The answer to a form; redirects are not followed because the form contains a secret."""
-        from urllib.parse import urlencode
-
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         return self._request("POST", url, headers, urlencode(fields).encode())
 
@@ -230,8 +229,6 @@ class Web:
 
 
 def _proxy_manager(proxy: str, options: dict[str, Any]) -> PoolManager:
-    from urllib.parse import unquote
-
     import urllib3
 
     parts = urlsplit(proxy)
@@ -378,7 +375,6 @@ def check_passing(status: int, headers: Mapping[str, str], error_text: str) -> N
 
 def retry_after(text: str) -> float | None:
     """Seconds of a Retry-After header, which holds seconds or a date; None if it is not readable."""
-    import time
     from email.utils import parsedate_to_datetime
 
     if text.strip().isdecimal():
