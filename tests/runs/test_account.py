@@ -208,6 +208,17 @@ def test_a_wrong_clock_gives_a_note(tmp_path: Path) -> None:
     assert "attempts/1: `loaded` is outside the attempt, so a clock was wrong" in found.notes
 
 
+def test_a_clock_that_jumps_by_a_day_holds_no_node_for_a_day(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    folder = add_attempt(run, [*START, *of_both((6, "program")), (86470, "step_end"), (86471, "ended")])
+    (folder / "ended").touch()
+    for name, at in (("started", 3), ("ended", 71)):
+        os.utime(folder / name, (T + at, T + at))
+    found = account(run, LATER)
+    assert found.classes.held == 8 * 71
+    assert "attempts/1: `ended` is outside the attempt, so a clock was wrong" in found.notes
+
+
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "sft-0001")
     folder = add_attempt(run, [*HEAD, (90, "ended")])

@@ -230,6 +230,9 @@ def _read(
         notes.append(f"{place}/started is missing: the attempt is left out")
         return None
     ended = times.get(("ended", "")) or attempt.ended or attempt.time("exit_code")
+    # the file system has a clock of its own; it is of no use if the run folder was copied
+    if ended and attempt.ended and abs((attempt.started or 0.0) - begin) < _JUMP_SECONDS < abs(attempt.ended - ended):
+        ended = attempt.ended
     last = max([begin, *times.values(), *(entry.time for entry in entries), attempt.time("alive") or begin])
     last = last if ended is None else max(ended, begin)
     nodes = _expanded(start.get("nodes", ""))
