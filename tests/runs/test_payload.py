@@ -484,6 +484,7 @@ def test_the_signal_reaches_the_trainer_alone(tmp_path: Path, name: str, shell: 
     log_text = (run / "job.log").read_text()
     assert code == 75, log_text
     assert f"SIG{name} True\n" in log_text
+    assert f"job.sbatch: {name} (" in log_text and ": asking the program to save and exit\n" in log_text
     assert f"SIG{name} True\n" in (run / "attempts/1/rank-1.log").read_text()
     assert (run / "attempts/1/save-and-exit").exists()
     assert ("launcher saw 75" in log_text) == (name == "USR2")

@@ -47,7 +47,6 @@ forget_outer_job
 RUNNER_JOB=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 RUNNER_JOB=${RUNNER_JOB:-${SLURM_JOB_ID:-}}
 
-messages=2   # file descriptor of the log
 notifiers=() # processes that post a message
 
 # The folder of the run that this run waited for (`launch --after`). The step's mounts refer to it.
@@ -258,7 +257,7 @@ leave() {
     else
         tell "$1" $$
     fi
-} 2>&"$messages"
+}
 
 # run_step SECONDS COMMAND…: run the step, and return its exit code (see wait_for). Retry once if pyxis finds an old
 # container: it names the container of a step pyxis_JOB.STEP. If a killed step leaves its container on a node, the step with
@@ -287,7 +286,7 @@ run_step() {
 # Returns the exit code of the task that failed first. If none failed, returns 75 if a task or the program asked for another
 # attempt (attempts/N/continue), and otherwise the exit code of the step.
 wait_for() {
-    local code clock watcher reader wake quiet log
+    local code clock watcher reader wake quiet
     signalled= # a trapped signal interrupts `wait`, but not the step: `leave` sets this variable, and we wait again
     log_times &
     clock=$!
@@ -296,16 +295,13 @@ wait_for() {
     exec {wake}<> <(:) {quiet}<> <(:) # empty pipes
     follow_log "$1" "$wake" "$RUNNER_RUN/job.log=$log_bytes" &
     reader=$!
-    exec {messages}>&2
-    wait "$1" 2>/dev/null # otherwise bash writes "Killed" to the log when payload/watch.sh has killed the step
+    wait "$1" 2>/dev/null # without the line "Killed" of bash, which `runner why` would take for the cause
     code=$?
     while [ -n "$signalled" ]; do
         signalled=
         wait "$1" 2>/dev/null
         code=$?
     done
-    log=$messages messages=2 # first: a signal may arrive now
-    exec {log}>&-
     note_end "$code"
     kill -KILL "$clock" "$watcher" 2>/dev/null
     wait "$clock" "$watcher" 2>/dev/null # afterwards they write nothing, and bash prints no "Killed" line
