@@ -229,10 +229,8 @@ def list_runs(runs_folder: Path) -> tuple[Run, ...]:
         return ()
     found = []
     for folder in folders:
-        try:
+        with suppress(RunnerError):
             found.append(load(folder))
-        except RunnerError:
-            continue
     return tuple(sorted(found, key=lambda run: (run.created, run.name)))
 
 

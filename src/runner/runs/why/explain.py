@@ -59,7 +59,9 @@ def explain_run(run: Run) -> Answer:
         return replace(answer, fine=True)
     stuck = speed is not None and speed.stuck
     if now.active and not stuck:
-        return _filled(_running(answer, verdict, readings), run)
+        broke = verdict.first is not None and verdict.first.cause.kind != SYMPTOM
+        answer = _from_logs(answer, verdict.first, verdict, readings) if broke else replace(answer, fine=True)
+        return _filled(answer, run)
     if now.state == "CANCELLED":
         return _filled(_cancelled(answer, verdict, readings, now), run)
     answer = _first_failure(_weigh(answer, verdict, readings, now), run)
@@ -110,13 +112,6 @@ def _waiting(answer: Answer, now: status.RunStatus) -> Answer:
     word = now.reason.split(",")[0].split("(")[0].strip()
     cause = by_word(PENDING, word) or (by_word(PENDING, "*") if word else by_word(PENDING, ""))
     return replace(answer, cause=cause, evidence="squeue", line=f"Reason={now.reason or 'None'}")
-
-
-def _running(answer: Answer, verdict: Verdict, readings: Sequence[Reading]) -> Answer:
-    """Explain a run that has not ended: what went wrong, or else what costs time."""
-    if verdict.first is not None and verdict.first.cause.kind != SYMPTOM:
-        return _from_logs(answer, verdict.first, verdict, readings)
-    return replace(answer, fine=True)
 
 
 def _cancelled(answer: Answer, verdict: Verdict, readings: Sequence[Reading], now: status.RunStatus) -> Answer:
