@@ -256,19 +256,15 @@ def inside_words(env: Mapping[str, str], workdir: str | None = None) -> tuple[st
     plain = ("env", *unset, *fixed) if unset or fixed else ()
     if not moving and workdir is None:
         return plain
-    enter = "" if workdir is None else f"cd -- {_double_quoted(parts(workdir, 'workdir'), 'workdir')} && "
+    enter = "" if workdir is None else f'cd -- "{_inner(parts(workdir, "workdir"), "workdir")}" && '
     # exported, because other users can read command lines; what the shell itself reads is not
     exports, words = "", ""
     for name, value in moving.items():
-        word = f" {single_quoted(name)}={_double_quoted(value)}"
+        word = f' {single_quoted(name)}="{_inner(value, "[env]")}"'
         exports, words = (exports + word, words) if _can_be_exported(name) else (exports, words + word)
     last = f'set -- env{words} "$@" && ' if words else ""
     script = f'{enter}{last}{f"export{exports} && " if exports else ""}exec "$@"'
     return ("sh", "-c", literal(script), "sh", *plain)
-
-
-def _double_quoted(pieces: tuple[str | Variable, ...], where: str = "[env]") -> str:
-    return f'"{_inner(pieces, where)}"'
 
 
 def _inner(pieces: tuple[str | Variable, ...], where: str, special: str = '\\"$`') -> str:

@@ -16,7 +16,7 @@ from runner.environments.lint.codes import SEVERITIES
 from runner.environments.lint.file import check_file, read_all
 from runner.environments.lint.finding import Finding, finding
 from runner.environments.lint.mounts import check_mounts
-from runner.environments.lint.script_text import Line, Script, is_script, option, read_script
+from runner.environments.lint.script_text import Line, Script, is_script, option, parse_script
 from runner.environments.lint.subject import Rule, Setting, Subject
 from runner.environments.mount import Mount
 from runner.errors import RunnerError
@@ -95,7 +95,8 @@ class Linter:
         path = Path(name).expanduser()
         path = path if path.is_absolute() else self.project.start / path
         if path.is_file() and is_script(path):
-            return tuple(self._script(read_script(path)))
+            text = path.read_text(encoding="utf-8", errors="replace")
+            return tuple(self._script(parse_script(text, path)))
         return (self.environment(find_edf(name, self.project, self.setting.environ))[0],)
 
     def environment(self, path: Path) -> tuple[Checked, Environment | None]:

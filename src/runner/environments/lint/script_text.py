@@ -63,11 +63,6 @@ def is_script(path: Path) -> bool:
         return False
 
 
-def read_script(path: Path) -> Script:
-    """The script in a file. Raises OSError."""
-    return parse_script(path.read_text(encoding="utf-8", errors="replace"), path)
-
-
 def parse_script(text: str, path: Path) -> Script:
     """The script of a text."""
     lines = text.replace("\r\n", "\n").split("\n")
