@@ -220,7 +220,8 @@ def offered_settings(engine: Engine, base: ResolvedBase, environ: Mapping[str, s
     if engine.name != "podman":
         return HostSettings()
     pip = host_settings.pip_settings(host_settings.pip_layers(environ), environ)
-    host, sources, proxy = host_settings.host_release(), host_settings.read_sources(), host_settings.proxies()
+    host = host_settings.release(files.text_of("/etc/os-release"))
+    sources, proxy = host_settings.read_sources(), host_settings.proxies()
     if not proxy and not host_settings.own_mirror(sources, host[1]):
         return pip
     release = base_release(base, engine)

@@ -167,12 +167,6 @@ def release(os_release: str) -> tuple[str, str]:
     return fields.get("ID", "").strip('"'), fields.get("VERSION_CODENAME", "").strip('"')
 
 
-def host_release() -> tuple[str, str]:
-    """(ID, VERSION_CODENAME) of this machine; empty if it has no os-release."""
-    path = Path("/etc/os-release")
-    return release(path.read_text()) if path.is_file() else ("", "")
-
-
 def read_sources(folder: Path = Path("/etc/apt")) -> tuple[Source, ...]:
     """The package sources of this machine, in both formats. Source: sources.list(5)."""
     found: list[Source] = []

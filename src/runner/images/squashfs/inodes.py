@@ -232,11 +232,6 @@ _PREFIXES = ((b"user.", 0), (b"trusted.", 1), (b"security.", 2))
 XattrSet = tuple[tuple[bytes, bytes], ...]
 
 
-def holds_xattr(name: bytes) -> bool:
-    """Whether squashfs supports an extended attribute of this name; not POSIX ACLs (system.*)."""
-    return any(name.startswith(prefix) and len(name) - len(prefix) <= 0xFFFF for prefix, _ in _PREFIXES)
-
-
 class IdTable(dict[int, int]):
     """uid or gid -> its index; a new id gets the next index."""
 
@@ -272,7 +267,8 @@ class XattrTable(dict[XattrSet, int]):
         ordered = tuple(sorted(xattrs))
         if ordered not in self:
             for name, _ in ordered:
-                if not holds_xattr(name):
+                # POSIX ACLs (system.*) are among those that squashfs does not support
+                if not any(name.startswith(prefix) and len(name) - len(prefix) <= 0xFFFF for prefix, _ in _PREFIXES):
                     raise RunnerError(
                         f"cannot import the image: a file has the extended attribute {name.decode(errors='replace')!r}",
                         "squashfs can store only attributes in the namespaces user, trusted and security",
