@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tests.end_to_end.conftest import Runner, clean_environ, environment, write
 from tests.faults.case import CAUSES, SAVE_EVERY, STEP_SECONDS, TRAINER, Case, Outcome
+from tests.lab.container.hold import NO_SQUASHFUSE
 from tests.lab.images import python_squashfs
 from tests.lab.ports import free_ports
 
@@ -103,6 +104,7 @@ def container_left(case: Case) -> Outcome:
     case.keeps = True
     resources = "hang_seconds = 15\n[resources]\nnodes = 2\n"
     job = f'environment = "box"\ncommand = {words(case)!r}\nlauncher = "srun"\n{resources}{RESTART}'
+    (case.lab.folder / NO_SQUASHFUSE).touch()
     box = environment(python_squashfs(), [f"{case.folder}:{case.folder}"])
     command = runner(case, job, site=PYXIS, files={"edf/box.toml": box})
     case.run = command.launch("x", "--no-preflight", timeout=400)

@@ -22,6 +22,8 @@ class Scratch:
 
     path: Path
     servers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    may_mount: bool = True
+    """False: images are unpacked, as by pyxis without squashfuse"""
     reused: bool = False
     """the container is one that an earlier step unpacked"""
 
@@ -34,7 +36,7 @@ class Scratch:
     def squashfs(self, image: str, target: Path) -> bool:
         """Mount a squashfs file at `target` with squashfuse; False where that is not possible."""
         program = shutil.which("squashfuse", path="/usr/bin:/bin")
-        if program is None or not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        if program is None or not self.may_mount or not os.access("/dev/fuse", os.R_OK | os.W_OK):
             return False
         silent = subprocess.DEVNULL
         server = subprocess.Popen((program, "-f", image, str(target)), stdin=silent, stdout=silent)

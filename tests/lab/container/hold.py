@@ -18,6 +18,8 @@ from tests.lab.container.filesystem import Scratch
 from tests.lab.container.request import Refusal, Request
 from tests.lab.container.start import run_start
 
+NO_SQUASHFUSE = "no-squashfuse"  # a file in the lab's folder, made by a test
+
 
 def enter_private_namespaces() -> bool:
     """Leave the host's mount namespace; True when a user namespace was needed for that."""
@@ -81,7 +83,7 @@ def hold(request: Request, here: str, folder: Path, alive: int, ready: int) -> N
     filesystem.check_on_node(request, here)
     name = ".".join(os.environ.get(key, "x") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID", "RUNNER_LAB_NODEID"))
     steps = folder / "steps"
-    scratch = Scratch(steps / f"{name}.{os.getpid()}")
+    scratch = Scratch(steps / f"{name}.{os.getpid()}", may_mount=not (folder / NO_SQUASHFUSE).exists())
     scratch.path.mkdir()
     state = f"{scratch.path.name}.json"
     # Opened now: the host's files are out of reach once inside the container.
