@@ -172,4 +172,6 @@ def no_nodes_left(case: Case) -> Outcome:
     case.strike_now()
     case.kill_node(case.held_nodes()[2])
     lose(case)
-    return case.outcome()
+    outcome = case.outcome()
+    assert "healthy nodes: 1, needed: 2" in outcome.stopped, f"{outcome.stopped}\n{outcome.trouble}"
+    return outcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,10 +41,10 @@ class Fault:
     """Python packages that the training imports"""
     most: int | None = None
     """never more runs than this"""
-    in_suite: bool = True
-    """whether the ordinary test suite has it too"""
-    variants: int = 1
-    """how many different runs there are at least: the numbers from 0"""
+    weight: float = 1
+    """how many runs there are for each run of another fault"""
+    in_suite: int = 1
+    """how many runs the ordinary test suite has"""
     by_hand: bool = False
     """whether a person may have to submit the same file again"""
 
@@ -59,8 +60,8 @@ class Fault:
         return self.cause == "*" or (set(causes[:-1]) == {self.cause} - {""} and causes[-1:] == ("done",))
 
     def runs(self, times: int) -> int:
-        """How many runs there are where a fault without variants has `times`."""
-        return max(times * 5 // 2, self.variants) if self.variants > 1 else min(times, self.most or times)
+        """How many runs there are where other faults have `times`."""
+        return min(round(times * self.weight), self.most or sys.maxsize)
 
     def passed(self, outcome: Outcome) -> bool:
         """Whether the run survived the fault, or ended as it has to end, at no cost but repeated steps."""
@@ -71,7 +72,7 @@ class Fault:
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 
 WITH_SPARE: Mapping[str, Any] = {
-    "in_suite": False,
+    "in_suite": 0,
     "config": GIVEN_UP,
     "nodes": 3,
     "cause": "node_failure",
@@ -213,19 +214,19 @@ FAULTS: Mapping[str, Fault] = {
         by_hand.helper_killed,
         "a process of the batch script is killed at a random moment",
         **{**WITH_SPARE, "cause": "*", "rung": "*", "ends": "either"},
-        variants=by_hand.HELPERS,
+        weight=2.5,
     ),
     "own_script": Fault(
         by_launch.own_script,
         "one rank of a user's own batch script is killed; in_place = true",
-        in_suite=False,
+        in_suite=0,
         cause="script_failure",
         rung="in_place",
     ),
     "container_left": Fault(
         by_launch.container_left,
         "all processes of a step on one node are killed, and its container is left behind",
-        in_suite=False,
+        in_suite=0,
         cause="hang",
         rung="in_place",
         plugins=PLUGINS,
@@ -244,7 +245,7 @@ FAULTS: Mapping[str, Fault] = {
             cause="script_failure",
             rung="in_place",
             modules=modules,
-            in_suite=not modules,
+            in_suite=0 if modules else 1,
             most=most,
         )
         for name, act, file, description, modules, most in TRAININGS
