@@ -114,7 +114,9 @@ def node_lost_restarting(case: Case) -> Outcome:
 
 def spare_unfit(case: Case) -> Outcome:
     """The spare node's GPUs do not work; every other run has another spare node, the others need another allocation."""
-    case.resources, case.keeps = {"spare_nodes": 1 + case.number % 2}, bool(case.number % 2)
+    case.keeps = bool(case.number % 2)
+    case.resources = {"spare_nodes": 1 + case.keeps}
+    case.nodes = 2 + 1 + case.keeps  # the cluster has 5
     add_nvidia_smi(case)
     case.start()
     unfit = case.held_nodes()[2]
