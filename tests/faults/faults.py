@@ -72,7 +72,6 @@ class Fault:
 GIVEN_UP = (f"SlurmdTimeout={GIVEN_UP_AFTER}",)
 
 WITH_SPARE: Mapping[str, Any] = {
-    "in_suite": 0,
     "config": GIVEN_UP,
     "nodes": 3,
     "cause": "node_failure",
@@ -215,6 +214,7 @@ FAULTS: Mapping[str, Fault] = {
         "a process of the batch script is killed at a random moment",
         **{**WITH_SPARE, "cause": "*", "rung": "*", "ends": "either"},
         weight=2.5,
+        in_suite=4,
     ),
     "own_script": Fault(
         by_launch.own_script,
