@@ -219,18 +219,16 @@ FAULTS: Mapping[str, Fault] = {
     "own_script": Fault(
         by_launch.own_script,
         "one rank of a user's own batch script is killed; in_place = true",
-        in_suite=0,
         cause="script_failure",
         rung="in_place",
     ),
     "container_left": Fault(
         by_launch.container_left,
         "all processes of a step on one node are killed, and its container is left behind",
-        in_suite=0,
         cause="hang",
         rung="in_place",
         plugins=PLUGINS,
-        uses=("gcc, spank.h", "unsquashfs", "mmdebstrap", "tar2sqfs"),
+        uses=("gcc, spank.h", "unsquashfs", "squashfuse", "/dev/fuse", "mmdebstrap", "tar2sqfs"),
     ),
     "oom": Fault(
         by_hand.oom,
