@@ -149,6 +149,15 @@ def test_a_lost_batch_script_counts_until_slurm_requeued_the_job(tmp_path: Path)
     assert any("attempts/1 has no end" in note for note in found.notes)
 
 
+def test_a_preempted_attempt_does_not_hang(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step")], cause="preemption", code="")
+    add_attempt(run, [(70, "submitted"), (80, "held"), (81, "started"), (82, "ended")], number=2, cause="", code="1")
+    add_metrics(run, *steps(1, 8, 42, 2))
+    found = rounded(account(run, LATER).attempts[0].classes)
+    assert "hang" not in found and found["restart_gap"] == 8 * 12
+
+
 def test_a_node_that_is_lost_in_silence_hangs_from_the_last_step(tmp_path: Path) -> None:
     """Slurm needs its time to notice. Nobody noted the fault: it came at most one pause after the last step."""
     run = make_run(tmp_path / "sft-0001")

@@ -192,7 +192,8 @@ class Phases:
                 rest = after if self.tells or after != "imports" else "unknown"
         found = [(kind, min(at, stop)) for kind, at in [*found, *self.training, *self.after_training(rest, stop)]]
         if self.fault:
-            found.append(("hang", self.event("detected") or (end if self.ended is None else stop)))
+            kind = "hang" if self.cause in (*_FAULTS, "unknown") else "restart_gap"  # or Slurm ended the attempt
+            found.append((kind, self.event("detected") or (end if self.ended is None else stop)))
         return [*found, ("restart_gap" if self.follows else "after_end", end)]
 
 
