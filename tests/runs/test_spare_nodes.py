@@ -6,6 +6,7 @@ import signal
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from runner.errors import RunnerError
 from runner.runs.job import Job, Restart
 from runner.runs.resolve import resolve
 from runner.runs.schedulers.template import restart_words
+from runner.runs.sweep import array_script
 from runner.site import Site
 from tests.runs.scripts import BARE, LOCAL, SLURM, command_job, overrides, script, write_run
 from tests.runs.test_payload import on_host, programs
@@ -89,6 +91,20 @@ def test_the_job_requests_and_pays_for_the_spare_nodes() -> None:
 def test_the_script_names_the_numbers(settings: dict[str, Any], words: str) -> None:
     job = resolved(nodes=2, tasks_per_node=4, launcher="torchrun", restart=POLICY, **settings)
     assert restart_words(job, SLURM).endswith(f"{words} tasks_per_node=1 processes_per_node=4")
+
+
+def test_a_sweep_is_an_array_of_jobs_that_keep_their_nodes() -> None:
+    text = script(resolved(nodes=2, spare_nodes=1, restart=POLICY), site=SLURM)
+    plan: Any = SimpleNamespace(script=text, batch=None)
+    array = array_script(plan, 3, None)
+    assert "#SBATCH --nodes=3\n#SBATCH --no-kill\n" in array and "#SBATCH --array=0-2\n" in array
+
+
+def test_a_chain_with_restarts_after_node_failures_may_have_spare_nodes() -> None:
+    job = resolved(nodes=2, spare_nodes=1, chain=3, restart=("time_limit=2", *POLICY))
+    assert restart_words(job, SLURM).startswith(
+        "by=chain time_limit=2 node_failure=3 without_checkpoint=3 nodes=2 spare=1"
+    )
 
 
 QUEUE = "#!/bin/sh\nprintf '%s\\n' \"$ALLOCATED\"\n"

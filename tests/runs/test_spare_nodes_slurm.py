@@ -150,6 +150,19 @@ def test_a_job_whose_batch_script_is_lost_is_requeued(
     assert lab.wait_for(job_id, ENDED)["Restarts"] == "1"
 
 
+def test_a_batch_script_that_ends_without_slurm_noticing_frees_its_nodes(
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only Slurm's own process above it was killed."""
+    run = written(tmp_path / "run", 'cd "$RUNNER_RUN" && : >began; until [ -e finish ]; do sleep 0.1; done')
+    job_id = submitted(lab, run, monkeypatch)
+    guarded(run)
+    os.kill(ancestors(batch_script(run))[0], signal.SIGKILL)
+    (run / "finish").touch()
+    lab.wait_for(job_id, ENDED)
+    assert causes(run) == ["done"] and not (run / "stopped").exists()
+
+
 def test_a_run_whose_batch_script_is_killed_ends_with_an_explanation(
     lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

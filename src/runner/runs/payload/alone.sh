@@ -22,9 +22,10 @@ wait_for_attempt() {
     for ((waited = 0; waited < 60; waited++)); do
         [ ! -e "$attempt/exit_code" ] || break
         job=$(sed -n 's/^job //p' "$attempt/started" 2>/dev/null)
-        # With a cause, the attempt is ending. If it belongs to this job, it is over; if to another job, it may still be saving.
+        # With a cause, the attempt is ending. If it belongs to this job, it is over, unless the guard has written the cause; if
+        # to another job, it may still be saving.
         if [ -s "$attempt/cause" ]; then
-            [ "$job" != "$mine" ] || break
+            [ "$job" != "$mine" ] || [ -e "$attempt/guarded" ] || break
         elif [ "${job:-$mine}" != "$mine" ] && job_runs "$job"; then
             refuse_second_start "$job" "$1" "$2"
         fi

@@ -39,10 +39,17 @@ lost() {
     trap '' TERM # a requeue ends this step too
     attempt_now
     mkdir "$RUNNER_ATTEMPT/guarded" 2>/dev/null || exit 0 # another guard is faster
+    local why rung=''
+    read -r rung 2>/dev/null <"$RUNNER_ATTEMPT/next"
+    case $(cat "$RUNNER_ATTEMPT/cause" stopped 2>/dev/null):$rung in
+    done:* | cancelled:* | *$'\n'* | *:submit | *:chain) # it has done its work, but Slurm does not know that it has ended
+        scancel "$RUNNER_JOB"
+        exit 0
+        ;;
+    esac
     fault="the batch script is lost" obstacle=$1
     : >"$RUNNER_ATTEMPT/replaced" # if the node is only cut off, the attempt there ends itself
     [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" node_failure
-    local why rung
     why=$(refusal node_failure "${RUNNER_ATTEMPT##*/}")
     if [ -n "$why" ]; then
         give_up "$fault; $obstacle; $why"
