@@ -202,3 +202,18 @@ exec bash job.sbatch
     for number, run in enumerate((first, second)):
         assert (causes(run), rungs(run)) == (["script_failure", "done"], ["in_place"])
         assert (run / "job_ids").read_text() == f"{array}_{number}\n"
+
+
+def test_nodes_that_have_passed_the_preflight_are_not_tested_again(lab: SlurmLab, tmp_path: Path) -> None:
+    passed = 'until [ -s "$RUNNER_ATTEMPT/preflight-node-0" ]; do sleep 0.1; done'
+    run = written(tmp_path, f'{FIRST}[ "$n" != 1 ] || {{ {passed}; {KILLED}; }}', script_failure=1)
+    (run / "job.sbatch").write_text(
+        (run / "job.sbatch")
+        .read_text()
+        .replace("inside RUNNER_NODES", "inside RUNNER_PREFLIGHT yes\n        inside RUNNER_NODES")
+    )
+    (run / "payload/preflight.py").write_text("print('node', __import__('sys').argv[2], 'tested')")
+    assert ended(lab, run)["JobState"] == "COMPLETED"
+    assert rungs(run) == ["in_place"]
+    assert (run / "job.log").read_text().count("node 0 tested") == 1
+    assert [(run / f"attempts/{number}/preflight-node-1").exists() for number in (1, 2)] == [True, False]

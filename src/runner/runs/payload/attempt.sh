@@ -83,6 +83,7 @@ next_attempt() {
     export RUNNER_SAVE_AND_EXIT=$RUNNER_ATTEMPT/save-and-exit
     trap 'code=$?; ended "$code"' EXIT
     note_start "$number"
+    skip_preflight "$number"
     # shellcheck disable=SC2034 # restart.sh reads the log from this offset
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
     say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"

@@ -104,6 +104,19 @@ ranks_without_stack() {
 # once, because nothing is left to save.
 keeps_allocation() { [ -n "$RUNNER_JOB" ] && ((${#limit[@]} > 0)) && [ "${limit[in_place]:-}" != false ]; }
 
+# skip_preflight NUMBER: skip the preflight of this attempt, number NUMBER, if it starts in the allocation of the attempt before
+# and all its nodes have passed the preflight there.
+skip_preflight() {
+    local before=attempts/$(($1 - 1)) rung='' chosen='' held
+    { read -r rung && read -r _ && read -r chosen; } 2>/dev/null <"$before/next"
+    [ "$rung" = in_place ] || return 0
+    held=$(hostnames "$(sed -n 's/^nodes //p' "$before/started")" | paste -s -d ' ')
+    are_among "$chosen" "$held" || return 0
+    [ -e "$before/no-preflight" ] ||
+        [ "$(cat "$before"/preflight-node-*[0-9] 2>/dev/null | grep -c -x 0)" = "$(wc -w <<<"$held")" ] || return 0
+    : >"$RUNNER_ATTEMPT/no-preflight"
+}
+
 # announce RUNG SENTENCE [NODES]: say how the next attempt starts, and record it.
 announce() {
     say "$2"

@@ -100,7 +100,7 @@ runner_python=python
 command -v python >/dev/null || runner_python=python3
 
 # --- preflight: test this node. Needs Python in the image
-if [ -n "${RUNNER_PREFLIGHT:-}" ] && command -v "$runner_python" >/dev/null; then
+if [ -n "${RUNNER_PREFLIGHT:-}" ] && [ ! -e "$runner_attempt/no-preflight" ] && command -v "$runner_python" >/dev/null; then
     once preflight "$runner_python" "$RUNNER_RUN/payload/preflight.py" "$runner_attempt" "$runner_node"
     [ "$runner_code" = 0 ] || stop "the preflight ended with exit code $runner_code on node $runner_node" \
         "on a faulty node, the job would fail later or be slow" \
