@@ -140,7 +140,13 @@ LONGEST = (
     *("runs/test_script_words", "runs/test_payload", "test_packaging", "runs/test_restart_slurm", "runs/test_restart"),
     *("runs/test_notify", "images/layers/test_tar_fuzz", "images/squashfs/test_data", "test_lab_account"),
     *("images/sources/test_transfer", "images/test_incremental", "runs/test_restart_causes"),
-    *("images/test_flatten_model", "runs/trainers/test_progress"),
+    *(
+        "images/test_flatten_model",
+        "runs/trainers/test_progress",
+        "end_to_end/test_batch",
+        "end_to_end/test_batch_pairs",
+    ),
+    *("runs/test_in_place", "runs/test_spare_nodes_slurm", "runs/test_usage"),
 )
 
 

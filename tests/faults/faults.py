@@ -214,7 +214,7 @@ FAULTS: Mapping[str, Fault] = {
         "a process of the batch script is killed at a random moment",
         **{**WITH_SPARE, "cause": "*", "rung": "*", "ends": "either"},
         weight=2.5,
-        in_suite=4,
+        in_suite=2,
     ),
     "own_script": Fault(
         by_launch.own_script,

@@ -44,6 +44,7 @@ def test_a_run_survives(struck: Struck, name: str, number: int) -> None:
     if name == "disk_full" and os.geteuid():
         pytest.skip("a small disk is mounted by root alone")
     outcome = struck[name, number].result()
+    print(outcome.trouble)  # pytest would shorten it
     assert outcome.completed or FAULTS[name].ends != "completed", outcome.trouble
     assert (outcome.checkpoints_lost, outcome.nodes_held) == (0, 0), outcome.trouble
     assert (outcome.given_back, outcome.late_steps) == (0, 0), outcome.trouble
