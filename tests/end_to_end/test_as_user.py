@@ -59,12 +59,12 @@ def test_a_job_runs_in_the_container(user: User) -> None:
 def test_shell_and_cancel(user: User) -> None:
     done = runner(user, "shell", "--", "sh", "-c", "echo $GREETING $A; exit 3", code=3)
     assert done.stdout == "from the image b c\n"
-    runner(user, "launch", "--", "sleep", "1000")
+    runner(user, "launch", "--", "sleep", "97531")  # other tests sleep too
     assert runner(user, "cancel", "last").stdout == "sleep-0001\n"
     assert json.loads(runner(user, "status", "--json", "last").stdout)[0]["state"] == "CANCELLED"
     left = user.run("ps", "-u", user.name, "-o", "args=").stdout.splitlines()
     # other tests of this user may run containers at the same moment: only those of this home count
-    assert [line for line in left if "sleep 1000" in line or ("squashfuse" in line and str(user.home) in line)] == []
+    assert [line for line in left if "sleep 97531" in line or ("squashfuse" in line and str(user.home) in line)] == []
 
 
 BATCH = "#!/bin/bash\n#SBATCH -t 5\necho\n"
