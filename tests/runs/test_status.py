@@ -105,14 +105,14 @@ def test_attempts_are_ordered_as_numbers(run: Run) -> None:
 
 
 def test_how_further_attempts_were_started_is_told(run: Run, settle: Settle) -> None:
-    """The reason of a running attempt that another one has followed in place; JSON has all."""
+    """The reason of a running attempt is how it was started; JSON has all."""
     sentence = "lost nid002: the next attempt starts in this allocation, with nid003 instead of nid002"
     attempt(run, 1, exit_code="75\n", cause="time_limit\n", next="requeue\ntime_limit: requeueing this job\n")
     attempt(run, 2, exit_code="1\n", next=f"in_place\n{sentence}\nnid001,nid003\n")
-    assert settle(run, {"17": JobStatus("RUNNING")}).reason == "", "the next attempt has not begun"
+    assert settle(run, {"17": JobStatus("RUNNING")}).reason == "after attempt 1: time_limit: requeueing this job"
     attempt(run, 3, next="")
     found = settle(run, {"17": JobStatus("RUNNING")})
-    assert found.reason == "attempt 3 in place: lost nid002, with nid003 instead of nid002"
+    assert found.reason == f"after attempt 2: {sentence}"
     rungs = [(1, "requeue", "time_limit: requeueing this job"),
              (2, "in_place", sentence)]  # fmt: skip
     assert list(found.rungs) == look(run).record()["rungs"] == rungs and found.record()["rungs"] == tuple(rungs)

@@ -80,22 +80,16 @@ def _status(run: Run, job: JobStatus) -> RunStatus:
     """The status of a run: that of its jobs, completed from the run folder."""
     attempts = run.attempts
     over = run.stopped if job.state not in (*ACTIVE, "COMPLETED", "CANCELLED") else ""
-    rungs = run.rungs
-    if (
-        job.state == "RUNNING"
-        and rungs
-        and rungs[-1].name == "in_place"
-        and rungs[-1].attempt == attempts[-1].number - 1
-    ):
-        fault = rungs[-1].reason.replace(": the next attempt starts in this allocation", "")
-        over = f"attempt {attempts[-1].number} in place: {fault}"
+    followed = attempts[-2].rung if len(attempts) > 1 else None
+    if followed and job.state == "RUNNING":
+        over = f"after attempt {followed.attempt}: {followed.reason}"
     return RunStatus(
         run=run,
         **{**job._asdict(), "reason": over or job.reason},
         attempt=attempts[-1].number if attempts else 0,
         progress=metrics.read_progress(run.folder / "metrics.jsonl"),
         causes=tuple(attempt.cause for attempt in attempts),
-        rungs=rungs,
+        rungs=run.rungs,
         gpu_hours=gpu_hours(run, time.time()),
     )
 
