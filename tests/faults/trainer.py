@@ -10,6 +10,8 @@ outside the run folder, in $FAULTS_ACCOUNT, one line each:
 WHAT WORD: begins STEP | step N | saved N | leaves N | damaged NAME | finished STATE
 """
 
+import contextlib
+import errno
 import faulthandler
 import hashlib
 import json
@@ -98,20 +100,35 @@ def newest() -> tuple[int, str]:
     return 0, ""
 
 
+def listen() -> socket.socket:
+    """At MASTER_PORT, or at any free port if it is taken."""
+    address = os.environ["MASTER_ADDR"]
+    try:
+        return socket.create_server((address, int(os.environ["MASTER_PORT"])))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        return socket.create_server((address, 0))
+
+
 class Others:
-    """The other ranks, met at MASTER_ADDR: `agree` returns rank 0's word to all."""
+    """The other ranks, met at MASTER_ADDR: `agree` returns rank 0's word to all.
+
+    The file `port` of the attempt has the port: another cluster on this machine may have taken MASTER_PORT.
+    """
 
     def __init__(self) -> None:
-        place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self.peers: list[socket.socket] = []
         if RANK == 0:
-            with socket.create_server(place) as server:
+            with listen() as server:
+                write(ATTEMPT / ".port", str(server.getsockname()[1]))
+                (ATTEMPT / ".port").rename(ATTEMPT / "port")
                 self.peers = [server.accept()[0] for _ in range(RANKS - 1)]
-            return
-        while True:
+        while RANK and not self.peers:
             try:
-                self.peers = [socket.create_connection(place, timeout=5)]
+                port = int((ATTEMPT / "port").read_text())
+                self.peers = [socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=5)]
                 self.peers[0].settimeout(None)
-                return
             except OSError:
                 select.select((), (), (), 0.05)
 
@@ -120,11 +137,15 @@ class Others:
             for peer in self.peers:
                 self._receive(peer)
         else:
-            self.peers[0].send(b".")
+            self._send(self.peers[0], b".")
             return self._receive(self.peers[0])
         for peer in self.peers:
-            peer.send(word)
+            self._send(peer, word)
         return word
+
+    def _send(self, peer: socket.socket, word: bytes) -> None:
+        with contextlib.suppress(OSError):  # lost
+            peer.send(word)
 
     def _receive(self, peer: socket.socket) -> bytes:
         while True:

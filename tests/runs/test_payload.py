@@ -91,20 +91,21 @@ def test_one_ipv4_address_that_other_nodes_reach(run: Path, tmp_path: Path, reso
     """The first node's address; NodeAddr where its name leads nowhere but to itself."""
     getent = f"#!/bin/sh\ncase $2 in nid001) cat <<'X'\n{resolver}\nX\n;; *) echo \"$2 STREAM\" ;; esac\n"
     environ = {**programs(tmp_path / "bin", {"getent": getent, "scontrol": SCONTROL}), **STEP}
-    assert on_host(run, 'rendezvous; printf %s "$MASTER_ADDR"', environ) == address
+    assert on_host(run, 'RUNNER_ATTEMPT=attempts/1; rendezvous; printf %s "$MASTER_ADDR"', environ) == address
 
 
 def test_without_a_scheduler_processes_meet_at_home(run: Path) -> None:
     """Whatever /etc/hosts says about this machine's name."""
-    assert on_host(run, 'rendezvous; printf %s "$MASTER_ADDR"', {}) == "127.0.0.1"
+    assert on_host(run, 'RUNNER_ATTEMPT=attempts/1; rendezvous; printf %s "$MASTER_ADDR"', {}) == "127.0.0.1"
 
 
 def test_the_port_follows_from_the_job_id(run: Path) -> None:
-    """Two jobs on a node differ; the same job finds the same; none is one that the kernel gives away."""
-    ports = [int(on_host(run, f"free_port {job}", {})) for job in (71, 71, 72, 10_071, 4_000_000_000)]
+    """Two jobs on a node differ, and so do attempts; the same finds the same; the kernel gives none of them away."""
+    jobs = ("71", "71", "72", "10071", "4000000000", "71 2", "71 3")
+    ports = [int(on_host(run, f"free_port {job}", {})) for job in jobs]
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert ports[0] == ports[1]
-    assert len({ports[0], ports[2]}) == 2
+    assert len({ports[0], ports[2], *ports[-2:]}) == 4
     assert all(1024 < port < low or port > high for port in ports)
 
 

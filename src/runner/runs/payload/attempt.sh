@@ -215,17 +215,18 @@ rendezvous() {
         fi
         MASTER_ADDR=${MASTER_ADDR:-$first}
     fi
-    MASTER_PORT=$(free_port "${SLURM_JOB_ID:-$$}")
+    MASTER_PORT=$(free_port "${SLURM_JOB_ID:-$$}" "${RUNNER_ATTEMPT##*/}")
     export MASTER_ADDR MASTER_PORT
 }
 
-# free_port ID: print a port that is not in use, derived from the job id, so that two jobs on a node get different ports. If
+# free_port ID [ATTEMPT]: print a port that is not in use, derived from the job id, so that two jobs on a node get different
+# ports, and from the attempt: on a node that does not answer, the ranks of the attempt before may still use theirs. If
 # possible, the port is outside the range from which the kernel takes ports for outgoing connections.
 free_port() {
     local low=32768 high=60999 port tried
     { read -r low high </proc/sys/net/ipv4/ip_local_port_range; } 2>/dev/null
     for ((tried = 0; tried < 10000; tried++)); do
-        port=$((20000 + (${1%%[!0-9]*} + tried) % 10000))
+        port=$((20000 + (${1%%[!0-9]*} + 1009 * ${2:-0} + tried) % 10000))
         ((low <= 20000 && high >= 29999)) || ((port < low || port > high)) || continue
         grep -qi ":$(printf %04X "$port") " /proc/net/tcp /proc/net/tcp6 2>/dev/null || break
     done
