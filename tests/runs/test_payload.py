@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -463,6 +464,28 @@ def test_processes_that_end_meanwhile_hide_no_other(run: Path, shell: str) -> No
     """bash gives the rest of an ended process's file to the next `read`."""
     told = subprocess.run((shell, "-c", TELLS), cwd=run, capture_output=True, text=True, check=True)
     assert told.stdout == ""
+
+
+IS_FOR = """
+. payload/signals.sh
+"$1" -c 'import signal, time
+signal.signal(signal.SIGUSR2, lambda *_: 0)
+print("ready", flush=True)
+while True: time.sleep(0.0002)' >ready & busy=$!
+until [ -s ready ]; do sleep 0.1; done
+turn=0
+while turn=$((turn + 1)); [ "$turn" -le 500 ]; do is_for USR2 "$busy" || echo "missed in turn $turn"; done
+kill "$busy"
+"""
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_a_process_that_falls_asleep_meanwhile_gets_the_signal(run: Path, shell: str) -> None:
+    """The kernel writes /proc/PID/status anew for each line that bash reads, and the state has words of several lengths."""
+    done = subprocess.run(
+        (shell, "-c", IS_FOR, shell, sys.executable), cwd=run, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ""
 
 
 @pytest.mark.parametrize("name", ["USR2", "TERM"])

@@ -42,28 +42,36 @@ find_descendants() {
 
 # is_for SIGNAL PID: succeed if the process should get the signal.
 #
-# The loop reads the file to its end. If it stopped early and the process ended meanwhile, bash could not seek back in the
+# After each line, bash moves back in the file to the end of that line, and the kernel writes the file anew for the next `read`.
+# If the process has fallen asleep or woken meanwhile, its state is a longer or a shorter word, and the next line lacks its first
+# letters. Without the line SigCgt, read the file again.
+#
+# The loop reads the file to its end. If it stopped early and the process ended meanwhile, bash could not move back in the
 # file, and would return the rest of its buffer to the next `read` of any file.
 is_for() {
-    [ -r "/proc/$2/status" ] || return 1
     runner_bit=
-    runner_answer=no
+    runner_answer=
+    runner_tries=30
     case $1 in
     USR1) runner_bit=9 ;;
     USR2) runner_bit=11 ;;
     esac
-    while read -r runner_key runner_value; do # the key includes its colon
-        case $runner_key:$runner_value in
-        Name::bwrap | Name::unshare | Name::squashfuse* | Name::fuse-overlayfs) [ "$1" != TERM ] || runner_answer=never ;;
-        SigCgt::*)
-            # only the last eight of 16 hexadecimal digits, so that no shell's arithmetic overflows
-            if [ "$runner_answer" = no ] &&
-                { [ -z "$runner_bit" ] || [ $((0x${runner_value#????????} >> runner_bit & 1)) = 1 ]; }; then
-                runner_answer=yes
-            fi
-            ;;
-        esac
-    done 2>/dev/null <"/proc/$2/status"
+    while [ -z "$runner_answer" ] && [ "$runner_tries" -gt 0 ] && [ -r "/proc/$2/status" ]; do
+        runner_tries=$((runner_tries - 1))
+        while read -r runner_key runner_value; do # the key includes its colon
+            case $runner_key:$runner_value in
+            Name::bwrap | Name::unshare | Name::squashfuse* | Name::fuse-overlayfs) [ "$1" != TERM ] || runner_answer=never ;;
+            SigCgt::*)
+                # only the last eight of 16 hexadecimal digits, so that no shell's arithmetic overflows
+                [ -n "$runner_answer" ] || runner_answer=no
+                if [ "$runner_answer" = no ] &&
+                    { [ -z "$runner_bit" ] || [ $((0x${runner_value#????????} >> runner_bit & 1)) = 1 ]; }; then
+                    runner_answer=yes
+                fi
+                ;;
+            esac
+        done 2>/dev/null <"/proc/$2/status"
+    done
     # not a plain `return`: in a trap, it would return the status from before the trap
     [ "$runner_answer" = yes ] || return 1
     return 0
