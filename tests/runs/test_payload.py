@@ -481,7 +481,7 @@ kill "$busy"
 
 @pytest.mark.parametrize("shell", ["dash", "bash"])
 def test_a_process_that_falls_asleep_meanwhile_gets_the_signal(run: Path, shell: str) -> None:
-    """The kernel writes /proc/PID/status anew for each line that bash reads, and the state has words of several lengths."""
+    """The kernel writes /proc/PID/status anew for each line that bash reads, with a shorter or longer state."""
     done = subprocess.run(
         (shell, "-c", IS_FOR, shell, sys.executable), cwd=run, capture_output=True, text=True, check=True
     )
