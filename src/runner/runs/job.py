@@ -218,7 +218,7 @@ KEYS: Mapping[str, Key] = {
         "--spare",
         table="resources",
         metavar="S",
-        help="hold S more nodes, to replace nodes that fail while the job runs",
+        help="request S more nodes, which replace nodes that fail while the job runs",
     ),
     "min_nodes": Key(int, table="resources"),
     "gpus_per_node": Key(int, "--gpus-per-node", shell=True, table="resources", site=True, metavar="N"),

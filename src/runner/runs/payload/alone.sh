@@ -31,7 +31,7 @@ wait_for_attempt() {
         fi
         is_alive "$attempt" || break
         if [ "$job" = "$mine" ] && [ ! -e "$attempt/replaced" ]; then
-            say "attempt $1 is still running on a node that Slurm has marked as down: asking it to save and exit"
+            say "attempt $1 is still running on a node that Slurm has marked as down: asking the attempt to save and exit"
             : >"$attempt/replaced"
             : >"$attempt/save-and-exit"
         fi

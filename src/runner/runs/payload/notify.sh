@@ -10,7 +10,7 @@ notify() {
     text="${RUNNER_RUN##*/}: $2 (attempt ${RUNNER_ATTEMPT##*/}, job ${RUNNER_JOB:-local}, ${SLURM_CLUSTER_NAME:-$(uname -n)})"
     case $event in failure) text+=$'\n'$(last_words) ;; esac
     printf '%s %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$event" >>"$RUNNER_ATTEMPT/notified"
-    post "$(masked "$text")" >/dev/null 2>&1 || say "the webhook has not taken the message about $event"
+    post "$(masked "$text")" >/dev/null 2>&1 || say "the webhook did not accept the message about $event"
     return 0
 }
 
