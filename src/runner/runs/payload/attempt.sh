@@ -122,9 +122,8 @@ note_time() {
 # note_start NUMBER: note when the job was submitted and got its nodes, and the start of attempt NUMBER. An attempt in the
 # same allocation notes only its own start.
 note_start() {
-    local submitted held next=
-    { read -r next <"attempts/$(($1 - 1))/next"; } 2>/dev/null
-    if [ -n "$RUNNER_JOB" ] && [ "$next" != in_place ]; then
+    local submitted held
+    if [ -n "$RUNNER_JOB" ] && ! nodes_in_place "$1" >/dev/null; then
         read -r submitted held < <(SLURM_TIME_FORMAT=standard timeout 10 squeue --noheader --jobs="$RUNNER_JOB" \
             --format='%V %S' 2>/dev/null)
         submitted=$(date -d "${submitted:-none}" +%s 2>/dev/null) && note_time submitted '' "$submitted"

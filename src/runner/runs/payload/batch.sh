@@ -83,11 +83,7 @@ trap 'cat "$starts" >&4; rm -f "$starts"' EXIT # if another attempt runs already
 say() { printf 'runner: %s\n' "$*" >&2; }
 all_tasks_finished() { :; } # the exit code of the script tells
 # shellcheck disable=SC2034 # in_place.sh
-program='the script'
-
-# Only on request, because the script runs again from its beginning.
-eval "policy_$(declare -f may_stay)"
-may_stay() { [ "${limit[in_place]:-}" = true ] && policy_may_stay "$@"; }
+program='the script' stays_by_default=
 
 # shellcheck disable=SC2034 # in_place.sh
 # find_nodes: end what the script has left running. The next attempt has the same nodes.

@@ -9,6 +9,7 @@ fault=    # what has failed, in words
 obstacle= # why the next attempt cannot start in place
 next_nodes=
 program='the step'
+stays_by_default=yes # not if the step is a user's own batch script, which runs again from its beginning
 declare -A at_start=() # the exported variables when this script started
 
 for name in $(compgen -e); do
@@ -59,7 +60,7 @@ find_nodes() {
 # Print how the nodes of the next attempt differ from those of this one.
 compared() {
     local old new gone come
-    old=$(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")" | sort) new=$(tr , '\n' <<<"$next_nodes" | sort)
+    old=$(nodes_with_ranks | sort) new=$(tr , '\n' <<<"$next_nodes" | sort)
     gone=$(comm -23 <(echo "$old") <(echo "$new") | paste -s -d ,) come=$(comm -13 <(echo "$old") <(echo "$new") | paste -s -d ,)
     case $gone:$come in
     :) printf 'on the same nodes' ;;
@@ -85,16 +86,15 @@ end_ranks() {
 # Print the ids of this job's steps, except helpers of the batch script.
 steps() {
     timeout 20 squeue --noheader --steps --jobs="$RUNNER_JOB" --format='%i %j' 2>/dev/null |
-        grep -v -E '\.(batch|extern) | (runner-[a-z]+|guard)$' | cut -d ' ' -f 1
+        grep -v -E '\.(batch|extern) | runner-[a-z]+$' | cut -d ' ' -f 1
 }
 
 # Print the nodes on which a rank has not written its stack, if others have.
 ranks_without_stack() {
     local rank nodes all processes
-    all=$(sed -n "s/^export RUNNER_WORLD_SIZE='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
-    processes=$(sed -n "s/^export RUNNER_PROCESSES='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
+    all=$(task_variable RUNNER_WORLD_SIZE) processes=$(task_variable RUNNER_PROCESSES)
     compgen -G "$RUNNER_ATTEMPT/stacks/rank-*.txt" >/dev/null || return 0
-    mapfile -t nodes < <(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")")
+    mapfile -t nodes < <(nodes_with_ranks)
     for ((rank = 0; rank < ${all:-0}; rank++)); do
         [ -s "$RUNNER_ATTEMPT/stacks/rank-$rank.txt" ] || printf '%s\n' "${nodes[rank / ${processes:-1}]:-}"
     done | sort -u
@@ -107,10 +107,9 @@ keeps_allocation() { [ -n "$RUNNER_JOB" ] && ((${#limit[@]} > 0)) && [ "${limit[
 # skip_preflight NUMBER: skip the preflight of this attempt, number NUMBER, if it starts in the allocation of the attempt before
 # and all its nodes have passed the preflight there.
 skip_preflight() {
-    local before=attempts/$(($1 - 1)) rung='' chosen='' held
-    { read -r rung && read -r _ && read -r chosen; } 2>/dev/null <"$before/next"
-    [ "$rung" = in_place ] || return 0
-    held=$(hostnames "$(sed -n 's/^nodes //p' "$before/started")" | paste -s -d ' ')
+    local before=attempts/$(($1 - 1)) chosen held
+    chosen=$(nodes_in_place "$1") || return 0
+    held=$(nodes_with_ranks "$before" | paste -s -d ' ')
     are_among "$chosen" "$held" || return 0
     [ -e "$before/no-preflight" ] ||
         [ "$(cat "$before"/preflight-node-*[0-9] 2>/dev/null | grep -c -x 0)" = "$(wc -w <<<"$held")" ] || return 0
@@ -121,6 +120,14 @@ skip_preflight() {
 announce() {
     say "$2"
     write_line "$RUNNER_ATTEMPT/next" "$1"$'\n'"$2${3:+$'\n'$3}"
+}
+
+# nodes_in_place NUMBER: print the nodes that were chosen for attempt NUMBER. Fails unless it starts in the allocation of the
+# attempt before.
+nodes_in_place() {
+    local rung='' chosen=''
+    { read -r rung && read -r _ && read -r chosen; } 2>/dev/null <"attempts/$(($1 - 1))/next"
+    [ "$rung" = in_place ] && printf '%s' "$chosen"
 }
 
 # fault_of CAUSE CODE: print what has failed.
@@ -161,7 +168,7 @@ is_signal() { (($1 > 128 && $1 < 160)); }
 # node_name K: print the name of the node with the number K in this attempt.
 node_name() {
     local names
-    mapfile -t names < <(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")")
+    mapfile -t names < <(nodes_with_ranks)
     printf '%s' "${names[$1]:-node $1}"
 }
 
@@ -169,6 +176,7 @@ node_name() {
 # the cause itself.
 may_stay() {
     local state left nodes
+    [ -n "$stays_by_default" ] || [ "${limit[in_place]:-}" = true ] || return 1
     case ${limit[in_place]:-}:$1 in
     false:*) obstacle='in_place = false' && return 1 ;;
     true:script_failure | *:hang | *:node_failure) ;;

@@ -72,11 +72,10 @@ held_nodes= # all nodes of a job with spare nodes or min_nodes; SLURM_JOB_NODELI
 # place_ranks [check]: choose the nodes of this attempt, and set the variables that tell the step. Nodes that the last attempt
 # chose for a restart in place have been checked; in a new allocation, `check` tests the nodes first.
 place_ranks() {
-    local chosen='' rung='' nodes held
+    local chosen nodes held
     held=$(allocated_nodes)
     held_nodes=$(compressed "$held")
-    { read -r rung && read -r _ && read -r chosen; } 2>/dev/null <"attempts/$((${RUNNER_ATTEMPT##*/} - 1))/next"
-    [ "$rung" = in_place ] && are_among "$chosen" "$held" || chosen=
+    chosen=$(nodes_in_place "${RUNNER_ATTEMPT##*/}") && are_among "$chosen" "$held" || chosen=
     if [ -z "$chosen" ]; then
         nodes=$(present_nodes)
         [ "${1:-}" != check ] || check_nodes "$nodes"
@@ -213,8 +212,9 @@ ask_nodes() {
 
 # known_unfit NODE: print why an earlier attempt in this allocation found the node unfit. Fails if none did.
 known_unfit() {
-    local number=${RUNNER_ATTEMPT##*/} rung reason
-    while number=$((number - 1)) && read -r rung 2>/dev/null <"attempts/$number/next" && [ "$rung" = in_place ]; do
+    local number=${RUNNER_ATTEMPT##*/} reason
+    while nodes_in_place "$number" >/dev/null; do
+        number=$((number - 1))
         reason=$(cat "attempts/$number/fit/$1" 2>/dev/null)
         case $reason in '' | fit) ;; *) printf '%s' "$reason" && return ;; esac
     done
@@ -230,7 +230,7 @@ note_bad_node() {
 # that, and fail.
 choose_nodes() {
     local node first='' others='' last='' wanted least chosen ranks
-    ranks=" $(hostnames "$(sed -n 's/^nodes //p' "$RUNNER_ATTEMPT/started")" | tr '\n' ' ') "
+    ranks=" $(nodes_with_ranks | tr '\n' ' ') "
     wanted=${limit[nodes]:-$(wc -w <<<"$ranks")} least=${limit[min_nodes]:-$wanted}
     for node in $1; do
         [ "$(cat "$RUNNER_ATTEMPT/fit/$node" 2>/dev/null || echo fit)" = fit ] || continue

@@ -241,6 +241,12 @@ messages_of_slurm() {
 
 hostnames() { scontrol show hostnames "$1" 2>/dev/null || printf '%s\n' "$1"; }
 
+# nodes_with_ranks [FOLDER]: print the nodes on which the tasks of an attempt run, by default of this one.
+nodes_with_ranks() { hostnames "$(sed -n 's/^nodes //p' "${1:-$RUNNER_ATTEMPT}/started")"; }
+
+# task_variable NAME: print the number that a variable has in every task of this attempt.
+task_variable() { sed -n "s/^export $1='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null; }
+
 messages_of_this_attempt() {
     # shellcheck disable=SC2154 # nodes.sh
     messages_of_slurm "$(log_of_attempt)" "${SLURM_JOB_ID:-}" "${held_nodes:-${SLURM_JOB_NODELIST:-}}"
@@ -312,8 +318,7 @@ logs_of_task() {
 # Succeed if every task of the step recorded that it ended with exit code 0.
 all_tasks_finished() {
     local nodes tasks
-    nodes=$(sed -n "s/^export RUNNER_NODES='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh")
-    tasks=$(sed -n "s/^export RUNNER_TASKS_PER_NODE='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh")
+    nodes=$(task_variable RUNNER_NODES) tasks=$(task_variable RUNNER_TASKS_PER_NODE)
     [ "$(compgen -G "$RUNNER_ATTEMPT/finished/*" | wc -l)" = $((${nodes:-1} * ${tasks:-1})) ]
 }
 

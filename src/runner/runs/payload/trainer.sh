@@ -44,7 +44,7 @@ add_metrics() {
 # Read what is new in the logs. Sets `found` to lines for metrics.jsonl, and `state` for the next call.
 read_logs() {
     local line log grown='' world old_state=$state
-    world=$(sed -n "s/^export RUNNER_WORLD_SIZE='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
+    world=$(task_variable RUNNER_WORLD_SIZE)
     state=
     while IFS= read -r line; do
         case $line in

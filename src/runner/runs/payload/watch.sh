@@ -120,7 +120,7 @@ hung() {
     else
         signal_descendants WINCH "$1"
     fi
-    all=$(sed -n "s/^export RUNNER_WORLD_SIZE='\(.*\)'/\1/p" "$RUNNER_ATTEMPT/environment.sh" 2>/dev/null)
+    all=$(task_variable RUNNER_WORLD_SIZE)
     for ((waited = 0; waited < ${RUNNER_STACK_SECONDS:-20}; waited++)); do
         read -r -t 1 -u 8 _
         kill -0 "$1" 2>/dev/null || return
