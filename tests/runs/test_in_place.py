@@ -113,7 +113,7 @@ def test_a_spare_node_replaces_one_with_a_broken_gpu_or_the_first_rank_that_time
     lost, to = (node_of(run, number) for number in (1, 2))
     assert lost != to and line in (run / "attempts/1/next").read_text()
     bad = tmp_path / "runs/.cache/bad-nodes/lab"
-    assert bad.exists() == (cause == "node_failure") and (cause == "hang" or bad.read_text().startswith(f"{lost} "))
+    assert not bad.exists(), "a program can print anything: other runs may use the node"
 
 
 def node_of(run: Path, number: int) -> str:

@@ -223,6 +223,8 @@ def test_the_gpus_of_nodes_that_have_left_no_longer_count(run: Path) -> None:
 
 CHECK = Path(__file__).parents[2] / "src/runner/runs/payload/check.sh"
 WHOLE = "0, 0\n1, 0"
+ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+UNFIT = "nvidia-smi does not answer"
 BUS = "NVRM: Xid (PCI:0000:44:00): 79, pid=1, GPU has fallen off the bus."
 
 
@@ -304,6 +306,18 @@ def test_a_node_that_was_unfit_in_this_allocation_is_not_tested_again(run: Path)
         "==> c <==\nno sign of life\n",
     ]
     assert "--nodelist=a " in (run / "asked").read_text() and (run / "asked").read_text().count("\n") == 1
+
+
+@pytest.mark.parametrize(("answer", "reason", "bad"), [("fit", ECC, ""), (UNFIT, UNFIT, f"b {UNFIT}\n")])
+def test_a_line_in_a_log_counts_for_the_next_attempt_and_a_failed_check_for_all_runs(
+    run: Path, answer: str, reason: str, bad: str
+) -> None:
+    programs(run / "bin", {"srun": f"#!/bin/sh\nprintf '%s\\n' 'a fit' 'b {answer}' 'c fit'\n"})
+    (run / "attempts/1/first_failure").write_text("1 rank 1 node 1\n")
+    (run / "attempts/1/rank-1.log").write_text(f"{ECC}\n")
+    text = """end_ranks() { :; }; RUNNER_NODELIST=a,b; cause_in_logs; note_bad_nodes node_failure
+        find_nodes node_failure; echo "$next_nodes"; cat attempts/1/fit/b; cat "$bad_nodes" | cut -d ' ' -f 1,3-"""
+    assert asked(run, f"{{ {text}; }} 2>/dev/null") == f"node_failure\na,c\n{reason}\n{bad}"
 
 
 def test_where_slurm_refuses_the_step_each_node_is_asked_alone(run: Path) -> None:

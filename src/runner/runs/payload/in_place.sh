@@ -41,7 +41,7 @@ find_nodes() {
     local mark name present
     end_ranks
     mkdir -p "$RUNNER_ATTEMPT/fit"
-    for mark in "$RUNNER_ATTEMPT"/bad-node-* "$RUNNER_ATTEMPT"/busy-node-*; do
+    for mark in "$RUNNER_ATTEMPT"/bad-node-*; do
         name=$(marked_node "$mark")
         [ -z "$name" ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
     done
@@ -51,6 +51,10 @@ find_nodes() {
     note_time check
     check_nodes "$present"
     note_time check_end
+    for mark in "$RUNNER_ATTEMPT"/busy-node-*; do # checked all the same: if the check fails, other runs avoid the node too
+        name=$(marked_node "$mark")
+        [ "$(cat "$RUNNER_ATTEMPT/fit/${name:-none}" 2>/dev/null)" != fit ] || head -n 1 "$mark" >"$RUNNER_ATTEMPT/fit/$name"
+    done
     next_nodes=$(choose_nodes "$present") || { obstacle=$next_nodes && return 1; }
     if [ "$1:$(compared)" = "node_failure:on the same nodes" ]; then
         obstacle="no node is known to be at fault" && return 1

@@ -19,7 +19,7 @@ note_bad_nodes() {
     done
 }
 
-# marked_node FILE: print the name of the node for which the preflight wrote FILE (bad-node-K or busy-node-K).
+# marked_node FILE: print the name of the node that FILE marks (bad-node-K, or busy-node-K: only for the next attempt).
 marked_node() {
     local nodes
     [ -e "$1" ] || return 0
@@ -41,7 +41,7 @@ lost_nodes() {
         done
 }
 
-# Print a value for sbatch --exclude: the bad nodes of the last 24 hours, and the nodes that were too busy for this attempt.
+# Print a value for sbatch --exclude: the bad nodes of the last 24 hours, and the nodes that only the next attempt avoids.
 # Leave out names that the cluster no longer has, because sbatch rejects them.
 excluded_nodes() {
     local name seconds mark known found=

@@ -287,14 +287,14 @@ cause_of() {
     fi
 }
 
-# Print the cause of the first failure. If its task reported a broken GPU, mark the node as bad; if it reported that a collective
-# timed out, the node is only a suspect.
+# Print the cause of the first failure. If its task reported a broken GPU, the next attempt avoids the node; if it reported that
+# a collective timed out, the node is only a suspect. A program can print anything: no node is bad only for what a log says.
 cause_in_logs() {
     local cause=script_failure task node kind line
     if read -r _ _ task _ node 2>/dev/null <"$RUNNER_ATTEMPT/first_failure" && ! was_out_of_memory; then
         read -r kind line < <(logs_of_task "$task" "$node" | LC_ALL=C awk -f payload/faults.awk)
         case ${kind:-} in
-        gpu) cause=node_failure && printf '%s\n' "$line" >"$RUNNER_ATTEMPT/bad-node-$node" ;;
+        gpu) cause=node_failure && printf '%s\n' "$line" >"$RUNNER_ATTEMPT/busy-node-$node" ;;
         network)
             cause=hang
             printf 'task %s on %s: %s\n' "$task" "$(node_name "$node")" "$line" >"$RUNNER_ATTEMPT/hang"
