@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,6 +66,46 @@ def test_no_pattern_runs_away(cause: Cause) -> None:
         for piece in pieces:
             line = (cause.find[0] + piece * (length // max(len(piece), 1)))[:length]
             assert any(_cpu_seconds(cause, line) < 0.1 for _ in range(3)), (cause.code, piece, length)
+
+
+PAYLOAD = causes.FOLDER.parents[1] / "payload"
+FAULTS = {"gpu-ecc": "gpu", "gpu-nvlink": "gpu", "gpu-xid": "gpu", "gpu-lost": "gpu", "nccl-timeout": "network"}
+"""the causes after which the batch script avoids a node -> the word of payload/faults.awk"""
+WORDINGS = (Path(__file__).parent / "why/wordings.txt").read_text().splitlines()
+
+
+def fault(line: str) -> str:
+    """What the batch script makes of a line: `gpu`, `network` or nothing."""
+    program = (shutil.which("awk") or "", "-f", str(PAYLOAD / "faults.awk"))
+    found = subprocess.run(program, input=f"{line}\n", capture_output=True, text=True, check=True, timeout=60).stdout
+    return found.partition(" ")[0]
+
+
+def test_the_batch_script_and_why_agree_about_faults_of_the_machine() -> None:
+    """The lines of each cause in the batch script's patterns."""
+    lines = [(cause.code, cause.message) for cause in IN_LOGS]
+    lines += [(code, text) for code, _, text in (line.partition(": ") for line in WORDINGS)]
+    assert {(code, fault(text)) for code, text in lines if code in FAULTS} == set(FAULTS.items())
+    misses = [cause.near_miss for cause in IN_LOGS if cause.code in FAULTS]
+    assert fault("\n".join([text for code, text in lines if code not in FAULTS] + misses)) == ""
+
+
+def test_why_knows_each_pattern_of_the_batch_script() -> None:
+    """The batch script's patterns in the causes, with the same exceptions."""
+    program = (PAYLOAD / "faults.awk").read_text()
+    simple = {r"\(": "(", r"\)": ")", "[0-9A-Fa-f:.]+": "0000:01:00", "[0-9]+": "79", "(recv|send)": "recv"}
+    simple |= {"[Uu]": "u", "[HRX]": "R"}
+    patterns = re.findall(r"^/(.*?)/ [{&]", program, re.MULTILINE)
+    assert len(patterns) == program.count(" ? ")
+    for pattern in patterns:
+        for old, new in simple.items():
+            pattern = pattern.replace(old, new)
+        for line in pattern.split("|"):
+            cause = cause_of(line)
+            assert cause and fault(line) == FAULTS[cause.code], line
+    (xid,) = [cause for cause in IN_LOGS if cause.code == "gpu-xid"]
+    texts = (program, (PAYLOAD / "check.sh").read_text(), xid.unless)
+    assert len({number for text in texts for number in re.findall(r"\([0-9]+(?:\|[0-9]+)+\)", text)}) == 1
 
 
 def _cpu_seconds(cause: Cause, line: str) -> float:

@@ -3,15 +3,15 @@
 
 # messages of drivers and CUDA after which a GPU is unusable
 /uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|cudaErrorECCUncorrectable|[Uu]ncorrectable NVLink error/ { gpu = gpu ? gpu : $0 }
-/fallen off the bus|GPU is lost|ERROR_GPU_IS_LOST|Unable to determine the device handle for GPU/ { gpu = gpu ? gpu : $0 }
+/GPU has fallen off the bus|fallen off the bus and is not responding|GPU is lost|ERROR_GPU_IS_LOST/ { gpu = gpu ? gpu : $0 }
+/Unable to determine the device handle for GPU/ { gpu = gpu ? gpu : $0 }
 
 # Programs themselves cause some Xids: https://docs.nvidia.com/deploy/xid-errors
 /NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): [0-9]+/ && !/: (13|31|43|45|68|94|137),/ { gpu = gpu ? gpu : $0 }
 
 # a collective that never ended
-/Watchdog caught collective operation timeout|Heartbeat monitor timed out|timed out in blocking wait/ {
-    network = network ? network : $0
-}
+/Watchdog caught collective operation timeout|Heartbeat monitor timed out|timed out in blocking wait/ { network = network ? network : $0 }
+/detected a dump of timeout|failed to pass monitoredBarrier in|[HRX]CCL timeout/ { network = network ? network : $0 }
 /Timed out waiting [0-9]+ms for (recv|send) operation to complete/ { network = network ? network : $0 }
 
 END {
