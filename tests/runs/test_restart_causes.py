@@ -242,7 +242,7 @@ def test_a_restart_waits_for_room(tmp_path: Path) -> None:
     run = write_run(tmp_path, shell_job("exit 0", restart=Restart(script_failure=1)))
     (run / "attempts").touch()  # a file where the folder should be stops root too; a folder's mode does not
     done = run_locally(run, extra_environ={"RUNNER_ROOM_SECONDS": "5"})
-    assert done.returncode == 1 and "waiting for room on the disk, 5 s at most" in done.stderr
+    assert done.returncode == 1 and "waiting up to 5 s for free space on the disk" in done.stderr
 
 
 # --- variables of an outer job

@@ -70,10 +70,10 @@ next_attempt() {
         # without [restart], do not wait: the user who submitted the job sees the error
         # shellcheck disable=SC2154 # restart.sh
         if [ "${#limit[@]}" = 0 ] || ((waited >= ${RUNNER_ROOM_SECONDS:-300})); then
-            say "cannot make $RUNNER_RUN/attempts/$number: is the disk full, or the quota used up?"
+            say "cannot create $RUNNER_RUN/attempts/$number: is the disk full, or the quota used up?"
             exit 1
         fi
-        ((waited)) || say "cannot make $RUNNER_RUN/attempts/$number: waiting for room on the disk, ${RUNNER_ROOM_SECONDS:-300} s at most"
+        ((waited)) || say "cannot create $RUNNER_RUN/attempts/$number: waiting up to ${RUNNER_ROOM_SECONDS:-300} s for free space on the disk"
         waited=$((waited + 5))
         read -r -t 5 _ <> <(:) # pause without starting a process
     done
@@ -163,7 +163,7 @@ shared_cache() {
     *[:,]* | [!/]*) false ;;
     *) mkdir -p "$RUNNER_CACHE" && [ -w "$RUNNER_CACHE" ] ;;
     esac && return
-    say "using $RUNNER_RUN/cache: RUNNER_CACHE=$RUNNER_CACHE is not a writable folder with an absolute path without : and ,"
+    say "using $RUNNER_RUN/cache instead of RUNNER_CACHE=$RUNNER_CACHE, which must be the absolute path of a writable folder, without : or ,"
     RUNNER_CACHE=$RUNNER_RUN/cache
     mkdir -p "$RUNNER_CACHE"
 }

@@ -195,7 +195,7 @@ may_stay() {
         obstacle="the job is ${state:-no longer known to Slurm}" && return 1
     fi
     if [ -n "${SLURMD_NODENAME:-}" ] && ! hostnames "$nodes" | grep -q -x -F "$SLURMD_NODENAME"; then
-        obstacle="Slurm has taken this node from the job" && return 1
+        obstacle="Slurm has taken $SLURMD_NODENAME, the node of the batch script, from the job" && return 1
     fi
     left=$(seconds_of "$left")
     if ((left < $(save_seconds) + 90)); then obstacle="only $left s are left of the time limit" && return 1; fi

@@ -87,7 +87,7 @@ place_ranks() {
     fi
     use_nodes "$chosen"
     record_nodes "$held"
-    say "ranks on $SLURM_JOB_NODELIST of $held_nodes"
+    say "ranks run on $SLURM_JOB_NODELIST; the job holds $held_nodes"
 }
 
 # use_nodes NODES: set the variables for these nodes (comma-separated). Those of Slurm describe the whole job, and programs

@@ -425,7 +425,7 @@ restart() {
         record_job "${job%%;*}${array_task:+_$array_task}"
         announce submit "$why: the next attempt is job ${job%%;*}${excluded:+, without $excluded}"
     else
-        give_up "${obstacle:+$obstacle; }neither scontrol requeue nor sbatch is allowed here: runner launch --chain N"
+        give_up "${obstacle:+$obstacle; }neither scontrol requeue nor sbatch is allowed here; try: runner launch --chain N"
     fi
 }
 
