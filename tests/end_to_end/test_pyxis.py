@@ -64,3 +64,18 @@ def test_a_shell_opens_a_container_inside_the_allocation(boxed: Runner, project:
     assert boxed("shell", run.name, "--", "cat", "/mnt/note.txt").stdout == "from the mount\n"
     assert boxed("shell", run.name, "--", "sh", "-c", "exit 5", code=5)
     boxed("cancel", run.name)
+
+
+def test_an_attempt_in_place_uses_a_named_container_again(boxed: Runner) -> None:
+    """Otherwise pyxis unpacks the image for each step. The mounts are there again."""
+    fails_once = "cat /mnt/note.txt; stat -c 'unpacked %i %Z' /bin/busybox; [ -e $RUNNER_RUN/again ] || "
+    fails_once += "{ touch $RUNNER_RUN/again; kill -KILL $$; }"
+
+    def unpacked(*options: str) -> set[str]:
+        folder, log = boxed.finished("--env", "box", "--restart", "script_failure=1", *options, "--", "sh", "-c", fails_once)
+        assert ": the next attempt starts in this allocation, on the same nodes" in log
+        assert log.count("from the mount\n") == 2 and (folder / "attempts/2").is_dir()
+        return {line for line in log.splitlines() if line.startswith("unpacked ")}
+
+    assert len(unpacked("--srun=--container-name=box")) == 1
+    assert len(unpacked()) == 2

@@ -102,7 +102,7 @@ def own_script(case: Case) -> Outcome:
 def container_left(case: Case) -> Outcome:
     """All processes of a step on one node are killed, so that nothing removes its container; other ranks hang.
 
-    The next step may not unpack the image: it mounts the file, or, in every other run, reuses what is unpacked.
+    The next step may not unpack the image: it mounts the file, or, in every other run, uses the user's named container again.
     """
     case.keeps = True
     resources = "hang_seconds = 15\n[resources]\nnodes = 2\n"
@@ -111,7 +111,8 @@ def container_left(case: Case) -> Outcome:
         (case.lab.folder / NO_SQUASHFUSE).touch()
     box = environment(python_squashfs(), [f"{case.folder}:{case.folder}"])
     command = runner(case, job, site=PYXIS, files={"edf/box.toml": box})
-    case.run = command.launch("x", "--no-preflight", timeout=400)
+    named = ["--srun=--container-name=box"] if case.number % 2 else []
+    case.run = command.launch("x", "--no-preflight", *named, timeout=400)
     case.reach_any()
     case.kill_step(case.node(1))
     outcome = case.outcome()
