@@ -72,7 +72,8 @@ def test_an_attempt_in_place_uses_a_named_container_again(boxed: Runner) -> None
     fails_once += "{ touch $RUNNER_RUN/again; kill -KILL $$; }"
 
     def unpacked(*options: str) -> set[str]:
-        folder, log = boxed.finished("--env", "box", "--restart", "script_failure=1", *options, "--", "sh", "-c", fails_once)
+        command = ("--restart", "script_failure=1", *options, "--", "sh", "-c", fails_once)
+        folder, log = boxed.finished("--env", "box", *command)
         assert ": the next attempt starts in this allocation, on the same nodes" in log
         assert log.count("from the mount\n") == 2 and (folder / "attempts/2").is_dir()
         return {line for line in log.splitlines() if line.startswith("unpacked ")}

@@ -102,7 +102,7 @@ def own_script(case: Case) -> Outcome:
 def container_left(case: Case) -> Outcome:
     """All processes of a step on one node are killed, so that nothing removes its container; other ranks hang.
 
-    The next step may not unpack the image: it mounts the file, or, in every other run, uses the user's named container again.
+    The next step may not unpack the image: it mounts the file, or, in every other run, uses a named container again.
     """
     case.keeps = True
     resources = "hang_seconds = 15\n[resources]\nnodes = 2\n"
