@@ -165,16 +165,20 @@ def test_close_to_the_time_limit_the_job_gives_its_nodes_back(lab: SlurmLab, tmp
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_job_that_is_cancelled_while_it_restarts_stays_cancelled(lab: SlurmLab, tmp_path: Path, moment: str) -> None:
-    """Before or after squeue has told that the job runs."""
+    """squeue tells that the job ends, and TERM arrives later; or squeue tells that it runs, and TERM has arrived."""
     stub = tmp_path / "bin/squeue"
     stub.parent.mkdir()
     stub.write_text(f"""#!/bin/bash
     [[ "$*" == *%L* ]] || exec squeue.real "$@"
     trap '' TERM
     answer=$(squeue.real "$@")
+    if [ {moment} = before ]; then
+        {{ sleep 1 && scancel.real "$SLURM_JOB_ID"; }} >&- &
+        echo "${{answer/RUNNING/COMPLETING}}"
+        exit
+    fi
     scancel.real "$SLURM_JOB_ID"
     until [ "$(squeue.real -h -j "$SLURM_JOB_ID" -o %T)" != RUNNING ]; do sleep 0.1; done
-    [ {moment} = after ] || exec squeue.real "$@"
     echo "$answer"
     """)
     stub.chmod(0o755)
@@ -187,6 +191,39 @@ def test_a_job_that_is_cancelled_while_it_restarts_stays_cancelled(lab: SlurmLab
     job_id = (run / "job_ids").read_text().split()
     assert lab.wait_for(job_id[-1], ENDED)["JobState"] == "CANCELLED"
     assert len(job_id) == 1 and not (run / "attempts/2/finished/1").exists()
+
+
+def test_what_slurm_asks_while_the_nodes_are_checked_counts(lab: SlurmLab, tmp_path: Path) -> None:
+    """The signal before the time limit comes only once; a requeue means that no node needs to answer any more."""
+    stub = tmp_path / "bin/srun"
+    stub.parent.mkdir()
+    stub.write_text(f"""#!/bin/bash
+    case "$*" in *payload/check.sh*)
+        : >checking
+        until [ -e go ]; do sleep 0.1; done ;;
+    esac
+    exec {shutil.which("srun")} "$@"
+    """)
+    stub.chmod(0o755)
+    path = {"PATH": f"{stub.parent}:{lab.environ['PATH']}", "RUNNER_CHECK_SECONDS": "100"}
+    limit, requeue = (
+        written(tmp_path / name, f'{FIRST}[ "$n" != 1 ] || {KILLED}', script_failure=1, by=by)
+        for name, by in (("x-1", "submit"), ("x-2", "requeue"))
+    )
+    for run in (limit, requeue):
+        lab.run(scheduler.submit(run, ()), cwd=run, extra_environ=path)
+    until(lambda: (limit / "checking").exists() and (requeue / "checking").exists())
+    lab.run(("scancel", "--batch", "--signal=USR2", (limit / "job_ids").read_text().strip()))
+    lab.run(("scontrol", "requeue", (requeue / "job_ids").read_text().strip()))
+    until((limit / "attempts/1/save-and-exit").exists)
+    (limit / "go").touch()
+    until(lambda: (limit / "attempts/2/exit_code").exists() and (requeue / "attempts/1/exit_code").exists())
+    assert (causes(limit), rungs(limit)) == (["script_failure", "done"], ["submit"])
+    assert "; the program was asked to save and exit: the next attempt is job " in (limit / "job.log").read_text()
+    assert (causes(requeue), rungs(requeue)) == (["requeued"], ["requeue"])
+    assert (requeue / "attempts/1/next").read_text() == "requeue\nrequeued: Slurm has requeued this job\n"
+    assert "did not answer" not in (requeue / "job.log").read_text()
+    lab.run(("scancel", (requeue / "job_ids").read_text().strip()))
 
 
 def test_a_task_of_an_array_and_a_job_of_a_chain_go_on_in_place(lab: SlurmLab, tmp_path: Path) -> None:

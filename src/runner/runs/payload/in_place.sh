@@ -24,7 +24,7 @@ stay() {
     # not ignored: the next attempt is the same process, and could not stop ignoring it
     trap 'ending=yes' TERM
     fault=$(fault_of "$1" "$2")
-    if may_stay "$1" "$2" && find_nodes "$1" && [ -z "$ending" ]; then
+    if may_stay "$1" "$2" && find_nodes "$1" && [ -z "$ending" ] && may_go_on; then
         announce in_place "$fault: the next attempt starts in this allocation, $(compared)" "$next_nodes"
         notify_restart "$1"
         notifiers=() # they may take their time
@@ -32,8 +32,12 @@ stay() {
         : >"$RUNNER_ATTEMPT/replaced" # for processes on nodes that do not answer
         again
     fi
+    [ -z "$ending" ] || obstacle= # what the checks found has no meaning then
     trap '' TERM
 }
+
+# Succeed unless Slurm's signal before the time limit has arrived: it does not come again.
+may_go_on() { [ ! -e "$RUNNER_SAVE_AND_EXIT" ] || { obstacle="the program was asked to save and exit" && return 1; }; }
 
 # find_nodes CAUSE: end what is left of the step, and set `next_nodes` to the nodes of the next attempt. If too few are healthy,
 # set `obstacle`, and fail.
@@ -192,6 +196,7 @@ may_stay() {
     esac
     [ ! -e "$RUNNER_SAVE_AND_EXIT" ] || return 1
     if ! read -r state left nodes < <(job_now) || [ "$state" != RUNNING ]; then
+        [ -z "$state" ] || await_term
         obstacle="the job is ${state:-no longer known to Slurm}" && return 1
     fi
     if [ -n "${SLURMD_NODENAME:-}" ] && ! hostnames "$nodes" | grep -q -x -F "$SLURMD_NODENAME"; then
@@ -200,6 +205,16 @@ may_stay() {
     left=$(seconds_of "$left")
     if ((left < $(save_seconds) + 90)); then obstacle="only $left s are left of the time limit" && return 1; fi
     [ -r "$0" ]
+}
+
+# Slurm is ending the job: wait up to 30 s for its TERM, so that a cancelled job does not start again.
+await_term() {
+    local waited
+    exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
+    for ((waited = 0; waited < 300; waited++)); do
+        [ -z "$ending" ] || return 0
+        read -r -t 0.1 -u 9 _
+    done
 }
 
 # Succeed if a launcher reports that a signal ended a process that it had started. Not TERM: launchers send it themselves.

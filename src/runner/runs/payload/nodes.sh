@@ -171,12 +171,13 @@ check_nodes() {
     [ "${#asked[@]}" -gt 0 ] || return 0
     ask_nodes "$folder/.answers" "$(IFS=, && printf '%s' "${asked[*]}")"
     # Slurm refuses the whole step if it cannot start on one of the nodes
-    [ -s "$folder/.answers" ] || [ "${#asked[@]}" = 1 ] || ask_nodes "$folder/.answers" "${asked[@]}"
+    [ -s "$folder/.answers" ] || [ "${#asked[@]}" = 1 ] || [ -n "$ending" ] || ask_nodes "$folder/.answers" "${asked[@]}"
     while read -r node reason; do
         write_line "$folder/$node" "$reason"
         [ "$reason" = fit ] || { say "node $node is unfit: $reason" && note_bad_node "$node" "$reason"; }
     done <"$folder/.answers"
     rm -f "$folder"/.answers*
+    [ -z "$ending" ] || return 0 # Slurm is ending the job: that its nodes do not answer means nothing
     for node in "${asked[@]}"; do
         [ -e "$folder/$node" ] || write_line "$folder/$node" "did not answer" || continue
         [ "$(cat "$folder/$node")" != "did not answer" ] || say "node $node did not answer"
@@ -205,6 +206,7 @@ ask_nodes() {
         read -r -t 0.1 -u 9 _
         (($(wc -l <"$file") < expected)) || break
         kill -0 "${pids[@]}" 2>/dev/null || break # one of them has ended
+        [ -z "$ending" ] || break
     done
     kill -KILL "${pids[@]}" 2>/dev/null
     wait "${pids[@]}" 2>/dev/null
