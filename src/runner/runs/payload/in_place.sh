@@ -128,6 +128,30 @@ skip_preflight() {
 announce() {
     say "$2"
     write_line "$RUNNER_ATTEMPT/next" "$1"$'\n'"$2${3:+$'\n'$3}"
+    record_rungs
+}
+
+# Write the first two lines of each attempts/N/next to run.json, as `rungs`. Not while runner still submits the job: it writes
+# the file too.
+record_rungs() {
+    local number last files=()
+    last=$(newest_attempt)
+    for ((number = 1; number <= last; number++)); do [ ! -e "attempts/$number/next" ] || files+=("attempts/$number/next"); done
+    LC_ALL=C awk '
+        FILENAME != "run.json" && FNR == 1 { split(FILENAME, path, "/"); rung = $0 }
+        FILENAME != "run.json" && FNR == 2 {
+            gsub(/[^ -~]/, "?")
+            gsub(/["\\]/, "\\\\&")
+            rungs = rungs (rungs ? ", " : "") "[" path[2] ", \"" rung "\", \"" $0 "\"]"
+        }
+        FILENAME != "run.json" { next }
+        FNR == 1 { print; print "  \"rungs\": [" rungs "],"; next }
+        /^  "rungs": / { old = !/\],$/; next } # in one line, or until the line with its bracket
+        old { old = !/^  \],$/; next }
+        /^  "state": "preparing"/ { exit 1 }
+        { print }' "${files[@]}" run.json >.run.json.partial 2>/dev/null &&
+        [ "$(tail -n 1 .run.json.partial)" = "}" ] && mv .run.json.partial run.json && return
+    rm -f .run.json.partial
 }
 
 # nodes_in_place NUMBER: print the nodes that were chosen for attempt NUMBER. Fails unless it starts in the allocation of the
