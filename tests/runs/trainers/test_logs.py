@@ -7,6 +7,7 @@ torchtitan-0.3.log and axolotl-0.19.log are recorded from real runs.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from itertools import pairwise
@@ -125,8 +126,8 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
     ),
     "trl-torchrun": (
         "huggingface",
-        4,
-        {"total_steps": 12, "loss": 5.551},
+        5,  # of 6: two steps ended between two looks of torchrun at the logs
+        {"step": 2, "total_steps": 12, "loss": 5.551},
         {"step": 12, "loss": 5.535},
     ),
     "verl": (
@@ -174,6 +175,28 @@ def test_the_steps_of_each_trainer(tmp_path: Path, log: str, awk: tuple[str, ...
         assert last.items() <= entries[-1].items()
         assert all(one["step"] <= two["step"] for one, two in pairwise(entries))
         assert all(entry["attempt"] == 1 and 1 <= entry["time"] <= 2 for entry in entries)
+
+
+@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
+@pytest.mark.parametrize("late", range(-1, 3))
+def test_a_loss_has_its_step_whichever_of_stdout_and_stderr_torchrun_reads_first(
+    tmp_path: Path, late: int, awk: tuple[str, ...]
+) -> None:
+    """It looks for new lines of each every 0.1 s: a loss comes some lines of the progress bar too early or too late.
+
+    The losses of this log are only three such lines apart.
+    """
+    text = (HERE / "logs/trl.log").read_text().replace("{'", "\r{'")
+    lines: list[tuple[float, str]] = []  # (place, line)
+    bars = 0
+    for line in (line for line in re.split("[\r\n]", text) if line):
+        bars += not line.startswith("{")
+        lines.append((bars + late + 0.5 if line.startswith("{") else bars, f"[default0]:{line}\n"))
+    merged = "".join(line for _, line in sorted(lines, key=lambda each: each[0])).encode()
+    _, entries = read(merged, awk, trainer.render(None, NO_PROJECT), tmp_path)
+    found = [(entry["step"], entry["loss"], entry["epoch"]) for entry in entries]
+    losses = (5.551, 5.541, 5.523, 5.566, 5.531, 5.535)
+    assert found == [(2 * n, loss, n / 8) for n, loss in enumerate(losses, 1)]
 
 
 def test_every_trainer_has_a_log() -> None:

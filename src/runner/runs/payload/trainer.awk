@@ -59,6 +59,8 @@ function choose(word,    t) {
 
 # read_line TEXT: find the values of one line.
 function read_line(text,    t, i, k, found, value, key, known) {
+    # tqdm clears its bar before a text and draws it again after the text; `ESC [A` ends the clearing of another bar
+    if (text ~ /^ +(\033\[A)?$/) state["cleared"] = (text ~ / $/) ? 1 : ""
     gsub(/\033\[[0-9;?]*[A-Za-z]/, "", text)          # colours
     sub(/^ *[0-9]+: /, "", text)                      # srun --label
     sub(/^\([A-Za-z_.]+ pid=[0-9]+[^)]*\) /, "", text) # Ray
@@ -122,7 +124,7 @@ function word_after(text, pattern) {
 }
 
 # take T: use the values v of a line of trainer T. Returns 1 if no other trainer needs to see the line.
-function take(t,    key) {
+function take(t,    key, step, drawn) {
     if ("step_milliseconds" in v) {
         v["step_seconds"] = v["step_milliseconds"] / 1000
         delete v["step_milliseconds"]
@@ -146,9 +148,14 @@ function take(t,    key) {
     if (v["step"] !~ /^[0-9]+$/ || length(v["step"]) > 15) {
         delete v["step"]
         # A progress bar has the step. Its next line is printed right after these values, unless stdout and stderr take
-        # different ways, as with torchrun. Then the bar that was printed last has the step, if no step takes less than 0.2 s.
-        if (("loss" in v) && state["step"] != "" && ((tee && state["pace." t] >= 0.2) || other_stream(t))) {
-            v["step"] = state["at." t]
+        # different ways. torchrun looks for new lines of each every 0.1 s: the values may come before or after the bar that
+        # was drawn again for them. Without such bars, the last bar has the step, if no step takes less than 0.2 s.
+        step = ""
+        if (tee && state["drawn." t] != "") {
+            if (state["drawn." t] + 0 > state["step"] + 0) step = state["drawn." t]
+        } else if (state["step"] != "" && ((tee && state["pace." t] >= 0.2) || other_stream(t))) step = state["at." t]
+        if (("loss" in v) && step != "") {
+            v["step"] = step
             v["step_seconds"] = state["pace." t]
             return take_step(t)
         }
@@ -164,8 +171,11 @@ function take(t,    key) {
         if (!("loss" in v) && state["step"] != "" && state["total." t] != "" && state["total." t] != v["total"]) return 0
         state["total." t] = v["total"]
     }
+    drawn = state["cleared"]
+    state["cleared"] = ""
+    if (drawn) state["drawn." t] = v["step"]
     for (key in state) {
-        if (index(key, "wait." t ".") != 1 || state[key] == "") continue
+        if (index(key, "wait." t ".") != 1 || state[key] == "" || (tee && state["drawn." t] != "" && !drawn)) continue
         if (!(substr(key, length("wait." t ".") + 1) in v)) v[substr(key, length("wait." t ".") + 1)] = state[key]
         state[key] = ""
     }
