@@ -6,7 +6,9 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -103,3 +105,120 @@ def state_after(steps: int) -> str:
     for step in range(1, steps + 1):
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
     return state
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of a job between a start and its end, according to Slurm. All times are Unix times."""
+
+    begin: float
+    end: float
+    nodes: Mapping[str, float]
+    """node -> when the job gave it back or lost it"""
+
+
+RESTART = ("restart_gap", "import", "preflight", "start", "imports", "loading", "warm_up", "unknown")
+"""the classes of `runner account` that a restart may have"""
+
+
+def charged(attempts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What `runner account` has, in the same terms as `costs`: the classes of each attempt."""
+    restarts = (
+        [attempts[0].get("restart_gap", 0.0)],
+        *([each.get(name, 0.0) for name in RESTART] for each in attempts[1:]),
+    )
+    return {
+        "held": sum(seconds for each in attempts for name, seconds in each.items() if name != "queue"),
+        "hang": sum(each.get("hang", 0.0) for each in attempts),
+        "repeated": sum(each.get("repeated", 0.0) for each in attempts),
+        "restart": sum(map(sum, restarts)),
+    }
+
+
+class Cost(NamedTuple):
+    """Node seconds."""
+
+    measured: float
+    charged: float
+    """by `runner account`"""
+    grain: float
+    """by how much they may differ because of the clocks"""
+
+    def fits(self, share: float) -> bool:
+        """Whether they differ by at most this share."""
+        return abs(self.measured - self.charged) <= share * self.measured + self.grain
+
+
+_UNFINISHED = 0.3  # seconds: the step that a fault has interrupted is repeated too
+SHARES = {"held": 0.01, "hang": 0.1, "repeated": 0.1, "restart": 0.1}
+
+
+def misplaced(costs: Mapping[str, Cost]) -> list[str]:
+    """What `runner account` has in a wrong class, or not at all."""
+    return [f"{name}: {cost}" for name, cost in costs.items() if not Cost(*cost).fits(SHARES[name])]
+
+
+def costs(
+    lines: Sequence[Line],
+    allocations: Sequence[Allocation],
+    started: Mapping[int, float],
+    detected: Mapping[int, float],
+    causes: Sequence[str],
+) -> dict[str, tuple[float, float]]:
+    """Node seconds, as the ranks and Slurm tell, and the grain of each figure: Slurm's times are whole seconds.
+
+    held: of all nodes. hang: from the last step or save of an attempt until its fault was detected. restart: from then
+    to the first step of the next attempt, without the time in which the job held no nodes. repeated: of steps that had
+    been taken before. All but the first count the nodes with ranks.
+
+    `started`, `detected`: Unix time for each attempt that has started, or whose failure was detected.
+    """
+    held = sum(until - each.begin for each in allocations for until in each.nodes.values())
+    found = dict.fromkeys(("hang", "repeated", "restart"), 0.0)
+    grains = {"held": float(sum(len(each.nodes) for each in allocations)), **found}
+    highest = 0
+    free = 0.0  # when the ranks of the attempt before stopped, or its fault was detected
+    nodes: list[str] = []
+
+    def add(name: str, seconds: float, grain: float = 1.0) -> None:
+        found[name] += seconds
+        grains[name] += len(nodes) * grain
+
+    for number, cause in enumerate(causes, 1):
+        mine = [line for line in lines if line.attempt == number]
+        steps = [line for line in mine if line.what in {"begins", "step", "saved"} and line.rank == 0]
+        taken = [line for line in steps if line.what == "step"]
+        if not taken:
+            continue  # it counts as a part of the restart
+        before, nodes = nodes, [line.node for line in mine if line.what == "begins"]
+        if free:
+            begin = steps_begin(steps)
+            middle = started.get(number, begin)
+            add(
+                "restart",
+                held_within(allocations, before, free, middle) + held_within(allocations, nodes, middle, begin),
+            )
+        again = [(before, line) for before, line in pairwise(steps) if line.what == "step" and line.step <= highest]
+        add("repeated", len(nodes) * sum(line.time - before.time for before, line in again), _UNFINISHED)
+        highest = max([highest, *(line.step for line in taken)])
+        free = last = max(line.time for line in mine)
+        if cause in {"hang", "node_failure", "script_failure"}:
+            free = detected.get(
+                number, next((each.end for each in allocations if each.begin <= last <= each.end), last)
+            )
+            add("hang", held_within(allocations, nodes, last, free))
+    return {"held": (held, grains["held"]), **{name: (seconds, grains[name]) for name, seconds in found.items()}}
+
+
+def steps_begin(steps: Sequence[Line]) -> float:
+    """When the first step began: at the line before it."""
+    return next(before.time for before, line in pairwise(steps) if line.what == "step")
+
+
+def held_within(allocations: Sequence[Allocation], nodes: Sequence[str], begin: float, end: float) -> float:
+    """How many seconds of this time a job held these nodes, or as many others."""
+    return sum(
+        max(min(each.nodes.get(node, each.end), end) - max(each.begin, begin), 0.0)
+        for each in allocations
+        for node in nodes
+    )

@@ -8,7 +8,7 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from tests.faults.case import ENDED, Case, Outcome, ancestors, command
+from tests.faults.case import ENDED, Case, Outcome, command
 from tests.lab import processes
 from tests.lab.processes import LabError
 
@@ -43,23 +43,29 @@ def rank_hung(case: Case) -> Outcome:
 
 
 def helper_killed(case: Case) -> Outcome:
-    """The batch script, its slurmstepd, or a process below it: each in turn, then any of them at a random moment.
+    """A process that the job needs but that is no rank: of the batch script, of its steps, of their slurmstepds.
 
-    After the first runs, every other run kills a rank up to 2 s before, so that the helper dies during the restart.
+    The first runs kill those of the batch script, each in turn; all others any process at a random moment. Every other
+    run kills a rank up to 2 s before, so that the helper dies during the restart. The run's number is the seed.
     """
     case.resources = {"spare_nodes": 1}
     case.start()
-    helpers = below_batch_script(case)
-    if case.number >= HELPERS:
-        if case.number % 2:
-            os.kill(case.pid_of(case.chance.randrange(2)), signal.SIGKILL)
-        case.pause(case.chance.uniform(0, 2))
+    if case.number < HELPERS:
         helpers = below_batch_script(case)
-        case.strike_now()
-        killed(case.chance.choice(helpers))
+        kill_helper(case, helpers[case.number % len(helpers)])
     else:
-        killed(helpers[case.number % len(helpers)])
+        if case.number % 2:
+            killed(case.pid_of(case.chance.randrange(2)))
+        case.pause(case.chance.uniform(0, 2))
+        case.until(lambda: kill_helper(case, case.chance.choice(helpers_of_job(case) or [0])), 60, "a process to kill")
     return case.outcome()
+
+
+def kill_helper(case: Case, pid: int) -> bool:
+    """Whether there was such a process to kill; its words are noted."""
+    case.struck = f"{command(pid)} (seed {case.number})" if pid else ""
+    case.strike_now()
+    return pid > 0 and killed(pid)
 
 
 HELPERS = 8
@@ -68,14 +74,15 @@ HELPERS = 8
 
 def below_batch_script(case: Case) -> list[int]:
     """Of the batch job: slurmstepd, the batch script, then its descendants in the order of their start."""
-    first = case.held_nodes()[0]
-    tops = {
-        above
-        for node, pid in case.job_processes()
-        for above in ancestors(pid)
-        if node == first and command(above).startswith("slurmstepd:") and ".batch]" in command(above)
-    }
+    tops = [pid for _, pid in case.shepherds() if ".batch]" in command(pid)]
     return [*tops, *sorted(processes.descendants(tops))]
+
+
+def helpers_of_job(case: Case) -> list[int]:
+    """All processes of the job but the ranks, and all slurmstepds, in the order of their start."""
+    ranks = {line.pid for line in case.lines() if line.what == "begins"}
+    found = {pid for _, pid in (*case.job_processes(), *case.shepherds())}
+    return sorted({*found, *below_batch_script(case)} - ranks)
 
 
 def oom(case: Case) -> Outcome:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import re
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from runner.project import Project
+from runner.runs import account as runner_account
 from runner.runs.job import Job, Resources, Restart
+from runner.runs.run import Run
 from runner.runs.schedulers import slurm_commands as scheduler
+from runner.runs.trainer import FILE, NONE, render
 from tests.faults import account
 from tests.lab import processes
 from tests.lab.processes import LabError
@@ -74,6 +81,10 @@ class Outcome:
     """why no further attempt follows, as the run folder tells"""
     by_hand: bool = False
     """nothing followed by itself; the same file was submitted again"""
+    struck: str = ""
+    """what the fault hit, where that is random"""
+    costs: Mapping[str, account.Cost] = field(default_factory=dict)
+    """node seconds, as measured here and as `runner account` has them: held, hang, repeated, restart"""
     trouble: str = ""
     """what can be read about it, for a person"""
 
@@ -96,7 +107,7 @@ class Case:
         self.policy: dict[str, int | bool] = dict.fromkeys(CAUSES, 9)
         self.resources: dict[str, int] = {}
         """spare_nodes and min_nodes, where the job file has them"""
-        self.launcher = "srun"
+        self.launcher, self.trainer = "srun", NONE
         self.code: dict[str, str] = {}
         """files of the program beside trainer.py; the first one is started; empty: trainer.py"""
         self.arguments: tuple[str, ...] = ()
@@ -106,6 +117,7 @@ class Case:
         self.read_lines = lambda: account.read(self.account)
         self.struck_at: float | None = None
         """Unix time of the fault"""
+        self.struck = ""
         self.hang_seconds = self.gpus = self.gpu_hours = 0
         self.by_hand = False
         self.closing = ExitStack()
@@ -115,7 +127,7 @@ class Case:
         self.run = self.folder / "runs" / "x-1"
         self.account = self.folder / "account"
         self.lab = SlurmLab(nodes=nodes + 1, plugins=plugins, extra_config=(*CONFIG, *config))
-        self.began = time.monotonic()
+        self.began, self.created, self.over_at = time.monotonic(), time.time(), time.time()
 
     def __enter__(self) -> Self:
         self.lab.start()
@@ -143,6 +155,7 @@ class Case:
             hang_seconds=self.hang_seconds,
         )
         write_run(self.run, job, site=SLURM, code={**self.code, TRAINER.name: TRAINER.read_text()})
+        (self.run / FILE).write_text(render(self.trainer, Project(None, self.folder, self.folder)))
 
     def submit(self, *flags: str) -> str:
         """The job id of the run folder's script, submitted."""
@@ -242,10 +255,12 @@ class Case:
         trouble = ""
         try:
             self.until(self.over, seconds, "the end of the run")
+            self.over_at = time.time()
         except LabError as error:
             trouble = f"{error}\n{self.story()}"
-        lines, held, detected = self.lines(), self.held(), self.detected()
+        lines, held, detected = self.lines(), self.held(), self.moments("detected")
         lost, repeated = account.lost(lines), account.repeated(lines)
+        costs = self.costs(lines)
         noticed = [moment for moment in detected.values() if self.struck_at and moment >= self.struck_at]
         jobs = self.job_ids()
         trouble = trouble or self.story()
@@ -264,8 +279,54 @@ class Case:
             to_first_step=account.to_first_step(lines, detected),
             stopped=self.stopped(),
             by_hand=self.by_hand,
+            struck=self.struck,
+            costs=costs,
             trouble=trouble,
         )
+
+    def costs(self, lines: Sequence[account.Line]) -> dict[str, account.Cost]:
+        """What the run and its faults cost, in node seconds: as measured here, and as `runner account` has it."""
+        folders = self.attempts()
+        if not folders:
+            return {}
+        created = datetime.fromtimestamp(self.created, UTC).isoformat()
+        jobs = tuple(sorted(self.job_ids(), key=int))
+        record = Run(self.run.name, self.run, "x", "lab", "slurm", created, "submitted", jobs, nodes=self.nodes)
+        found = runner_account.account(record, time.time())
+        start = dict(line.partition(" ")[::2] for line in text_of(folders[0] / "started").splitlines())
+        weight = self.gpus or float(start["cpus"])
+        allocations = [each for job in jobs for each in self.allocations(job)]
+        measured = account.costs(lines, allocations, self.moments("started"), self.moments("detected"), self.causes())
+        charged = account.charged([each.classes for each in found.attempts])
+        return {
+            name: account.Cost(round(seconds, 2), round(charged[name] / weight, 2), grain)
+            for name, (seconds, grain) in measured.items()
+        }
+
+    def allocations(self, job_id: str) -> list[account.Allocation]:
+        """When the job got its nodes, and when it gave back or lost each, according to Slurm."""
+        log = text_of(self.lab.folder / "slurmctld.log")
+        begun = re.findall(rf"\[(\S+)\] sched.*(?:Allocate|Started) JobId={job_id} .*?(nid\S+)", log)
+        lost = re.findall(rf"\[(\S+)\] error: Removing failed node (\S+) from JobId={job_id}\n", log)
+        # the nodes are free when the job has completed; where the log does not tell, Slurm's end has to do
+        done = re.findall(rf"\[(\S+)\] (?:_job_complete: JobId={job_id} done|Requeuing JobId={job_id})\n", log)
+        ended = re.findall(
+            rf"JobId={job_id} .*JobState=(?!RESIZING).*EndTime=(\S+)", text_of(self.lab.folder / "jobcomp.log")
+        )
+        if self.lab.job(job_id).get("JobState") != "COMPLETED":  # nodes may be busy for some seconds after Slurm's end
+            done.append(datetime.fromtimestamp(self.over_at).isoformat())
+        limits = [*(unix(moment) for moment, _ in begun[1:]), math.inf]
+        ends = [
+            max([unix(at) for at in (*done, *ended) if unix(begin) <= unix(at) < limit], default=time.time())
+            for (begin, _), limit in zip(begun, limits, strict=True)
+        ]
+        found = []
+        for (moment, nodes), until in zip(begun, ends, strict=True):
+            begin = unix(moment)
+            names = self.lab.run(("scontrol", "show", "hostnames", nodes)).stdout.split()
+            gone = {name: unix(at) for at, name in lost if begin <= unix(at) <= until}
+            found.append(account.Allocation(begin, until, {name: gone.get(name, until) for name in names}))
+        return found
 
     def attempts(self) -> list[Path]:
         """The folders of all attempts, in order."""
@@ -277,13 +338,12 @@ class Case:
     def rungs(self) -> tuple[str, ...]:
         return tuple(first_word(each / "next") for each in self.attempts()[:-1])
 
-    def detected(self) -> dict[int, float]:
-        """When the end of each attempt was detected, as the run folder tells."""
+    def moments(self, wanted: str) -> dict[int, float]:
+        """When an event happened first in each attempt, as the run folder tells."""
         found = {}
         for folder in self.attempts():
             words = (line.split() for line in text_of(folder / "times").splitlines())
-            moments = [float(moment) for moment, event, *_ in words if event == "detected"]
-            if moments:
+            if moments := [float(moment) for moment, event, *_ in words if event == wanted]:
                 found[int(folder.name)] = min(moments)
         return found
 
@@ -328,11 +388,19 @@ class Case:
 
     def kill_step(self, node: str) -> None:
         """Kill the jobs' processes on a node, and their shepherds, so that nothing cleans up behind them."""
-        jobs = [pid for name, pid in self.job_processes() if name == node]
-        shepherds = {above for pid in jobs for above in ancestors(pid) if command(above).startswith("slurmstepd:")}
-        for pid in (*shepherds, *jobs):
+        found = [pid for name, pid in (*self.shepherds(), *self.job_processes()) if name == node]
+        for pid in sorted(found, key=place_in_crash):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+    def shepherds(self) -> set[tuple[str, int]]:
+        """Node and process id of each slurmstepd of the job."""
+        return {
+            (node, above)
+            for node, pid in self.job_processes()
+            for above in ancestors(pid)
+            if command(above).startswith("slurmstepd:")
+        }
 
     def story(self) -> str:
         """The ends of what is written about the run, for a person to read."""
@@ -341,7 +409,12 @@ class Case:
         queue = self.lab.run(("scontrol", "show", "jobs", "--oneliner"), check=False).stdout
         lines = [f"{each.attempt} {each.rank} {each.what} {each.word}" for each in self.lines()[-8:]]
         processes_left = [f"{node} {pid} {command(pid)}" for node, pid in self.job_processes()]
-        return "\n".join((told, queue, *lines, *self.active(), *processes_left))
+        return "\n".join((self.struck, told, queue, *lines, *self.active(), *processes_left))
+
+
+def unix(moment: str) -> float:
+    """Unix time of a moment in Slurm's logs."""
+    return datetime.fromisoformat(moment).timestamp()
 
 
 def text_of(path: Path) -> str:
@@ -352,6 +425,21 @@ def text_of(path: Path) -> str:
 def first_word(path: Path) -> str:
     """The first word of a file; `-` if there is none."""
     return next(iter(text_of(path).split()), "-")
+
+
+def place_in_crash(pid: int) -> int:
+    """The lowest is killed first, so that no other process of the node can still report its end to Slurm.
+
+    The second process of an srun ends the step when the first has gone, and srun ends it when a slurmstepd has gone.
+    """
+    program, _, words = command(pid).partition(" ")
+    if program == "slurmstepd:":
+        return 0 if ".batch]" in words else 4
+    if program.endswith("bash"):
+        return 1
+    if program.endswith("srun"):
+        return 2 if "srun" in command(next(iter(ancestors(pid)), 1)).partition(" ")[0] else 3
+    return 5
 
 
 def ancestors(pid: int) -> list[int]:

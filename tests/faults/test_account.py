@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.faults import account
-from tests.faults.account import Line
+from tests.faults.account import Allocation, Cost, Line
 from tests.faults.case import Outcome
 from tests.faults.faults import FAULTS
 
@@ -14,7 +14,7 @@ STOPPED = replace(GOOD, completed=False, causes=("node_failure",), rungs=(), sto
 
 
 def line(attempt: int, what: str, word: object, moment: float = 0.0, rank: int = 0) -> Line:
-    return Line(attempt, rank, 100 + rank, what, str(word), moment, "nid001")
+    return Line(attempt, rank, 100 + rank, what, str(word), moment, f"nid00{rank + 1}")
 
 
 def test_a_good_run_passes() -> None:
@@ -37,6 +37,8 @@ def test_a_good_run_passes() -> None:
         {"causes": ("node_failure", "script_failure")},
         {"rungs": ("requeue",)},
         {"rungs": ("-",)},
+        {"costs": {"held": Cost(300.0, 306.1, 3.0)}},
+        {"costs": {"hang": Cost(30.0, 24.9, 2.0)}},
         {"rungs": ("in_place", "submit"), "causes": ("node_failure", "node_failure", "done")},
     ],
 )
@@ -64,3 +66,32 @@ def test_the_time_to_the_first_step_is_the_longest_of_all_restarts() -> None:
     assert account.to_first_step(lines, {1: 15.0}) == 5.5
     assert account.to_first_step(lines, {1: 15.0, 2: 30.0}) == 10.0
     assert account.to_first_step(lines, {3: 50.0}) is None, "no step follows"
+
+
+def test_what_a_fault_cost_is_measured_from_what_the_ranks_and_slurm_tell() -> None:
+    """A hang of 10 s, 4 s until the next step, and a step that is taken again; a node has left within the 4 s."""
+    first = [line(1, "begins", 0, 2.0), line(1, "begins", 0, 2.0, 1), line(1, "step", 1, 3.0), line(1, "step", 2, 4.0)]
+    second = [
+        line(2, "begins", 1, 18.0),
+        line(2, "begins", 1, 18.0, 2),
+        line(2, "step", 2, 19.0),
+        line(2, "step", 3, 20.0),
+    ]
+    lines = sorted([*first, *second], key=lambda each: each.time)
+    held = [Allocation(0.0, 21.0, {"nid001": 21.0, "nid002": 15.0, "nid003": 21.0})]
+    found = {
+        name: cost for name, (cost, _) in account.costs(lines, held, {2: 16.0}, {1: 14.0}, ("hang", "done")).items()
+    }
+    assert found == {"held": 57.0, "hang": 20.0, "restart": 7.0, "repeated": 2.0}
+
+
+def test_a_restart_has_no_cost_while_the_job_waits_for_nodes() -> None:
+    lines = [line(1, "begins", 0, 2.0), line(1, "step", 1, 3.0), line(2, "begins", 0, 31.0), line(2, "step", 1, 32.0)]
+    held = [Allocation(0.0, 5.0, {"nid001": 5.0}), Allocation(30.0, 33.0, {"nid001": 33.0})]
+    found = account.costs(lines, held, {}, {}, ("preemption", "done"))
+    assert {name: cost for name, (cost, _) in found.items()} == {
+        "held": 8.0,
+        "hang": 0.0,
+        "restart": 3.0,
+        "repeated": 1.0,
+    }

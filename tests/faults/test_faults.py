@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.conftest import need
+from tests.faults.account import misplaced
 from tests.faults.case import SAVE_EVERY, Outcome, interrupted
 from tests.faults.faults import FAULTS, strike
 from tests.lab import parts
@@ -49,5 +50,6 @@ def test_a_run_survives(struck: Struck, name: str, number: int) -> None:
     assert (outcome.checkpoints_lost, outcome.nodes_held) == (0, 0), outcome.trouble
     assert (outcome.given_back, outcome.late_steps) == (0, 0), outcome.trouble
     assert outcome.steps_repeated <= SAVE_EVERY, outcome.trouble
+    assert not FAULTS[name].account or not misplaced(outcome.costs), outcome.costs
     assert FAULTS[name].explains(outcome), (outcome.causes, outcome.rungs, outcome.stopped, outcome.trouble)
     assert not outcome.by_hand or FAULTS[name].by_hand, outcome.trouble

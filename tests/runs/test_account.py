@@ -149,6 +149,16 @@ def test_a_lost_batch_script_counts_until_slurm_requeued_the_job(tmp_path: Path)
     assert any("attempts/1 has no end" in note for note in found.notes)
 
 
+def test_attempts_in_one_allocation_hold_it_once_although_the_disk_was_too_full_to_record_how_they_follow(
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "sft-1")
+    add_attempt(run, [*HEAD, (100.0, "step_end"), (100.0, "ended")], cause="", code="")
+    second = [(-60.0, "submitted"), (0.0, "held"), (110.0, "started"), (112.0, "step"), (200.0, "ended")]
+    add_attempt(run, second, number=2)
+    assert account(run, LATER).classes.held == 200 * 8
+
+
 def test_a_preempted_attempt_does_not_hang(tmp_path: Path) -> None:
     run = make_run(tmp_path / "sft-0001")
     add_attempt(run, [*HEAD, *OURS, (44, "first_step")], cause="preemption", code="")

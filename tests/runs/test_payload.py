@@ -158,6 +158,17 @@ def test_a_port_in_use_is_passed_over(run: Path, listening: bool) -> None:
             assert int(on_host(run, "free_port 4321", {})) in (wanted, wanted + 1)
 
 
+@pytest.mark.parametrize(("state", "asked"), [("RUNNING", True), ("COMPLETING", False)])
+def test_slurm_does_not_wait_for_scancel_at_the_end_of_a_job(
+    run: Path, tmp_path: Path, state: str, *, asked: bool
+) -> None:
+    """While Slurm ends a job, scancel tries again and again: the nodes would be idle until Slurm kills the script."""
+    commands = {"squeue": f"#!/bin/sh\necho {state}\n", "scancel": "#!/bin/sh\n: >waited\n"}
+    text = "finish_attempt() { :; }; RUNNER_JOB=7 RUNNER_SAVE_AND_EXIT=told; leave TERM 'the end'; true"
+    on_host(run, text, programs(tmp_path / "bin", commands))
+    assert ((run / "told").exists(), (run / "waited").exists()) == (True, asked)
+
+
 def test_each_start_is_an_attempt_of_its_own(run: Path) -> None:
     """A second submission of the same file never writes into the first one's folder."""
     for number in ("1", "2", "3"):

@@ -326,3 +326,70 @@ def test_where_slurm_refuses_the_step_each_node_is_asked_alone(run: Path) -> Non
     programs(run / "bin", {"srun": srun})
     text = "check_nodes 'a b' 2>/dev/null; cd attempts/1/fit; tail -n 1 *"
     assert asked(run, text) == "==> a <==\nfit\n\n==> b <==\ndid not answer\n"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Path:
+    """A run whose first attempt is running."""
+    run = write_run(tmp_path / "run", command_job("true"), site=SLURM)
+    (run / "attempts/1").mkdir(parents=True)
+    (run / "attempts/1/started").write_text("job 7\n")
+    return run
+
+
+def guard(run: Path, squeue: str = "nid[001-002]", **commands: str) -> "subprocess.Popen[str]":
+    """The guard, ready, with commands in the place of Slurm's."""
+    texts = {
+        "scontrol": "case $1:$2 in *:config) echo 'KillWait = 2' ;; *:hostnames) printf 'nid00%d\\n' 1 2 ;; esac",
+        "squeue": f"case $* in *RestartCnt*) echo 0 ;; *) echo '{squeue}' ;; esac",
+        "scancel": "",
+        **commands,
+    }
+    path = programs(run / "bin", {name: f"#!/bin/bash\n{text}\n" for name, text in texts.items()})["PATH"]
+    words = ("timeout", "50", "bash", "payload/guard.sh", "7", "nid001", "by=requeue", "node_failure=1")
+    environ = {**os.environ, "PATH": path, "RUNNER_RUN": str(run), "SLURM_JOB_ID": "7", "RUNNER_GUARD_SECONDS": "1"}
+    found = subprocess.Popen(words, cwd=run, env=environ, stdout=subprocess.PIPE, text=True)
+    assert found.stdout is not None and found.stdout.readline() == "ready\n"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("cause", "rung", "explained"),
+    [
+        ("", "", False),
+        ("script_failure", "", False),
+        ("script_failure", "in_place", False),
+        ("script_failure", "requeue", True),
+        ("done", "", True),
+    ],
+)
+def test_a_batch_script_that_was_killed_is_named_whatever_it_had_written(
+    guarded: Path, cause: str, rung: str, *, explained: bool
+) -> None:
+    """It may be killed between the cause of an attempt and the start of the next one."""
+    for name, word in (("cause", cause), ("next", rung)):
+        if word:
+            (guarded / "attempts/1" / name).write_text(f"{word}\n")
+    process = guard(guarded)
+    process.terminate()
+    assert process.wait(60) == 0
+    stopped = guarded / "stopped"
+    assert explained != stopped.exists()
+    assert explained or stopped.read_text() == "the batch script was killed\n"
+    assert (guarded / "attempts/1/cause").read_text() == f"{cause or 'script_failure'}\n"
+
+
+def test_the_guard_frees_the_nodes_although_the_controller_does_not_answer_at_once(guarded: Path) -> None:
+    (guarded / "attempts/1/cause").write_text("done\n")
+    tried = "echo tried >>tried; [ $(wc -l <tried) = 2 ]"
+    process = guard(guarded, "nid002", scontrol="[ $1:$2 = show:config ] || echo nid002", scancel=tried)
+    assert process.wait(60) == 0
+    assert (guarded / "tried").read_text() == "tried\ntried\n"
+    assert "ended" in (guarded / "attempts/1/times").read_text(), "the nodes were idle until then"
+
+
+def test_the_guard_ends_when_the_job_has_ended(guarded: Path) -> None:
+    """Where its slurmstepd was killed, nobody else ends it."""
+    (guarded / "attempts/1/cause").write_text("done\n")
+    assert guard(guarded, "").wait(60) == 0
+    assert not (guarded / "attempts/1/guarded").exists()

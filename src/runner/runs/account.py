@@ -163,11 +163,11 @@ def _allocations(attempts: Sequence[Phases]) -> list[list[Phases]]:
     """The attempts of each allocation. Without a scheduler, a restart keeps the process, and its job id."""
     groups: list[list[Phases]] = []
     for each in attempts:
-        before, job = groups[-1][-1] if groups else None, each.attempt.job_id
-        if before and before.attempt.job_id == job and (before.rung == "in_place" or job.startswith("local-")):
-            groups[-1].append(each)
-        else:
-            groups.append([each])
+        before, job = groups[-1][-1] if groups else each, each.attempt.job_id
+        kept = before.rung == "in_place" or job.startswith("local-") or (each.event("held") or math.inf) < before.begin
+        if not (groups and kept and before.attempt.job_id == job):
+            groups.append([])
+        groups[-1].append(each)
     return groups
 
 

@@ -252,9 +252,9 @@ leave() {
         finish_attempt 0
     fi
     if [ -n "$RUNNER_JOB" ]; then
-        # Processes ignore URG by default. payload/task.sh handles it, and sends USR2 to its program. scancel fails if Slurm
-        # is already ending the job.
-        scancel --signal=URG "$RUNNER_JOB" 2>/dev/null
+        # Processes ignore URG by default. payload/task.sh handles it, and sends USR2 to its program. If Slurm is already
+        # ending the job, scancel would try again for a minute, and the nodes would be idle for that time.
+        if [ -z "$ending" ] || job_runs "$RUNNER_JOB"; then scancel --signal=URG "$RUNNER_JOB" 2>/dev/null; fi
     else
         tell "$1" $$
     fi

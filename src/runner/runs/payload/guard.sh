@@ -18,20 +18,31 @@ read_secrets
 kill_wait=$(scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
 exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
 
-# Slurm ends the job. The batch script gets the same signal, and records the cause. If it does not, it was killed.
+# Slurm ends the job. The batch script gets the same signal, and records the cause and what follows. If it does not, it was
+# killed.
 stopped_by_slurm() {
     local waited
     trap '' TERM
     attempt_now
     for ((waited = 0; waited < 10 * (${kill_wait:-30} - 1); waited++)); do
-        [ ! -s "$RUNNER_ATTEMPT/cause" ] || exit 0
+        ! is_explained || exit 0
         read -r -t 0.1 -u "$quiet" _
     done
     say "the batch script was killed"
-    write_line "$RUNNER_ATTEMPT/cause" script_failure
+    [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" script_failure
     ended 137
     give_up "the batch script was killed"
     exit 0
+}
+
+# Succeed if the batch script has done its work, or another job follows, or the run folder tells why none does.
+is_explained() {
+    local rung=''
+    read -r rung 2>/dev/null <"$RUNNER_ATTEMPT/next"
+    case $(cat "$RUNNER_ATTEMPT/cause" stopped 2>/dev/null):$rung in
+    done:* | cancelled:* | *$'\n'* | *:${1:-requeue} | *:submit | *:chain) ;;
+    *) return 1 ;;
+    esac
 }
 
 # lost REASON: the batch script is lost. Do what it would do after a node failure.
@@ -40,13 +51,10 @@ lost() {
     attempt_now
     mkdir "$RUNNER_ATTEMPT/guarded" 2>/dev/null || exit 0 # another guard is faster
     local why rung=''
-    read -r rung 2>/dev/null <"$RUNNER_ATTEMPT/next"
-    case $(cat "$RUNNER_ATTEMPT/cause" stopped 2>/dev/null):$rung in
-    done:* | cancelled:* | *$'\n'* | *:submit | *:chain) # it has done its work, but Slurm does not know that it has ended
-        scancel "$RUNNER_JOB"
-        exit 0
-        ;;
-    esac
+    if is_explained submit; then # Slurm does not know that the batch script has ended
+        note_time ended          # the nodes were idle until now
+        end_job
+    fi
     fault="the batch script is lost" obstacle=$1
     : >"$RUNNER_ATTEMPT/replaced" # if the node is only cut off, the attempt there ends itself
     [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" node_failure
@@ -60,8 +68,22 @@ lost() {
         read -r rung <"$RUNNER_ATTEMPT/next"
         [ "$rung" != requeue ] || [ -e stopped ] || exit 0
     fi
-    scancel "$RUNNER_JOB"
+    end_job
+}
+
+# Free the nodes. The controller may be restarting.
+end_job() {
+    until timeout 60 scancel "$RUNNER_JOB"; do
+        read -r -t 5 -u "$quiet" _
+        ask_slurm
+    done
     exit 0
+}
+
+# Succeed if Slurm answers, and set `nodes` to the nodes of the job. If it has none, it has ended, although this step has not.
+ask_slurm() {
+    nodes=$(timeout 60 squeue --noheader --jobs="$RUNNER_JOB" --format=%N 2>/dev/null) || return
+    [ -n "$nodes" ] || exit 0
 }
 
 attempt_now() { RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$(newest_attempt); }
@@ -84,7 +106,6 @@ echo ready >&3
 exec 3>&-
 while :; do
     read -r -t "${RUNNER_GUARD_SECONDS:-60}" -u "$quiet" _
-    nodes=$(timeout 60 squeue --noheader --jobs="$RUNNER_JOB" --format=%N 2>/dev/null)
-    [ -z "$nodes" ] || hostnames "$nodes" | grep -q -x -F "$first" || lost "Slurm has taken node $first from the job"
+    ! ask_slurm || hostnames "$nodes" | grep -q -x -F "$first" || lost "Slurm has taken node $first from the job"
     ! is_silent || lost "it no longer runs on $first"
 done
