@@ -149,6 +149,15 @@ def test_a_folder_that_cannot_be_written_ends_it_silently(start: Start, tmp_path
     assert start().wait(60) is not None
 
 
+@pytest.mark.parametrize("start", ["dash", "bash"], indirect=True)  # busybox has its own `sleep`
+def test_it_ends_if_it_cannot_pause(start: Start, tmp_path: Path) -> None:
+    """As in a container whose files are gone, because slurmstepd was killed; it would use a whole core."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/sleep").write_text("#!/bin/sh\nexit 2\n")
+    (tmp_path / "bin/sleep").chmod(0o755)
+    assert start(PATH=f"{tmp_path}/bin:{os.environ['PATH']}").wait(60) == 2
+
+
 @pytest.mark.parametrize("saving", [False, True])
 def test_tasks_of_a_replaced_attempt_end(
     start: Start, task: "subprocess.Popen[bytes]", processes: list["subprocess.Popen[bytes]"], tmp_path: Path,

@@ -119,5 +119,5 @@ while kill -0 "$task"; do
     printf '%s\n' "$(date +%s) $node $busy $memory $gpus" >"$partial" && mv "$partial" "$file"
     turn=$((turn + 1))
     sleep "$pause" &
-    wait $!
+    wait $! || exit # `sleep` cannot start any more: the root file system is gone, for example
 done
