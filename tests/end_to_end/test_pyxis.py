@@ -49,7 +49,8 @@ def test_a_step_that_was_killed_does_not_stop_the_next_attempt(boxed: Runner, py
     pyxis_slurm.wait_for(job, "COMPLETED", 90)
     log = (run / "job.log").read_text()
     assert "File already exists: " in log and "starting the step once more" in log
-    subprocess.run(("pkill", "-KILL", "-f", f"^[^ ]*sh {run}/payload/"), check=True)  # what the killed slurmstepd has left
+    left = f"^[^ ]*sh {run}/payload/"  # by the slurmstepd that was killed
+    subprocess.run(("pkill", "-KILL", "-f", left), check=True)
 
 
 def test_a_working_directory_that_the_image_lacks_is_named(boxed: Runner, project: Path) -> None:
