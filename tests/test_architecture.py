@@ -8,8 +8,6 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "runner"
 JOBS = ROOT / "jobs"
@@ -78,16 +76,17 @@ def imports(path: Path, *, top_only: bool = False) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_imports_point_downwards(path: Path) -> None:
+def test_imports_point_downwards() -> None:
     """A module imports its own floor and those below it, never one above."""
-    own = floor_of(name_of(path))
-    if own is None:
-        return
-    for imported in imports(path):
-        other = floor_of(imported) if imported.startswith("runner.") else None
-        if other in FLOORS:
-            assert FLOORS.index(other) >= FLOORS.index(own), f"{name_of(path)} imports {imported}, which lies above it"
+    for path in modules():
+        own = floor_of(name_of(path))
+        if own is None:
+            continue
+        for imported in imports(path):
+            other = floor_of(imported) if imported.startswith("runner.") else None
+            if other in FLOORS:
+                above = FLOORS.index(other) < FLOORS.index(own)
+                assert not above, f"{name_of(path)} imports {imported}, which lies above it"
 
 
 def test_every_module_has_a_floor() -> None:
@@ -144,39 +143,39 @@ def opens_for_writing(node: ast.Call) -> bool:
     return any(len(mode) <= 3 and set(mode) & set("wax+") for mode in modes)
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_only_the_doors_touch_the_machine(path: Path) -> None:
+def test_only_the_doors_touch_the_machine() -> None:
     """Only machine/ and the named byte pumps of images/ use subprocess and sockets, or write."""
-    place = path.relative_to(SOURCE).as_posix()
-    if place.startswith(DOORS):
-        return
-    assert not imports(path) & {"subprocess", "socket", "pty", "fcntl"}, place
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-            call = ast.unparse(node.func)
-            where = f"{place}:{node.lineno} {call}"
-            assert call.rpartition(".")[2] not in WRITES, where
-            assert call not in STARTS and not opens_for_writing(node), where
+    for path in modules():
+        place = path.relative_to(SOURCE).as_posix()
+        if place.startswith(DOORS):
+            continue
+        assert not imports(path) & {"subprocess", "socket", "pty", "fcntl"}, place
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+                call = ast.unparse(node.func)
+                where = f"{place}:{node.lineno} {call}"
+                assert call.rpartition(".")[2] not in WRITES, where
+                assert call not in STARTS and not opens_for_writing(node), where
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_only_commands_print(path: Path) -> None:
+def test_only_commands_print() -> None:
     """print() and sys.stdout belong to cli.py and commands/."""
-    place = path.relative_to(SOURCE).as_posix()
-    if place == "cli.py" or place.startswith("commands/"):
-        return
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id != "print", f"{place}:{node.lineno} prints"
-        if isinstance(node, ast.Attribute):
-            assert ast.unparse(node) not in {"sys.stdout", "sys.stderr.write"}, f"{place}:{node.lineno}"
+    for path in modules():
+        place = path.relative_to(SOURCE).as_posix()
+        if place == "cli.py" or place.startswith("commands/"):
+            continue
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id != "print", f"{place}:{node.lineno} prints"
+            if isinstance(node, ast.Attribute):
+                assert ast.unparse(node) not in {"sys.stdout", "sys.stderr.write"}, f"{place}:{node.lineno}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_slow_imports_happen_inside_functions(path: Path) -> None:
+def test_slow_imports_happen_inside_functions() -> None:
     """jinja2, tomlkit, docker and rich are imported where they are used; the training stack never."""
-    assert not {name.split(".")[0] for name in imports(path, top_only=True)} & SLOW
-    assert not {name.split(".")[0] for name in imports(path)} & TRAINING
+    for path in modules():
+        assert not {name.split(".")[0] for name in imports(path, top_only=True)} & SLOW, path
+        assert not {name.split(".")[0] for name in imports(path)} & TRAINING, path
 
 
 def test_engines_and_schedulers_do_not_know_each_other() -> None:
@@ -193,15 +192,15 @@ def test_engines_and_schedulers_do_not_know_each_other() -> None:
 COMPARES_SCHEDULERS = {"site.py", "runs/run.py", "runs/after.py", "commands/env_check.py"}
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_what_differs_between_schedulers_lies_in_their_modules(path: Path) -> None:
+def test_what_differs_between_schedulers_lies_in_their_modules() -> None:
     """Others ask `scheduler_of(name)`, or whether a site or a run `is_local`."""
-    place = path.relative_to(SOURCE).as_posix()
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.Compare) and not place.startswith("runs/schedulers/"):
-            sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
-            compares = any(side.endswith((".scheduler", "['scheduler']", "get('scheduler')")) for side in sides)
-            assert not compares or place in COMPARES_SCHEDULERS, f"{place}:{node.lineno}"
+    for path in modules():
+        place = path.relative_to(SOURCE).as_posix()
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Compare) and not place.startswith("runs/schedulers/"):
+                sides = [ast.unparse(side) for side in (node.left, *node.comparators)]
+                compares = any(side.endswith((".scheduler", "['scheduler']", "get('scheduler')")) for side in sides)
+                assert not compares or place in COMPARES_SCHEDULERS, f"{place}:{node.lineno}"
 
 
 def test_the_schedulers_of_sites_are_those_that_there_are() -> None:
@@ -220,13 +219,11 @@ def test_jobs_never_import_runner_and_shadow_no_package() -> None:
         assert path.stem not in TRAINING | SLOW | set(sys.stdlib_module_names), path
 
 
-@pytest.mark.parametrize(
-    "path", [*modules(), *sorted(JOBS.rglob("*.py"))], ids=lambda p: p.relative_to(ROOT).as_posix()
-)
-def test_modules_and_functions_are_short(path: Path) -> None:
+def test_modules_and_functions_are_short() -> None:
     """No module over 400 lines, no function over 50."""
-    text = path.read_text()
-    assert text.count("\n") <= 400, path
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or node.lineno) - node.lineno + 1 <= 50, f"{path}:{node.lineno} {node.name}"
+    for path in [*modules(), *sorted(JOBS.rglob("*.py"))]:
+        text = path.read_text()
+        assert text.count("\n") <= 400, path
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert (node.end_lineno or node.lineno) - node.lineno + 1 <= 50, f"{path}:{node.lineno} {node.name}"

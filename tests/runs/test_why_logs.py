@@ -65,12 +65,15 @@ def test_a_clean_log_gives_no_cause(path: Path) -> None:
 WORDINGS = [tuple(line.split(": ", 1)) for line in (FOLDER / "wordings.txt").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("code", "line"), WORDINGS)
-def test_a_line_as_other_versions_and_libraries_word_it_gives_its_cause(code: str, line: str, tmp_path: Path) -> None:
+def test_a_line_as_other_versions_and_libraries_word_it_gives_its_cause(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
-    log.write_text(f"{line}\n")
-    cause = explain_logs([log]).cause
-    assert cause is not None and cause.code == code
+    wrong = []
+    for code, line in WORDINGS:
+        log.write_text(f"{line}\n")
+        cause = explain_logs([log]).cause
+        if cause is None or cause.code != code:
+            wrong.append((line, code, cause and cause.code))
+    assert len(WORDINGS) >= 541 and not wrong
 
 
 def test_a_cause_wins_over_a_symptom_in_the_same_line(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ class Cause:
     def fits(self, line: str, frames: Callable[[], str] = str) -> bool:
         """Whether a line of a log matches; `frames` gives the frames above it."""
         return (
-            any(word in line for word in self.find)
+            any(map(line.__contains__, self.find))
             and (not self.unless or re.search(self.unless, line) is None)
             and (
                 (not self.match or re.search(self.match, line) is not None)

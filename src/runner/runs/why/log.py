@@ -10,9 +10,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,9 +67,9 @@ class Scan:
         return self.progress - line.progress >= SURVIVED
 
 
-def scan(path: Path, words: Sequence[bytes], start: int = 0) -> Scan:
+def scan(path: Path, words: tuple[bytes, ...], start: int = 0) -> Scan:
     """Read a file from byte `start`. If that fails, `trouble` contains the reason."""
-    result, sieve = Scan(path), Sieve(words)
+    result, sieve = Scan(path), sieve_of(words)
     try:
         with path.open("rb") as file:
             result.size_bytes = size = path.stat().st_size
@@ -194,11 +195,13 @@ _LETTERS = bytes(code if chr(code).isalpha() and code < 128 else 32 for code in 
 class Sieve:
     """The words to search for, and the shapes of the lines seen so far."""
 
-    def __init__(self, words: Sequence[bytes]) -> None:
+    def __init__(self, words: tuple[bytes, ...]) -> None:
         self._words: dict[bytes, list[bytes]] = {}
         for word in words:
             self._words.setdefault(word.translate(None, _NUMBERS), []).append(word)
-        self._longest = {word: max(word.translate(_LETTERS).split(), key=len, default=b"") for word in self._words}
+        self._by_longest: dict[bytes, list[bytes]] = {}
+        for word in self._words:
+            self._by_longest.setdefault(max(word.translate(_LETTERS).split(), key=len, default=b""), []).append(word)
         self._known: dict[bytes, tuple[bytes, ...]] = {}
 
     def words_in(self, piece: bytes) -> tuple[bytes, ...]:
@@ -213,13 +216,17 @@ class Sieve:
         text = b"\n".join(map(_ends_of_long, shapes))
         # a text has few different words, so most of the words can be excluded without searching the whole text
         vocabulary = b" ".join(set(text.translate(_LETTERS).split()))
-        present = [word for word, longest in self._longest.items() if longest in vocabulary and word in text]
+        likely = [words for longest, words in self._by_longest.items() if longest in vocabulary]
+        present = [word for words in likely for word in words if word in text]
         if len(self._known) + len(shapes) > _MOST:
             self._known.clear()
         for shape in shapes:
             if len(shape) <= _LONGEST and len(self._known) < _MOST:
                 self._known[shape] = tuple(word for word in present if word in shape)
         return set(present)
+
+
+sieve_of = cache(Sieve)  # to make one takes longer than to read a short log
 
 
 def _ends_of_long(line: bytes) -> bytes:
