@@ -144,18 +144,18 @@ class Cost(NamedTuple):
     grain: float
     """by how much they may differ because of the clocks"""
 
-    def fits(self, share: float) -> bool:
-        """Whether they differ by at most this share."""
-        return abs(self.measured - self.charged) <= share * self.measured + self.grain
+    def fits(self, share: float, seconds: float) -> bool:
+        """Whether they differ by at most this share, and so many seconds per node and event."""
+        return abs(self.measured - self.charged) <= share * self.measured + seconds * self.grain
 
 
 _UNFINISHED = 0.3  # seconds: the step that a fault has interrupted is repeated too
 SHARES = {"held": 0.01, "hang": 0.1, "repeated": 0.1, "restart": 0.1}
 
 
-def misplaced(costs: Mapping[str, Cost]) -> list[str]:
+def misplaced(costs: Mapping[str, Cost], seconds: float = 1) -> list[str]:
     """What `runner account` has in a wrong class, or not at all."""
-    return [f"{name}: {cost}" for name, cost in costs.items() if not Cost(*cost).fits(SHARES[name])]
+    return [f"{name}: {cost}" for name, cost in costs.items() if not Cost(*cost).fits(SHARES[name], seconds)]
 
 
 def costs(

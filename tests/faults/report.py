@@ -11,7 +11,7 @@ from tests.faults.faults import FAULTS
 
 HEAD = ("fault", "what happens", "completed / runs", "checkpoints lost",
         "steps repeated, maximum", "nodes still held", "detection, s", "to first step, s", "rungs", "same job",
-        "given back although healthy", "whole run, s", "remarks")  # fmt: skip
+        "given back although healthy", "account differs", "whole run, s", "remarks")  # fmt: skip
 
 
 def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -19,8 +19,8 @@ def table(found: Sequence[Mapping[str, Any]]) -> list[str]:
     names = [name for name in FAULTS if any(each["fault"] == name for each in found)]
     rows = [row(name, [each for each in found if each["fault"] == name]) for name in names]
     lines = ["| " + " | ".join(cells) + " |" for cells in (HEAD, ("---",) * len(HEAD), *rows)]
-    places = sorted({f"{each['machine']}; {each['date']}" for each in found})
-    return [*places, "", *lines]
+    places = Counter(f"{each['machine']}; commit {each['commit']}; {each['date']}" for each in found)
+    return [*(f"{place}; {count} runs" for place, count in sorted(places.items())), "", *lines]
 
 
 def median(values: Iterable[float | None], digits: int = 1) -> str:
@@ -52,6 +52,7 @@ def row(name: str, runs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         ", ".join(f"{rung.replace('_', ' ')} {count}" for rung, count in sorted(rungs.items())),
         f"{sum(bool(each['same_job']) for each in runs)} / {len(runs)}",
         str(sum(each["given_back"] for each in runs) or "never"),
+        (str(sum(bool(each["misplaced"]) for each in runs) or "never") if FAULTS[name].account else "not compared"),
         median((each["seconds"] for each in runs), digits=0),
         "; ".join(filter(None, remarks)),
     )

@@ -1,13 +1,17 @@
 """Every check that a run has to pass fails on a run that it has to fail on."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from tests.faults import account
+from tests.faults.__main__ import left, load
 from tests.faults.account import Allocation, Cost, Line
 from tests.faults.case import Outcome
 from tests.faults.faults import FAULTS
+from tests.faults.report import table
 
 GOOD = Outcome(True, 0, 3, 0, ("node_failure", "done"), 30.0, rungs=("in_place",), detection=12.0, to_first_step=2.5)
 STOPPED = replace(GOOD, completed=False, causes=("node_failure",), rungs=(), stopped="2 healthy nodes are needed")
@@ -95,3 +99,24 @@ def test_a_restart_has_no_cost_while_the_job_waits_for_nodes() -> None:
         "restart": 3.0,
         "repeated": 1.0,
     }
+
+
+def entry(fault: str, number: int, commit: str) -> dict[str, object]:
+    told = {"fault": fault, "number": number, "machine": "m", "commit": commit, "date": "2026-11-23", "passed": True}
+    return {**told, "as_expected": True, "misplaced": [], **asdict(replace(GOOD, seconds=20.0 + number))}
+
+
+def test_a_table_that_is_measured_in_parts_has_the_outcomes_of_one_commit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "outcomes.jsonl"
+    runs = [("node_lost_spare", 0, "a"), ("node_lost_spare", 1, "a"), ("rank_killed", 0, "a"), ("rank_hung", 0, "b")]
+    file.write_text("".join(json.dumps(entry(*run)) + "\n" for run in runs))
+    found = load(file, {"machine": "m", "commit": "a"})
+    assert "left out: 1" in capsys.readouterr().err
+    assert left(("node_lost_spare", "rank_hung"), 2, found) == [("rank_hung", 0), ("rank_hung", 1)]
+    place, _, *lines = table(found)
+    assert place == "m; commit a; 2026-11-23; 3 runs"
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert [[row[0], row[2]] for row in cells[2:]] == [["node lost spare", "2 / 2"], ["rank killed", "1 / 1"]]
+    assert len({len(row) for row in cells}) == 1

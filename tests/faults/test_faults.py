@@ -14,6 +14,7 @@ from tests.lab import parts
 
 Struck = Mapping[tuple[str, int], Future[Outcome]]
 AT_ONCE = 6  # they wait nearly all the time
+LATE_SECONDS = 4  # Slurm may notice the end of a job so much later while other tests use all cores
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,6 @@ def test_a_run_survives(struck: Struck, name: str, number: int) -> None:
     assert (outcome.checkpoints_lost, outcome.nodes_held) == (0, 0), outcome.trouble
     assert (outcome.given_back, outcome.late_steps) == (0, 0), outcome.trouble
     assert outcome.steps_repeated <= SAVE_EVERY, outcome.trouble
-    assert not FAULTS[name].account or not misplaced(outcome.costs), outcome.costs
+    assert not FAULTS[name].account or not misplaced(outcome.costs, LATE_SECONDS), (outcome.costs, outcome.trouble)
     assert FAULTS[name].explains(outcome), (outcome.causes, outcome.rungs, outcome.stopped, outcome.trouble)
     assert not outcome.by_hand or FAULTS[name].by_hand, outcome.trouble
