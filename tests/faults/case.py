@@ -127,7 +127,7 @@ class Case:
         self.run = self.folder / "runs" / "x-1"
         self.account = self.folder / "account"
         self.lab = SlurmLab(nodes=nodes + 1, plugins=plugins, extra_config=(*CONFIG, *config))
-        self.began, self.created, self.over_at = time.monotonic(), time.time(), time.time()
+        self.began, self.created = time.monotonic(), time.time()
 
     def __enter__(self) -> Self:
         self.lab.start()
@@ -255,7 +255,6 @@ class Case:
         trouble = ""
         try:
             self.until(self.over, seconds, "the end of the run")
-            self.over_at = time.time()
         except LabError as error:
             trouble = f"{error}\n{self.story()}"
         lines, held, detected = self.lines(), self.held(), self.moments("detected")
@@ -313,8 +312,6 @@ class Case:
         ended = re.findall(
             rf"JobId={job_id} .*JobState=(?!RESIZING).*EndTime=(\S+)", text_of(self.lab.folder / "jobcomp.log")
         )
-        if self.lab.job(job_id).get("JobState") != "COMPLETED":  # nodes may be busy for some seconds after Slurm's end
-            done.append(datetime.fromtimestamp(self.over_at).isoformat())
         limits = [*(unix(moment) for moment, _ in begun[1:]), math.inf]
         ends = [
             max([unix(at) for at in (*done, *ended) if unix(begin) <= unix(at) < limit], default=time.time())

@@ -169,6 +169,30 @@ def test_slurm_does_not_wait_for_scancel_at_the_end_of_a_job(
     assert ((run / "told").exists(), (run / "waited").exists()) == (True, asked)
 
 
+@pytest.mark.parametrize(("finished", "ends"), [("0 1", True), ("0", False), ("", False)])
+def test_a_step_that_outlives_all_its_tasks_is_ended(run: Path, finished: str, *, ends: bool) -> None:
+    """Srun waits for ever for a slurmstepd that was killed. The clock of the test runs fast."""
+    attempt = run / "attempts/1"
+    (attempt / "finished").mkdir(parents=True)
+    for rank in finished.split():
+        (attempt / "finished" / rank).touch()
+    (attempt / "environment.sh").write_text("export RUNNER_NODES='2'\nexport RUNNER_TASKS_PER_NODE='1'\n")
+    stubs = 'moment() { printf %s "${EPOCHREALTIME/[.,]/}"; }; end_step() { echo "$2"; kill "$1"; }; rounds=0'
+    stubs += '; lost_signs() { rounds=$((rounds + 1)); ((rounds < 100)) || kill "$step"; }'
+    text = f"RUNNER_ATTEMPT=$PWD/attempts/1; {stubs}; sleep 600 & step=$!; watch_over $step 0"
+    told = on_host(run, text, {"RUNNER_WATCH_SECONDS": "0"})
+    assert ("all tasks ended 40 s ago" in told) == ends
+
+
+def test_the_exit_code_of_a_step_that_was_ended_after_its_tasks_is_theirs(run: Path) -> None:
+    attempt = run / "attempts/1"
+    (attempt / "finished").mkdir(parents=True)
+    text = "RUNNER_ATTEMPT=$PWD/attempts/1 log_bytes=0; wait_for $! 0; echo $?"
+    assert on_host(run, f"sleep 600 & kill -KILL $!; {text}", {}) == "137\n"
+    (attempt / "finished/0").touch()
+    assert on_host(run, f"sleep 600 & kill -KILL $!; {text}", {}) == "0\n"
+
+
 def test_each_start_is_an_attempt_of_its_own(run: Path) -> None:
     """A second submission of the same file never writes into the first one's folder."""
     for number in ("1", "2", "3"):

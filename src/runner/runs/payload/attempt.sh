@@ -177,9 +177,9 @@ write_line() {
     return 1
 }
 
-# ended CODE: record the exit code, because the scheduler does not remember old jobs. Runs when job.sbatch exits.
+# ended CODE [TIME]: record the exit code, because the scheduler does not remember old jobs. Runs when job.sbatch exits.
 ended() {
-    note_time ended
+    note_time ended '' "${2:-}"
     say "attempt ${RUNNER_ATTEMPT##*/} ended with exit code $1$(gpu_account)"
     date -u +%Y-%m-%dT%H:%M:%SZ >"$RUNNER_ATTEMPT/ended"
     write_line "$RUNNER_ATTEMPT/exit_code" "$1"
@@ -312,6 +312,8 @@ wait_for() {
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
         code=75
+    elif [ "$code" != 0 ] && compgen -G "$RUNNER_ATTEMPT/finished/*" >/dev/null && all_tasks_finished; then
+        code=0 # payload/watch.sh has ended the step
     fi
     return "$code"
 }

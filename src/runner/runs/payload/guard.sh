@@ -21,7 +21,7 @@ exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a p
 # Slurm ends the job. The batch script gets the same signal, and records the cause and what follows. If it does not, it was
 # killed.
 stopped_by_slurm() {
-    local waited
+    local waited now=${EPOCHREALTIME:-$(date +%s)}
     trap '' TERM
     attempt_now
     for ((waited = 0; waited < 10 * (${kill_wait:-30} - 1); waited++)); do
@@ -30,7 +30,7 @@ stopped_by_slurm() {
     done
     say "the batch script was killed"
     [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" script_failure
-    ended 137
+    ended 137 "$now"
     give_up "the batch script was killed"
     exit 0
 }

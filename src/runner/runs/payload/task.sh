@@ -256,8 +256,6 @@ if [ "$runner_code" = 75 ] || { [ "$runner_code" != 0 ] && [ -e "$runner_attempt
     runner_code=0
 elif [ "$runner_code" != 0 ] && [ -z "$runner_ended" ]; then
     failed "$runner_code"
-elif [ "$runner_code" = 0 ]; then
-    : >"$runner_attempt/finished/$runner_rank"
 fi
 # The program may end before inside.sh does. Wait a few seconds for it, then kill it, so that nothing is written after the task
 # has ended.
@@ -272,4 +270,5 @@ if [ -f "$runner_attempt/task_epilog.sh" ]; then
     # shellcheck source=/dev/null
     . "$runner_attempt/task_epilog.sh"
 fi
+[ "$runner_code" != 0 ] || : >"$runner_attempt/finished/$runner_rank"
 exit "$runner_code"

@@ -26,6 +26,9 @@ watch_over() {
         elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
             gone=$((gone + passed))
             ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, but this one is still running"
+        elif compgen -G "$RUNNER_ATTEMPT/finished/*" >/dev/null && all_tasks_finished; then
+            gone=$((gone + passed)) # where a slurmstepd has died, srun waits for it for ever
+            ((gone < 40)) || end_step "$1" "all tasks ended 40 s ago, but the step is still running"
         fi
         lost_signs
         if [ -s "$RUNNER_ATTEMPT/silent" ]; then
