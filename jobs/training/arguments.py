@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from training import deepspeed, micro_batch
 from training.batch import Batch, plan
 from training.errors import JobError
+from training.records import headers
 from training.settings import Settings
 
 if TYPE_CHECKING:
@@ -127,7 +128,15 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     micro_batch.settle(settings, job.run, job.processes, length)
     wanted = settings["global_batch_size"]
     micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
-    batch = plan(micro, accumulation, job.processes.world_size, length, wanted)
+    # an attempt on fewer nodes (min_nodes) goes on with another batch rather than not at all
+    resized = any(each.get("processes") != job.processes.world_size for each in headers(job.run.metrics))
+    batch = plan(micro, accumulation, job.processes.world_size, length, wanted, nearest=resized)
+    if wanted not in (None, batch.sequences) and job.processes.first:
+        print(
+            f"warning: a step has {batch.sequences} sequences, because {job.processes.world_size} processes cannot"
+            f" split --global_batch_size {wanted} evenly",
+            flush=True,
+        )
     if wanted is not None:
         settings.derive("gradient_accumulation_steps", batch.accumulation, "from global_batch_size")
     return batch

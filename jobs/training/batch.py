@@ -32,12 +32,17 @@ class Batch:
         )
 
 
-def plan(micro: int, accumulation: int, world_size: int, length: int | None, global_batch: int | None) -> Batch:
-    """Return the batch; a global batch gives the accumulation. Raises JobError if it does not divide."""
+def plan(
+    micro: int, accumulation: int, world_size: int, length: int | None, global_batch: int | None, nearest: bool = False
+) -> Batch:
+    """Return the batch; a global batch gives the accumulation. Raises JobError if it does not divide.
+
+    With `nearest`, take the nearest size that does: the run goes on with another number of processes.
+    """
     if global_batch is None:
         return Batch(micro, accumulation, world_size, length)
     per_pass = micro * world_size
-    if global_batch < per_pass or global_batch % per_pass:
+    if not nearest and (global_batch < per_pass or global_batch % per_pass):
         near = sorted({max(per_pass, global_batch // per_pass * per_pass), (global_batch // per_pass + 1) * per_pass})
         raise JobError(
             f"a global batch of {global_batch} sequences cannot be split evenly",
@@ -45,4 +50,4 @@ def plan(micro: int, accumulation: int, world_size: int, length: int | None, glo
             f" and {global_batch} is not a multiple of {per_pass}",
             f"--global_batch_size {' or '.join(map(str, near))}, or another --per_device_train_batch_size",
         )
-    return Batch(micro, global_batch // per_pass, world_size, length)
+    return Batch(micro, max(1, round(global_batch / per_pass)), world_size, length)

@@ -171,9 +171,11 @@ def _print_differences(checkpoint: Checkpoint, config: Any, processes: Processes
         return
     sequences = config.per_device_train_batch_size * config.gradient_accumulation_steps * processes.world_size
     if checkpoint.sequences not in (None, sequences):
+        divides = checkpoint.sequences % (config.per_device_train_batch_size * processes.world_size) == 0
         print(
             f"warning: a step had {checkpoint.sequences} sequences, but now has {sequences}: the step count continues,"
-            f" so data is skipped or repeated; to keep the old size: --global_batch_size {checkpoint.sequences}",
+            " so data is skipped or repeated"
+            + (f"; to keep the old size: --global_batch_size {checkpoint.sequences}" if divides else ""),
             flush=True,
         )
     if checkpoint.world_size != processes.world_size:

@@ -59,6 +59,19 @@ def test_one_becomes_two_with_zero_3_and_the_conversion_is_made_once(launcher: L
                 shutil.rmtree(later)
 
 
+def test_processes_that_cannot_split_the_global_batch_take_another_one_and_say_so(
+    launcher: Launcher, whole: Attempt, tmp_path: Path
+) -> None:
+    """After a node is lost, the run goes on; a first attempt would be refused."""
+    with_checkpoint(tmp_path, whole.run, 9)
+    shutil.copy(whole.run / "metrics.jsonl", tmp_path)
+    three = Start(tmp_path, (*TRAIN, SAME_BATCH), processes=3, cache=launcher.cache, attempt=2)
+    three.finish()
+    assert three.output.count("processes cannot split --global_batch_size 4 evenly") == 1
+    assert re.search(r"warning: a step had 4 sequences, but now has \d+: .* skipped or repeated\n", three.output)
+    assert sorted(losses(tmp_path)) == list(range(1, STEPS + 1))
+
+
 def test_another_stage_is_refused_at_once(launcher: Launcher, whole: Attempt, tmp_path: Path) -> None:
     checkpoint = with_checkpoint(tmp_path, whole.run, 3)
     refused = Start(tmp_path, (*TRAIN, "--deepspeed=zero3"), processes=2, cache=launcher.cache, attempt=2)

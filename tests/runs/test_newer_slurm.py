@@ -14,6 +14,7 @@ TESTS = Path(__file__).resolve().parents[1]
 FILES = (
     "runs/test_script_slurm.py",  # ranks, signals, requeue, exit codes, status, the time limit, quoting
     "runs/test_in_place.py",
+    "runs/test_spare_nodes_slurm.py",
     "runs/test_restart_slurm.py",  # restarts, chains, unfit nodes, a job that another job submits
     "runs/test_why_runs.py",  # causes by Slurm's states and reasons
     "runs/test_script_sandbox.py",
