@@ -40,14 +40,19 @@ class Runner:
         settings: dict[str, Any] = {
             "capture_output": True,
             "text": True,
-            "timeout": 600,
+            "timeout": 240,
             "cwd": self.project,
             **options,
         }
         extra: Mapping[str, str] = settings.pop("extra_environ", {})
-        done: subprocess.CompletedProcess[str] = subprocess.run(
-            self.argv(*words), env={**self.environ, **extra}, stdin=subprocess.DEVNULL, **settings
-        )
+        done: subprocess.CompletedProcess[str]
+        try:
+            done = subprocess.run(
+                self.argv(*words), env={**self.environ, **extra}, stdin=subprocess.DEVNULL, **settings
+            )
+        except subprocess.TimeoutExpired as error:
+            logs = [path.read_text(errors="replace") for path in sorted(self.runs.glob("*/job.log"))]
+            raise AssertionError("\n".join((str(error), str(error.stdout), str(error.stderr), *logs))) from None
         assert code is None or done.returncode == code, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 

@@ -10,7 +10,11 @@ from tests.lab.slurm import SlurmLab
 LOOP = """\
 note() { echo "$EPOCHREALTIME $1" >> "$RUNNER_ATTEMPT/times-rank-0"; }
 attempt=${RUNNER_ATTEMPT##*/}
-if [ "$RANK" = 1 ]; then sleep 2.5; [ "$attempt" != 1 ] || exit 9; exit 0; fi
+if [ "$RANK" = 1 ]; then # in attempt 1, it fails after the last step of rank 0
+    [ "$attempt" = 1 ] || exit 0
+    until grep -s -q '"step": 10,' "$RUNNER_RUN/metrics.jsonl"; do sleep 0.1; done
+    exit 9
+fi
 sleep 0.3; note imported; sleep 0.3; note train
 for step in 1 2 3 4 5 6 7 8 9 10; do
     sleep 0.2
@@ -18,7 +22,7 @@ for step in 1 2 3 4 5 6 7 8 9 10; do
     printf '{"step": %s, "loss": 1, "attempt": %s, "time": %s}\\n' "$step" "$attempt" "$EPOCHREALTIME" \\
         >> "$RUNNER_RUN/metrics.jsonl"
 done
-[ "$attempt" != 1 ] || sleep 60
+[ "$attempt" != 1 ] || sleep 600
 note trained; note final
 """
 JOB = """\

@@ -15,7 +15,9 @@ printf '{"step": 1, "loss": %s}\\n' "0.$4" >"$RUNNER_RUN/metrics.jsonl"
 [ "$4" != 2 ] || exit 3
 """
 
-WAITS = "trap 'touch $RUNNER_RUN/told' USR2; touch $RUNNER_RUN/up; for i in 1 2 3 4 5 6 7 8; do sleep 1; done; : {n}"
+WAITS = (
+    "trap 'touch $RUNNER_RUN/told' USR2; touch $RUNNER_RUN/up; until [ -e $RUNNER_RUN/go ]; do sleep 0.1; done; : {n}"
+)
 
 
 @pytest.fixture
@@ -60,6 +62,7 @@ def test_a_task_of_an_array_is_cancelled_and_told_to_save_alone(cluster: Runner,
     slurm.run(("scancel", "--batch", "--signal=USR2", json.loads((last / "run.json").read_text())["job_ids"][0]))
     until((last / "told").exists, "the signal")
     cluster("cancel", last.name)
+    (cluster.runs / name / "0/go").touch()
     state = cluster.wait((cluster.runs / name / "0").resolve().name, lambda one: one["state"] != "RUNNING")
     assert state["state"] in ("COMPLETED", "COMPLETING"), "the other task goes on to its end"
     assert not (cluster.runs / name / "0/told").exists()

@@ -101,7 +101,7 @@ def report_slurm() -> dict[str, Any]:
                 f"--environment={home}/e.toml",
                 "sh",
                 "-c",
-                "touch /$SLURM_PROCID; sleep 1; ls /0 /1",
+                "touch /$SLURM_PROCID; until [ -e /0 ] && [ -e /1 ]; do sleep 0.1; done; ls /0 /1",
             )
         )
         flags = (f"--container-image={image}", "--container-remap-root")

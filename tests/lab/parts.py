@@ -41,7 +41,7 @@ class Part:
         """The version number in the first line that the program prints; "" where it has none."""
         if not self.version or not (path := which(self.programs[0])):
             return ""
-        said = subprocess.run((path, *self.version), capture_output=True, text=True, check=False, timeout=20)
+        said = subprocess.run((path, *self.version), capture_output=True, text=True, check=False, timeout=60)
         found = re.search(r"\d+(\.\d+)+", said.stdout + said.stderr)
         return found.group() if found else ""
 

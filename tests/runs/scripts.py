@@ -86,10 +86,14 @@ def write_run(
 def run_locally(folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """`cd RUN && bash job.sbatch`, without anything of a Slurm around it."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
-    settings: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 600, **options}
+    settings: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "timeout": 180, **options}
     extra: Mapping[str, str] = settings.pop("extra_environ", {})
     words: Sequence[str] = settings.pop("argv", ())
-    return subprocess.run(("bash", "job.sbatch", *words), cwd=folder, env={**environ, **extra}, **settings)
+    try:
+        return subprocess.run(("bash", "job.sbatch", *words), cwd=folder, env={**environ, **extra}, **settings)
+    except subprocess.TimeoutExpired as error:
+        log = (folder / "job.log").read_text(errors="replace") if (folder / "job.log").exists() else ""
+        raise AssertionError(f"{error}\n{error.stdout}\n{error.stderr}\n{log}") from None
 
 
 def command_job(*words: str, launcher: str = "none", tasks: int = 1, nodes: int = 1, **fields: Any) -> Job:

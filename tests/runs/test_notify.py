@@ -80,7 +80,8 @@ def run(
 
 
 def test_start_first_step_and_end_are_told(server: Server, tmp_path: Path) -> None:
-    steps = 'echo \'{"step": 1}\' >>"$RUNNER_RUN/metrics.jsonl"; sleep 3'
+    steps = 'echo \'{"step": 1}\' >>"$RUNNER_RUN/metrics.jsonl"; '
+    steps += 'until grep -q first_step "$RUNNER_ATTEMPT/notified"; do sleep 0.1; done'
     run(tmp_path / "sft-0001", steps, server.url)
     texts = server.texts()
     told = [f"started on {os.uname().nodename}", "the first step is done", "done"]

@@ -130,12 +130,12 @@ def test_cancel_lets_the_job_save(plain_slurm: SlurmLab, tmp_path: Path) -> None
 
 def test_a_requeue_is_the_next_attempt(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     """The same job id, a new folder, and one log that goes on."""
-    run = write_run(tmp_path, shell_job('echo "attempt ${RUNNER_ATTEMPT##*/}"; [ -e ../go ] || sleep 60'), site=SLURM)
+    run = write_run(tmp_path, shell_job('echo "attempt ${RUNNER_ATTEMPT##*/}"; [ -e ../go ] || sleep 600'), site=SLURM)
     job_id = submit(plain_slurm, run)
     until(lambda: (run / "job.log").exists() and "attempt 1\n" in (run / "job.log").read_text())
     (run / "go").touch()
     plain_slurm.run(("scontrol", "requeue", job_id))
-    plain_slurm.wait_for(job_id, "COMPLETED", 60)
+    plain_slurm.wait_for(job_id, "COMPLETED")
     log = (run / "job.log").read_text()
     assert log.index("attempt 1\n") < log.index("attempt 2\n")
     assert (run / "attempts/2/exit_code").read_text() == "0\n"
@@ -154,7 +154,7 @@ def test_a_second_submission_of_the_same_file_is_an_attempt_too(plain_slurm: Slu
 
 def test_one_question_for_all_jobs(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     """Waiting, running, ended, long forgotten: one squeue, and unknown ids do no harm."""
-    run = write_run(tmp_path, shell_job("sleep 60"), site=SLURM)
+    run = write_run(tmp_path, shell_job("sleep 600"), site=SLURM)
     waiting = submit(plain_slurm, run, "--begin=now+1hour")
     running = submit(plain_slurm, run)
     until(lambda: asked(plain_slurm, running)[running].state == "RUNNING")
@@ -230,7 +230,7 @@ def test_shell_words(plain_slurm: SlurmLab, tmp_path: Path) -> None:
     """In an allocation of its own, and beside the step of a running job."""
     alone = scheduler.shell(NOTHING, ("sh", "-c", "echo $SLURM_NTASKS"), pty=False)
     assert plain_slurm.run(alone).stdout == "1\n"
-    run = write_run(tmp_path, shell_job("touch ../ready; sleep 60", nodes=2), site=SLURM)
+    run = write_run(tmp_path, shell_job("touch ../ready; sleep 600", nodes=2), site=SLURM)
     job_id = submit(plain_slurm, run)
     until((run / "ready").exists)
     inside = scheduler.shell(NOTHING, ("sh", "-c", "echo $SLURM_JOB_ID"), job_id, pty=False)

@@ -52,7 +52,7 @@ def test_two_ranks_meet(tmp_path: Path, launcher: str) -> None:
     """Whatever ranks an outer hook has left behind; the arguments are the script's, options that look like ours too."""
     arguments = ("--nproc-per-node=3", "it's $HOME", "--", "-x")
     run = write_run(tmp_path, job(launcher, *arguments), code={"jobs/train.py": TRAIN})
-    done = run_locally(run, extra_environ=ENVIRON)
+    done = run_locally(run, extra_environ=ENVIRON, timeout=600)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         expected = f"rank {rank} of 2 sum 2 local {rank} {list(arguments)}"

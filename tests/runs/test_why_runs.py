@@ -286,7 +286,7 @@ def test_reasons_for_waiting_are_explained_on_a_real_cluster(
 def test_a_job_that_slurm_ended_is_explained_by_its_state_where_no_log_speaks(
     plain_slurm: SlurmLab, submitted: Any, tmp_path: Path
 ) -> None:
-    run = submitted("ended", "sleep 60")
+    run = submitted("ended", "sleep 600")
     plain_slurm.wait_for(run.job_id, "RUNNING")
     plain_slurm.run(("scancel", run.job_id))
     plain_slurm.wait_for(run.job_id, "CANCELLED")

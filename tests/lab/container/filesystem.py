@@ -40,7 +40,7 @@ class Scratch:
             return False
         silent = subprocess.DEVNULL
         server = subprocess.Popen((program, "-f", image, str(target)), stdin=silent, stdout=silent)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not os.path.ismount(target):
             if server.poll() is not None or time.monotonic() > deadline:
                 server.kill()

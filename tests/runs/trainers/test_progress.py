@@ -123,6 +123,21 @@ def test_one_process_of_torchrun(tmp_path: Path) -> None:
     assert done.stdout == f"{own.parents[1]}/1/stdout.log\n"
 
 
+def test_all_logs_are_read_as_of_the_same_moment(tmp_path: Path) -> None:
+    """Otherwise a loss is read before the progress bar that was printed before it to another log."""
+    run = trainer_run(tmp_path, "true")
+    (run / "a.err").write_text("bar 1\n")
+    (run / "b c.out").write_text("loss 1\n")
+    (run / "tail").write_text(
+        "#!/bin/sh\n[ $1 != -c ] || echo 2 | tee -a a.err >>'b c.out'; exec /usr/bin/tail \"$@\"\n"
+    )
+    (run / "tail").chmod(0o755)
+    script = "PATH=.:$PATH RUNNER_ATTEMPT=none old_state=; . payload/trainer.sh; "
+    script += "declare -A read_bytes=([a.err]=0 [b\\ c.out]=0 [missing]=7); new_text"
+    done = subprocess.run(("bash", "-uc", script), cwd=run, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\1f 0 a.err\nbar 1\n\1e\n\1f 0 b c.out\nloss 1\n\1e\n", "")
+
+
 def test_a_hang_is_found(tmp_path: Path) -> None:
     run = trainer_run(tmp_path, "echo step 1 loss 2; echo step 2 loss 2; exec sleep 600", hang_seconds=5)
     start(run)

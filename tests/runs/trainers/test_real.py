@@ -77,7 +77,7 @@ def train(folder: Path, script: str, launcher: str, processes: int, *words: str)
               "PYTHONPATH": str(folder / "site")}  # fmt: skip
     with (run / "job.log").open("wb") as log:
         done = run_locally(run, extra_environ={**python, **QUICK, "HF_HUB_OFFLINE": "1"}, capture_output=False,
-                           stdout=log, stderr=subprocess.STDOUT)  # fmt: skip
+                           stdout=log, stderr=subprocess.STDOUT, timeout=600)  # fmt: skip
     assert done.returncode == 0, (run / "job.log").read_text()
     return run
 

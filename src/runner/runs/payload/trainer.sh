@@ -75,10 +75,10 @@ read_logs() {
 
 # Print the state and the new text of each log, in the form that trainer.awk reads.
 new_text() {
-    local log bytes offset
+    local log bytes offset logs
+    mapfile -t logs < <(logs_to_read | sort -u)
     printf '%s' "$old_state"
-    while IFS= read -r log; do
-        bytes=$(bytes_of "$log")
+    while read -r bytes log; do
         offset=${read_bytes[$log]:-0}
         ((bytes >= offset)) || offset=0 # the program cut its log
         ((bytes > offset)) || continue
@@ -87,7 +87,7 @@ new_text() {
         # shellcheck disable=SC2020 # a set of characters
         tail -c "+$((offset + 1))" "$log" 2>/dev/null | head -c $((bytes - offset)) | tr '\r\000\001' '\n\n '
         printf '\001e\n'
-    done < <(logs_to_read | sort -u)
+    done < <(stat -L -c '%s %n' "${logs[@]}" 2>/dev/null) # all at once: a loss and its progress bar may be in two logs
 }
 
 # Print the logs: those that were given, and those of the last rank, where some trainers print their steps.
