@@ -1,6 +1,6 @@
 """Signs of life: a file that is touched on progress, and the stacks of all threads on request.
 
-The batch script ends a run that makes no progress for `hang_seconds`. It sees progress by `attempts/N/heartbeat`.
+The batch script ends a run after `hang_seconds` without progress. It sees progress by `attempts/N/heartbeat`.
 Before it ends the run it asks every rank for its stacks, by SIGUSR1 and by the file `attempts/N/stacks/wanted`, since
 launchers and NCCL may swallow signals.
 """

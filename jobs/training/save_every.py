@@ -56,8 +56,8 @@ def interval_after(saves: Sequence[tuple[float, float]], failure_seconds: float)
 class SaveEvery(TrainerCallback):
     """Tells rank 0 when a save is due; all ranks learn of it by the collective of SaveAndExit.
 
-    The work at risk grows while the training runs, so the time since the end of the last save counts, whoever asked
-    for it.
+    The work at risk grows while the training runs, so the time since the end of the last save counts, whether or not
+    this callback requested it.
     """
 
     def __init__(

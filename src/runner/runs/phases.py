@@ -112,8 +112,8 @@ class Phases:
     def split(self, kind: str, begin: float, end: float, late: float = 0.0, working: float = math.inf) -> Stretches:
         """A stretch, without what evaluating and saving took of it.
 
-        `late`: metrics.jsonl may report them so much later. `working`: of a stretch with a save of unknown length, so
-        many seconds were steps.
+        `late`: metrics.jsonl may report them up to so many seconds after `end`. `working`: how many seconds of a
+        stretch with a save of unknown length were steps.
         """
         low, high = (bisect_right(self.costs, at, key=lambda cost: cost[0]) for at in (begin, end + late))
         spent: defaultdict[str, float] = defaultdict(float)

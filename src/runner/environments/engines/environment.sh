@@ -115,7 +115,7 @@ read_edf() {
 }
 
 # list_inside: fills the array `final` with the words of `env` that leave exactly the variables inside the container. Every
-# user of the node can read command lines: what may be a secret is exported instead, and is no word.
+# user of the node can read command lines: what may be a secret is exported instead.
 list_inside() {
   local name
   local -A outside=([_]=1)

@@ -49,7 +49,7 @@ if [ -n "${interpreter:-}" ]; then
 fi
 
 # become WORD…: replace this process by `env WORD…`, with the job's variables only. Every user of the node can read command
-# lines: a variable that may be a secret stays exported, and is no word.
+# lines: a variable that may be a secret stays exported instead.
 become() {
     local word name own=()
     local -A others=([_]=1)

@@ -64,7 +64,7 @@ read_logs() {
             -v world="${world:-0}" -f "$RUNNER_RUN/payload/trainer.awk" "$RUNNER_RUN/trainers" -
     )
     # After the first step, a log that grows is a sign of life. A program that was once silent for long may be so again, up to
-    # three times as long; before the second step, nobody knows.
+    # three times as long; before the second step, how long is not known.
     [ -e "$RUNNER_ATTEMPT/trainer" ] || return 0
     if [ -n "$grown" ]; then
         ((grew == 0 || now - grew <= silence)) || silence=$((now - grew))
