@@ -122,10 +122,12 @@ def batch_script(run: Path) -> int:
     return int((run / "alive").read_text())
 
 
-def guarded(run: Path) -> None:
-    """Wait until the guard and the program run."""
+def guarded(lab: SlurmLab, run: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The job id of a run of this program, once the guard and the program run."""
+    job_id = submitted(lab, written(run, text), monkeypatch)
     until((run / ".guard").exists)
     until((run / "began").exists)
+    return job_id
 
 
 # the second attempt ends by itself
@@ -136,9 +138,8 @@ def test_a_job_whose_batch_script_is_lost_is_requeued(
     lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slurm alone would keep it until its time limit: only the processes of the batch script are gone."""
-    run = written(tmp_path / "run", TRAINING)
-    job_id = submitted(lab, run, monkeypatch)
-    guarded(run)
+    run = tmp_path / "run"
+    job_id = guarded(lab, run, TRAINING, monkeypatch)
     script = batch_script(run)
     for pid in (ancestors(script)[0], script):
         assert "slurmstepd" in command(pid) or "job" in command(pid)
@@ -154,9 +155,8 @@ def test_a_batch_script_that_ends_without_slurm_noticing_frees_its_nodes(
     lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only Slurm's own process above it was killed."""
-    run = written(tmp_path / "run", 'cd "$RUNNER_RUN" && : >began; until [ -e finish ]; do sleep 0.1; done')
-    job_id = submitted(lab, run, monkeypatch)
-    guarded(run)
+    run = tmp_path / "run"
+    job_id = guarded(lab, run, 'cd "$RUNNER_RUN" && : >began; until [ -e finish ]; do sleep 0.1; done', monkeypatch)
     os.kill(ancestors(batch_script(run))[0], signal.SIGKILL)
     (run / "finish").touch()
     lab.wait_for(job_id, ENDED)
@@ -166,9 +166,8 @@ def test_a_batch_script_that_ends_without_slurm_noticing_frees_its_nodes(
 def test_a_run_whose_batch_script_is_killed_ends_with_an_explanation(
     lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = written(tmp_path / "run", TRAINING)
-    job_id = submitted(lab, run, monkeypatch)
-    guarded(run)
+    run = tmp_path / "run"
+    job_id = guarded(lab, run, TRAINING, monkeypatch)
     os.kill(batch_script(run), signal.SIGKILL)
     until((run / "stopped").exists)
     assert (run / "stopped").read_text() == "the batch script was killed\n"
