@@ -29,9 +29,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "images": ("images", "list the squashfs files: source, size, age, runs"),
         "gc": ("gc", "remove unused squashfs files, or old runs"),
     },
-    "environments": {
-        "env": ("env", "show | emit | check | adopt an environment (an EDF)"),
-    },
+    "environments": {"env": ("env", "show | emit | check | adopt an environment (an EDF)")},
     "runs": {
         "launch": ("launch", "start a script or command in an environment; prints RUN"),
         "shell": ("shell", "open a shell or run a command in an environment or a run"),
@@ -85,11 +83,7 @@ def make_parser(verbs: Sequence[str]) -> Parser:
 
 def overview() -> str:
     """The text of `runner --help`."""
-    lines = [
-        "usage: runner VERB [options] [-- ARGS…]",
-        "",
-        "From a Containerfile to a running, restartable Slurm job.",
-    ]
+    lines = ["usage: runner VERB [options] [-- ARGS…]", "", "From a Containerfile to a running, restartable Slurm job."]
     for group, verbs in GROUPS.items():
         lines += ["", f"{group}:"]
         lines += [f"  {verb:<12}{summary}" for verb, (_, summary) in verbs.items()]

@@ -15,7 +15,6 @@ pytest.importorskip("torch")
 pytest.importorskip("deepspeed")
 pytestmark = pytest.mark.training
 
-from runner.runs import resolve  # noqa: E402
 from tests.jobs.attempts import Start  # noqa: E402
 from tests.jobs.conftest import SMALL, Launcher  # noqa: E402
 from training import arguments, probe, save_every  # noqa: E402
@@ -31,11 +30,9 @@ RESTART_SECONDS = 120.0
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "checkpoints.md"
 
 
-def test_the_interval_is_dalys_and_that_of_the_dry_run() -> None:
+def test_the_interval_is_dalys() -> None:
     assert best_interval(2, 39600) == pytest.approx(397, abs=1)
     assert best_interval(200, 100) == 100
-    for save, failure in ((0.01, 3600), (2, 39600), (300, 3600), (5, 6000 * 3600), (9000, 3600)):
-        assert resolve._interval(save, failure) == pytest.approx(interval_after([(save, 0)], failure))
 
 
 def test_the_newest_saves_count_and_a_save_is_complete_before_the_next() -> None:

@@ -72,9 +72,7 @@ def _list(word: str, console: Console) -> int:
     found = {code: known for code, known in CODES.items() if word in f"{code} {known.title}"}
     if not found:
         raise RunnerError(
-            f"no lint code contains {word!r}",
-            "runner searched all codes and their meanings",
-            "runner env check --list",
+            f"no lint code contains {word!r}", "runner searched all codes and their meanings", "runner env check --list"
         )
     for code, known in ({word: found[word]} if word in found else found).items():
         console.line(f"{code} ({', '.join(known.severities)}): {known.title}\n  try: {known.fix}")

@@ -15,17 +15,7 @@ from runner.project import Project
 from runner.site import Origin
 from runner.toml_lines import Keys
 
-KEYS = (
-    "base_environment",
-    "image",
-    "workdir",
-    "entrypoint",
-    "writable",
-    "mounts",
-    "env",
-    "annotations",
-    "devices",
-)
+KEYS = ("base_environment", "image", "workdir", "entrypoint", "writable", "mounts", "env", "annotations", "devices")
 SYSTEM_FOLDER = Path("/etc/edf")
 
 

@@ -77,9 +77,7 @@ def run_side(run: Run) -> Side:
         tables = lock.read(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise RunnerError(
-            f"cannot read {path}",
-            str(error),
-            "restore the file: `runner diff` compares the settings in it",
+            f"cannot read {path}", str(error), "restore the file: `runner diff` compares the settings in it"
         ) from error
     code = tree_of_run(run, int(tables.get("code", {}).get("files", 0)))
     return Side(run.name, {**tables, **_inside(run)}, files.text_of(run.folder / EDF), code)

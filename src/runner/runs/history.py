@@ -122,9 +122,8 @@ def look(run: Run) -> Launch:
     code = newest.exit_code if newest else None
     script, command = _program(f"{run.folder}/lock.toml")
     state = _state(run, newest, code)
-    settled = state in ("PREPARING", "COMPLETED") or (
-        newest is not None and code is not None and _is_old(newest) and is_over(run)
-    )
+    forgotten = newest and time.time() - (newest.time("exit_code") or 0.0) > _REMEMBERED_SECONDS  # by the scheduler
+    settled = state in ("PREPARING", "COMPLETED") or bool(forgotten and code is not None and is_over(run))
     return Launch(run, state, code, len(attempts), script, command, settled)
 
 
@@ -136,11 +135,6 @@ def _state(run: Run, newest: Attempt | None, code: int | None) -> str:
     if code is not None:
         return "FAILED" if code else "COMPLETED"
     return "RUNNING" if newest else "PENDING"
-
-
-def _is_old(attempt: Attempt) -> bool:
-    """Whether the attempt ended so long ago that the scheduler no longer knows about it."""
-    return time.time() - (attempt.time("exit_code") or 0.0) > _REMEMBERED_SECONDS
 
 
 _PROGRAM = re.compile(r"^\[job\]\n(?:(?!\[).*\n)*?(script|batch|command) = (.*\n(?:    .*\n)*)", re.MULTILINE)

@@ -73,10 +73,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise RunnerError(
-                f"--rank cannot be {text!r}",
-                "it must be a number, a list or a range",
-                "--rank 0,3,8-11",
-                exit_code=2,
+                f"--rank cannot be {text!r}", "it must be a number, a list or a range", "--rank 0,3,8-11", exit_code=2
             )
         found += range(int(first), int(last or first) + 1)
     return tuple(dict.fromkeys(found))

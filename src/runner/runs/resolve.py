@@ -233,7 +233,7 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
     hours = (node_hours + found.value) / (failures + 1) / job.resources.nodes
     first = "first save after 300 s, to measure how long it takes"
     for run, waits in _saves(job.name, runs, _WAIT_KEY) if runs else ():
-        first = f"about every {_interval(waits[-1], hours * 3600):.0f} s, if a save takes {waits[-1]:.1f} s as in {run}"
+        first = f"a save of {run} took {waits[-1]:.1f} s"
     origin = replace(job.origins["save_every"], source=f"{first}; a failure every {hours:.1f} h ({why})")
     env = {**job.env, "RUNNER_FAILURE_HOURS": f"{hours:.2f} ({why})"}
     return replace(job, env=env, origins={**job.origins, "save_every": origin})
@@ -245,10 +245,3 @@ def _failures(site: str, runs: Path) -> tuple[int, float]:
     ended = [(run, attempt, attempt.last_sign or 0) for run in found for attempt in run.attempts]
     seconds = sum((end - attempt.started) * run.nodes for run, attempt, end in ended if attempt.started)
     return sum(attempt.cause in ("node_failure", "hang") for _, attempt, _ in ended), seconds / 3600
-
-
-def _interval(save_seconds: float, failure_seconds: float) -> float:
-    """The interval that jobs/training/save_every.py will choose; its names and its reasons are there."""
-    share = min(save_seconds / (2 * failure_seconds), 1)
-    best = math.sqrt(2 * save_seconds * failure_seconds) * (1 + math.sqrt(share) / 3 + share / 9) - save_seconds
-    return max(30, min(best if share < 1 else failure_seconds, max(3600, 100 * save_seconds)))

@@ -23,14 +23,8 @@ MANIFEST_BYTES = 4 << 20
 CONFIG_BYTES = 4 << 20
 LAYERS = 10_000
 DEPTH = 4
-INDEX_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-MANIFEST_TYPES = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
+INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+MANIFEST_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 CONFIG_TYPES = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
 # annotations with the name; the second one is containerd's and Docker's, with registry and tag
 NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")

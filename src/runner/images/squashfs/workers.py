@@ -119,9 +119,7 @@ class Workers(Generic[Owner]):
                 self._threads.append(thread)
         except RuntimeError as error:
             raise RunnerError(
-                "cannot start the threads that compress data",
-                str(error),
-                "check your process limit: ulimit -u",
+                "cannot start the threads that compress data", str(error), "check your process limit: ulimit -u"
             ) from error
 
     def _receive(self) -> None:

@@ -350,9 +350,7 @@ class Tries:
             return _too_many(what, self._registry, trouble)
         often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
         return RunnerError(
-            what,
-            f"{often}; the last one failed: {trouble.why}",
-            "try again when the network and the registry work",
+            what, f"{often}; the last one failed: {trouble.why}", "try again when the network and the registry work"
         )
 
 
