@@ -417,10 +417,10 @@ def test_a_failed_host_setup_ends_the_job(tmp_path: Path) -> None:
 
 
 def test_nothing_is_written_when_the_script_is_over(tmp_path: Path) -> None:
-    """A program that ends at once waits for the note of what it found inside, were Python a second late."""
-    slow = {"python": '#!/bin/sh\nsleep 1\nexec python3 "$@"\n'}
-    run = write_run(tmp_path, shell_job("true"))
-    assert run_locally(run, extra_environ=programs(tmp_path / "bin", slow)).returncode == 0
+    """A program that ends at once waits two seconds for the note of what it found inside, were its Python late."""
+    late = f"#!/bin/sh\nuntil [ -e {tmp_path}/over ]; do sleep 0.05; done\necho '[packages]'\n"
+    run = write_run(tmp_path, shell_job("touch ../over"))
+    assert run_locally(run, extra_environ=programs(tmp_path / "bin", {"python": late})).returncode == 0
     names = sorted(path.name for path in (run / "attempts/1").iterdir())
     assert "inside.toml" in names and ".inside.partial" not in names
     assert "[packages]" in (run / "attempts/1/inside.toml").read_text()
