@@ -139,7 +139,7 @@ def test_exit_codes_pass_through(cluster: Runner, boxed: str) -> None:
 def test_status_asks_squeue_once_for_all_runs_and_never_sacct(cluster: Runner, boxed: str, tmp_path: Path) -> None:
     """Five runs, one squeue; the lab has no accounting, so that sacct could only fail."""
     for _ in range(5):
-        cluster("launch", "--env", "box", "--name", "many", "--", "sleep", "60")
+        cluster("launch", "--env", "box", "--name", "many", "--", "sleep", "600")
     calls = tmp_path / "calls"
     watched = {}
     for name in ("squeue", "sacct", "scontrol"):
@@ -209,7 +209,7 @@ def test_shell_in_the_environment_and_inside_a_running_run(cluster: Runner, boxe
     folder = cluster.launch("seen", "--", "x")
     write(folder.parent, {})
     until(lambda: (folder / "from-inside.txt").exists(), "the job")
-    running = cluster.launch("--env", "box", "--", "sleep", "120")
+    running = cluster.launch("--env", "box", "--", "sleep", "600")
     job_id = cluster.wait("last", lambda status: status["state"] == "RUNNING")["job_id"]
     until(lambda: (running / "attempts/1/environment.sh").exists(), "the task")
     done = cluster("shell", "last", "--", "sh", "-c", "echo $SLURM_JOB_ID $GREETING $PWD; cat /mnt/note.txt")
@@ -260,18 +260,17 @@ def test_ctrl_c_during_sbatch_never_leaves_a_job_that_nobody_knows(
 ) -> None:
     """The terminal sends Ctrl-C to sbatch too; the submission is finished and recorded before we leave."""
     real = shutil.which("sbatch", path=cluster.environ["PATH"])
-    mark = tmp_path / "submitting"
-    write(
-        tmp_path / "bin",
-        {"sbatch": f'#!/bin/sh\n[ "$1" = --version ] || {{ touch {mark}; sleep 1; }}\nexec {real} "$@"\n'},
-    )
+    mark, go = tmp_path / "submitting", tmp_path / "go"
+    waits = f"touch {mark}; until [ -e {go} ]; do sleep 0.1; done"
+    write(tmp_path / "bin", {"sbatch": f'#!/bin/sh\n[ "$1" = --version ] || {{ {waits}; }}\nexec {real} "$@"\n'})
     (tmp_path / "bin/sbatch").chmod(0o755)
     slow = Runner(
         cluster.project, {**cluster.environ, "PATH": f"{tmp_path / 'bin'}:{cluster.environ['PATH']}"}, "generic-slurm"
     )
-    launching = slow.start("launch", "--env", "box", "--", "sleep", "60", start_new_session=True)
+    launching = slow.start("launch", "--env", "box", "--", "sleep", "600", start_new_session=True)
     until(mark.exists, "sbatch")
     os.killpg(launching.pid, signal.SIGINT)
+    go.touch()
     _, said = launching.communicate(timeout=600)
     assert launching.returncode == 130, said
     (folder,) = cluster.made()
