@@ -128,12 +128,14 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     micro_batch.settle(settings, job.run, job.processes, length)
     wanted = settings["global_batch_size"]
     micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
-    # an attempt on fewer nodes (min_nodes) goes on with another batch rather than not at all
-    resized = any(each.get("processes") != job.processes.world_size for each in headers(job.run.metrics))
-    batch = plan(micro, accumulation, job.processes.world_size, length, wanted, nearest=resized)
+    # an attempt on fewer nodes (min_nodes) continues, with another batch if need be
+    world_size = job.processes.world_size
+    before = {each.get("processes", world_size) for each in headers(job.run.metrics)}
+    resized = job.run.attempt_number > 1 and before not in (set(), {world_size})
+    batch = plan(micro, accumulation, world_size, length, wanted, nearest=resized)
     if wanted not in (None, batch.sequences) and job.processes.first:
         print(
-            f"warning: a step has {batch.sequences} sequences, because {job.processes.world_size} processes cannot"
+            f"warning: a step has {batch.sequences} sequences, because {world_size} processes cannot"
             f" split --global_batch_size {wanted} evenly",
             flush=True,
         )

@@ -37,7 +37,7 @@ def plan(
 ) -> Batch:
     """Return the batch; a global batch gives the accumulation. Raises JobError if it does not divide.
 
-    With `nearest`, take the nearest size that does: the run goes on with another number of processes.
+    With `nearest`, take the nearest size that does: the run continues with another number of processes.
     """
     if global_batch is None:
         return Batch(micro, accumulation, world_size, length)
