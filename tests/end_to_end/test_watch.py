@@ -42,7 +42,7 @@ def test_any_number_of_runs_takes_two_questions(
     """A thousand runs, nearly all of jobs that Slurm has forgotten: one question about their jobs, one about jobs that
     were submitted by hand in their folders."""
     environ, asked = counted
-    real = launch(cluster, "sleep", "60")
+    real = launch(cluster, "sleep", "600")
     record = json.loads((real / "run.json").read_text())
     for number in range(1000, 2000):
         copy = {**record, "name": f"gone-{number}", "created": "2026-01-01T00:00:00+00:00", "job_ids": [f"77{number}"]}

@@ -445,7 +445,7 @@ from transformers import PreTrainedTokenizerFast
 def main():
     with errors.reported("rank", Path(sys.argv[1])):
         peers = processes.from_environment(os.environ)
-        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=30))
+        torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=120))
         cache.BEAT_SECONDS = 0.2
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[3])
         tokens = cache.open_tokens(cache.Corpus((Path(sys.argv[2]),)), tokenizer, Path(sys.argv[1]), peers)

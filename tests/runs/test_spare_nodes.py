@@ -282,7 +282,7 @@ def test_processes_of_earlier_attempts_on_this_node_end(tmp_path: Path) -> None:
     ending, *living = (subprocess.Popen(("sleep", "300"), env={**os.environ, **each}) for each in (step, *others))
     try:
         assert checked(tmp_path) == "nid007 fit\n"
-        assert ending.wait(10) == -signal.SIGKILL
+        assert ending.wait(60) == -signal.SIGKILL
         assert [each.poll() for each in living] == [None] * len(others)
     finally:
         for each in (ending, *living):
