@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ from tests.lab.golden import compare
 from tests.lab.podman import Podman
 from tests.lab.registry import Registry
 from tests.lab.slurm import SlurmLab
+
+# Without byte code, each worker and each of the thousand processes that tests start compiles the same files anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # A shell starts background commands with SIGINT ignored, and children inherit that: the tests of Ctrl-C need it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -139,14 +144,13 @@ LONGEST = (
     *("jobs/test_deepspeed_presets", "jobs/test_sft_kinds", "runs/test_script_slurm", "jobs/test_token_cache"),
     *("runs/test_script_words", "runs/test_payload", "test_packaging", "runs/test_restart_slurm", "runs/test_restart"),
     *("runs/test_notify", "images/layers/test_tar_fuzz", "images/squashfs/test_data", "test_lab_account"),
-    *("images/sources/test_transfer", "images/test_incremental", "runs/test_restart_causes"),
-    *(
-        "images/test_flatten_model",
-        "runs/trainers/test_progress",
-        "end_to_end/test_batch",
-        "end_to_end/test_batch_pairs",
-    ),
-    *("runs/test_in_place", "runs/test_spare_nodes_slurm", "runs/test_usage"),
+    *("images/sources/test_transfer", "images/test_incremental", "runs/test_restart_causes", "end_to_end/test_batch"),
+    *("images/test_flatten_model", "runs/trainers/test_progress", "end_to_end/test_batch_pairs"),
+    *("runs/test_in_place", "runs/test_spare_nodes_slurm", "runs/test_usage", "runs/trainers/test_real"),
+)
+NEEDY = (
+    *("end_to_end", "faults", "jobs", "test_lab_slurm"),
+    *("runs/test_script_training", "runs/trainers/test_checkpoints"),
 )
 
 
@@ -155,8 +159,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--quick"):
         return None
     name = collection_path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
-    needy = ("end_to_end", "faults", "jobs", "test_lab_slurm", "runs/test_script_training")
-    return True if name in LONGEST or name in needy else None
+    return True if name in (*LONGEST, *NEEDY) else None
 
 
 def is_quick(item: pytest.Item) -> bool:
