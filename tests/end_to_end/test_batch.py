@@ -307,21 +307,33 @@ def test_the_time_limit_restarts_a_script_only_where_that_is_asked_for(
 ) -> None:
     """Without a restart, and after the last one, Slurm's record, the status and `why` name the time limit."""
     write(place, {"long.sbatch": "#!/bin/bash\n#SBATCH -t 5 -o out-%j\necho up\nsleep 1000\n"})
-    for words, attempts in (((), 1), (("--restart", "time_limit=1"), 2)):
-        folder = cluster.launch(*words, "./long.sbatch", cwd=place)
-        job = cluster.status(folder.name)["job_id"]
-        for number in range(1, attempts + 1):
-            until((folder / f"attempts/{number}").exists)
-            slurm.wait_for(job, "RUNNING")
-            until(lambda job=job, number=number: (place / f"out-{job}").read_text().count("up\n") == number)
-            slurm.run(("scontrol", "update", f"JobId={job}", "EndTime=now+1"))
-            until((folder / f"attempts/{number}/cause").exists, seconds=300)  # Slurm looks twice a minute
-            assert (folder / f"attempts/{number}/cause").read_text() == "time_limit\n"
-        assert slurm.wait_for(job, "TIMEOUT")["Restarts"] == str(attempts - 1)
+
+    def start_and_time_out(folder: Path, job: str, number: int) -> None:
+        until((folder / f"attempts/{number}").exists)
+        slurm.wait_for(job, "RUNNING")
+        until(lambda: (place / f"out-{job}").read_text().count("up\n") == number)
+        slurm.run(("scontrol", "update", f"JobId={job}", "EndTime=now+1"))
+
+    def timed_out(folder: Path, number: int) -> None:
+        until((folder / f"attempts/{number}/cause").exists, seconds=300)  # Slurm looks twice a minute
+        assert (folder / f"attempts/{number}/cause").read_text() == "time_limit\n"
+
+    plain, restarted = (
+        cluster.launch(*words, "./long.sbatch", cwd=place) for words in ((), ("--restart", "time_limit=1"))
+    )
+    jobs = {folder: cluster.status(folder.name)["job_id"] for folder in (plain, restarted)}
+    for folder, job in jobs.items():
+        start_and_time_out(folder, job, 1)
+    for folder in jobs:
+        timed_out(folder, 1)
+    start_and_time_out(restarted, jobs[restarted], 2)
+    timed_out(restarted, 2)
+    for folder, attempts in ((plain, 1), (restarted, 2)):
+        assert slurm.wait_for(jobs[folder], "TIMEOUT")["Restarts"] == str(attempts - 1)
         status = cluster.wait(folder.name, lambda status: status["state"] == "TIMEOUT")
         assert status["attempt"] == attempts
         assert "time limit" in cluster("why", folder.name, code=None).stdout
-        assert (folder / "stopped").exists() == bool(words)
+        assert (folder / "stopped").exists() == (attempts > 1)
 
 
 def test_a_rerun_of_a_script_with_a_secret_submits_the_file_itself(cluster: Runner, place: Path) -> None:
