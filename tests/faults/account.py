@@ -115,6 +115,8 @@ class Allocation:
     end: float
     nodes: Mapping[str, float]
     """node -> when the job gave it back or lost it"""
+    grace: float = 0.0
+    """for how many seconds after the end the job may have kept its nodes busy, where Slurm's logs do not tell"""
 
 
 RESTART = ("restart_gap", "import", "preflight", "start", "imports", "loading", "warm_up", "unknown")
@@ -175,7 +177,12 @@ def costs(
     """
     held = sum(until - each.begin for each in allocations for until in each.nodes.values())
     found = dict.fromkeys(("hang", "repeated", "restart"), 0.0)
-    grains = {"held": float(sum(len(each.nodes) for each in allocations)), **found}
+    grains = {
+        "held": sum((1 + each.grace) * len(each.nodes) for each in allocations),
+        "hang": 0.0,
+        "repeated": 0.0,
+        "restart": sum(each.grace * len(each.nodes) for each in allocations),
+    }
     highest = 0
     free = 0.0  # when the ranks of the attempt before stopped, or its fault was detected
     nodes: list[str] = []
@@ -188,7 +195,7 @@ def costs(
         mine = [line for line in lines if line.attempt == number]
         steps = [line for line in mine if line.what in {"begins", "step", "saved"} and line.rank == 0]
         taken = [line for line in steps if line.what == "step"]
-        if not taken:
+        if not steps:
             continue  # it counts as a part of the restart
         before, nodes = nodes, [line.node for line in mine if line.what == "begins"]
         if free:
@@ -211,8 +218,8 @@ def costs(
 
 
 def steps_begin(steps: Sequence[Line]) -> float:
-    """When the first step began: at the line before it."""
-    return next(before.time for before, line in pairwise(steps) if line.what == "step")
+    """When the first step began: at the line before it. If there was nothing left to do, when the training began."""
+    return next((before.time for before, line in pairwise(steps) if line.what == "step"), steps[0].time)
 
 
 def held_within(allocations: Sequence[Allocation], nodes: Sequence[str], begin: float, end: float) -> float:

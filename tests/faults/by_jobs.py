@@ -40,7 +40,7 @@ def helper_killed(case: Case) -> Outcome:
 
 def use_stand_in(name: str, case: Case) -> None:
     case.code = {name: (TRAININGS / name).read_text()}
-    case.launcher = "torchrun"
+    case.launcher, case.trainer = "torchrun", None
     if name == "like_megatron.py":
         case.launcher, case.trainer = "srun", "megatron-lm"
         folders = ("--save", str(case.run / "checkpoints"), "--load", str(case.run / "checkpoints"))
@@ -85,12 +85,15 @@ def lines_of_job(case: Case) -> tuple[account.Line, ...]:
     for entry in map(json.loads, texts):
         attempt, step = entry.get("attempt", 0), entry.get("step", 0)
 
-        def line(what: str, word: object, moment: float = entry.get("time", 0), attempt: int = attempt) -> None:
-            found.append(account.Line(attempt, 0, 0, what, str(word), moment, "-"))
+        def line(
+            what: str, word: object, moment: float = entry.get("time", 0), attempt: int = attempt, rank: int = 0
+        ) -> None:
+            found.append(account.Line(attempt, rank, 0, what, str(word), moment, "-"))
 
         if "loss" in entry:
             if not found or found[-1].attempt != attempt:
-                line("begins", step - 1)
+                for rank in (1, 0):
+                    line("begins", step - 1, rank=rank)
             line("step", step)
         elif "checkpoint_seconds" in entry:
             line("saved", step)

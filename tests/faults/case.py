@@ -40,6 +40,7 @@ CONFIG = (
     "PartitionName=high Nodes=ALL PriorityTier=10 State=UP",
     "PartitionName=cancelled Nodes=ALL PriorityTier=1 PreemptMode=CANCEL State=UP",
 )
+KILL_WAIT = 5  # as in the lab's slurm.conf
 GIVEN_UP_AFTER = 10  # seconds without a word of a slurmd
 QUICK = {
     **{"RUNNER_WATCH_SECONDS": "1", "RUNNER_STACK_SECONDS": "3"},
@@ -107,7 +108,9 @@ class Case:
         self.policy: dict[str, int | bool] = dict.fromkeys(CAUSES, 9)
         self.resources: dict[str, int] = {}
         """spare_nodes and min_nodes, where the job file has them"""
-        self.launcher, self.trainer = "srun", NONE
+        self.launcher = "srun"
+        self.trainer: str | None = NONE
+        """whose log the batch script reads; None: any"""
         self.code: dict[str, str] = {}
         """files of the program beside trainer.py; the first one is started; empty: trainer.py"""
         self.arguments: tuple[str, ...] = ()
@@ -308,7 +311,11 @@ class Case:
         begun = re.findall(rf"\[(\S+)\] sched.*(?:Allocate|Started) JobId={job_id} .*?(nid\S+)", log)
         lost = re.findall(rf"\[(\S+)\] error: Removing failed node (\S+) from JobId={job_id}\n", log)
         # the nodes are free when the job has completed; where the log does not tell, Slurm's end has to do
-        done = re.findall(rf"\[(\S+)\] (?:_job_complete: JobId={job_id} done|Requeuing JobId={job_id})\n", log)
+        words = (
+            "_job_complete: JobId={} done",
+            "Requeuing JobId={}",
+        )
+        done = re.findall(rf"\[(\S+)\] (?:{'|'.join(words).format(*[job_id] * 2)})\n", log)
         ended = re.findall(
             rf"JobId={job_id} .*JobState=(?!RESIZING).*EndTime=(\S+)", text_of(self.lab.folder / "jobcomp.log")
         )
@@ -322,7 +329,8 @@ class Case:
             begin = unix(moment)
             names = self.lab.run(("scontrol", "show", "hostnames", nodes)).stdout.split()
             gone = {name: unix(at) for at, name in lost if begin <= unix(at) <= until}
-            found.append(account.Allocation(begin, until, {name: gone.get(name, until) for name in names}))
+            grace = 0 if until in map(unix, done) else KILL_WAIT
+            found.append(account.Allocation(begin, until, {name: gone.get(name, until) for name in names}, grace))
         return found
 
     def attempts(self) -> list[Path]:

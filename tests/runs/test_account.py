@@ -168,6 +168,14 @@ def test_a_preempted_attempt_does_not_hang(tmp_path: Path) -> None:
     assert "hang" not in found and found["restart_gap"] == 8 * 12
 
 
+def test_a_killed_rank_hangs_until_its_launcher_notices(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "sft-1")
+    ends = [(80.0, "step_end"), (80.0, "detected"), (81.0, "ended")]
+    add_attempt(run, [*HEAD, *OURS, (43.0, "first_step"), *of_both((80, "program_end")), *ends], cause="script_failure")
+    add_metrics(run, *steps(1, 18, 42.0, 1.0))
+    assert rounded(account(run, LATER).classes)["hang"] == 19 * 8
+
+
 def test_a_node_that_is_lost_in_silence_hangs_from_the_last_step(tmp_path: Path) -> None:
     """Slurm needs its time to notice. Nobody noted the fault: it came at most one pause after the last step."""
     run = make_run(tmp_path / "sft-0001")

@@ -173,7 +173,7 @@ class Phases:
             return end
         if self.fault:
             signs = [at for (event, _), at in self.times.items() if event in ("program_end", "stalled", "detected")]
-            if self.entries and self.cause != "script_failure":  # the time of the fault is not known
+            if self.entries:  # the time of the fault is not known
                 signs.append(max(self.entries[-1].time, self.attempt.time("heartbeat") or 0.0) + self.pause)
             return min([*signs, self.last_sign])
         ends = (self.event("program_end", node), self.event("step_end"), self.ended, end)

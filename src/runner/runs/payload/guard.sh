@@ -21,26 +21,26 @@ exec {quiet}<> <(:) # an empty pipe: `read -t` on it pauses without starting a p
 # Slurm ends the job. The batch script gets the same signal, and records the cause and what follows. If it does not, it was
 # killed.
 stopped_by_slurm() {
-    local waited now=${EPOCHREALTIME:-$(date +%s)}
+    local begin=$SECONDS now=${EPOCHREALTIME:-$(date +%s)}
     trap '' TERM
     attempt_now
-    for ((waited = 0; waited < 10 * (${kill_wait:-30} - 1); waited++)); do
+    while ((SECONDS - begin < ${kill_wait:-30} - 1)); do # then Slurm kills this script
         ! is_explained || exit 0
         read -r -t 0.1 -u "$quiet" _
     done
-    say "the batch script was killed"
+    give_up "the batch script was killed"
     [ -s "$RUNNER_ATTEMPT/cause" ] || write_line "$RUNNER_ATTEMPT/cause" script_failure
     ended 137 "$now"
-    give_up "the batch script was killed"
     exit 0
 }
 
-# Succeed if the batch script has done its work, or another job follows, or the run folder tells why none does.
+# is_explained [RUNG]: succeed if the batch script has done its work, or another job follows (the same one, if RUNG is missing),
+# or the run folder tells why none does.
 is_explained() {
-    local rung=''
-    read -r rung 2>/dev/null <"$RUNNER_ATTEMPT/next"
-    case $(cat "$RUNNER_ATTEMPT/cause" stopped 2>/dev/null):$rung in
-    done:* | cancelled:* | *$'\n'* | *:${1:-requeue} | *:submit | *:chain) ;;
+    local cause='' reason='' rung=''
+    { read -r cause <"$RUNNER_ATTEMPT/cause"; read -r reason <stopped; read -r rung <"$RUNNER_ATTEMPT/next"; } 2>/dev/null
+    case $cause:${cause:+$reason}:$rung in
+    done:* | cancelled:* | *:?*:* | *:${1:-requeue} | *:submit | *:chain) ;;
     *) return 1 ;;
     esac
 }
