@@ -12,9 +12,11 @@ from runner.environments.environment import Environment
 from runner.errors import RunnerError, unknown
 from runner.runs.checks import check
 from runner.runs.job import KEYS, LAUNCHERS, Job, Layer, Resources, Restart, Setting
-from runner.runs.program import Program, check_saves
-from runner.runs.run import list_runs
 from runner.site import Origin, Site
+
+TYPE_CHECKING = False  # `typing` costs start-up time
+if TYPE_CHECKING:
+    from runner.runs.program import Program
 
 DEFAULT = Origin("default")
 _DEFAULTS = {
@@ -221,6 +223,8 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
     """
     if not job.save_every:
         return job
+    from runner.runs.program import check_saves
+
     check_saves(job, program)
     job = replace(job, env={**job.env, "RUNNER_SAVE_EVERY": str(job.save_every)})
     if job.save_every != "auto":
@@ -241,6 +245,8 @@ def with_save_every(job: Job, program: Program, site: Site, runs: Path | None) -
 
 def _failures(site: str, runs: Path) -> tuple[int, float]:
     """(failures of nodes and hangs, node-hours) of the site's newest runs."""
+    from runner.runs.run import list_runs
+
     found = [run for run in list_runs(runs) if run.site == site][-_RUNS_WITH_FAILURES:]
     ended = [(run, attempt, attempt.last_sign or 0) for run in found for attempt in run.attempts]
     seconds = sum((end - attempt.started) * run.nodes for run, attempt, end in ended if attempt.started)
