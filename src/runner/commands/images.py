@@ -25,7 +25,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def list_images(args: argparse.Namespace, console: Console) -> int:
     """`runner images`: the squashfs files of the site's image folder."""
-    from runner.images.squashfs_file import age
+    from runner.commands.status import age
 
     folder, uses = image_uses(args, console)
     if args.json:
@@ -41,7 +41,7 @@ def list_images(args: argparse.Namespace, console: Console) -> int:
         (
             use.squashfs.path.name,
             f"{use.squashfs.size_bytes / 1e6:,.0f} MB",
-            age(use.squashfs),
+            age(use.squashfs.created),
             ", ".join(use.links) or "-",
             use.shown_runs or "-",
             use.squashfs.source,

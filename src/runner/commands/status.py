@@ -72,7 +72,7 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
         ("JOB ID", [each.job_id or each.run.job_id for each in found]),
         ("ATTEMPT", [str(each.attempt or "") for each in found]),
         ("STATE", [each.state for each in found]),
-        ("AGE", [_age(each.run.launched) for each in found]),
+        ("AGE", [age(each.run.launched) for each in found]),
         ("EXIT", ["" if each.exit_code is None else str(each.exit_code) for each in found]),
         *parameter_columns([each.run for each in found]),
         *_training(found),
@@ -85,11 +85,11 @@ def table(found: Sequence[RunStatus]) -> tuple[tuple[str, ...], list[tuple[str, 
     return tuple(name for name, _ in columns), list(zip(*(cells for _, cells in columns), strict=True))
 
 
-def _age(launched: float | None) -> str:
-    """How long ago a run was launched: `45s`, `12m`, `7h`, `3d`; empty if the record has no valid time."""
-    if launched is None:
+def age(created: float | None) -> str:
+    """How long ago something was created: `45s`, `12m`, `7h`, `3d`; empty if that is not known."""
+    if created is None:
         return ""
-    seconds = int(time.time() - launched)
+    seconds = int(time.time() - created)
     for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds >= size:
             return f"{seconds // size}{unit}"

@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 import struct
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -156,15 +155,6 @@ def is_whole(path: Path) -> bool:
             return (magic, major, minor) == (b"hsqs", 4, 0) and 96 <= used <= path.stat().st_size
     except (OSError, struct.error):
         return False
-
-
-def age(squashfs: Squashfs) -> str:
-    """The age of the file, in one unit."""
-    seconds = max(0.0, time.time() - squashfs.created)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def sha256_of(path: Path) -> str:

@@ -101,13 +101,7 @@ class Subject:
         return image.place if image and image.place else Place(self.own.path) if self.own.path else None
 
     def say(
-        self,
-        code: str,
-        field: str,
-        reason: str,
-        fix: str = "",
-        severity: str = "",
-        changes: tuple[Change, ...] = (),
+        self, code: str, field: str, reason: str, fix: str = "", severity: str = "", changes: tuple[Change, ...] = ()
     ) -> Finding:
         """A finding at a field."""
         return finding(code, field, self.place(field), reason, fix, severity, changes)

@@ -99,12 +99,7 @@ class Web:
     """Connections for one image's transfer. Thread-safe; close() ends every connection at once."""
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        *,
-        allow_http: int = 0,
-        connections: int = 8,
-        patience: Patience | None = None,
+        self, environ: Mapping[str, str], *, allow_http: int = 0, connections: int = 8, patience: Patience | None = None
     ) -> None:
         self.environ = environ
         self.allow_http = allow_http
