@@ -95,11 +95,14 @@ find_nodes() {
 
 # Run Slurm's copy of the script again, in the same process. Returns only if that fails.
 again() {
+    local overlap
     cd "$folder" || return
+    overlap=$(steps)
     shopt -s execfail
     trap - EXIT TERM
     exec {quiet}>&- {start}>&- {wake}>&-
-    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes SLURM_OVERLAP=1 "${job_words[@]}" 1>&3 2>&4 3>&- 4>&-
+    # Only where an old step is left, on a node that does not answer: parallel steps of the script would share their GPUs.
+    become BASH_ENV="$bash_file" RUNNER_AGAIN=yes ${overlap:+SLURM_OVERLAP=1} "${job_words[@]}" 1>&3 2>&4 3>&- 4>&-
 }
 
 [ -z "$array_task" ] || RUNNER_JOB=${array_job}_$array_task
