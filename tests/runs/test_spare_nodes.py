@@ -340,7 +340,7 @@ def guarded(tmp_path: Path) -> Path:
 def guard(run: Path, squeue: str = "nid[001-002]", **commands: str) -> "subprocess.Popen[str]":
     """The guard, ready, with commands in the place of Slurm's."""
     texts = {
-        "scontrol": "case $1:$2 in *:config) echo 'KillWait = 2' ;; *:hostnames) printf 'nid00%d\\n' 1 2 ;; esac",
+        "scontrol": "case $1:$2 in *:config) echo 'KillWait = 3' ;; *:hostnames) printf 'nid00%d\\n' 1 2 ;; esac",
         "squeue": f"case $* in *RestartCnt*) echo 0 ;; *) echo '{squeue}' ;; esac",
         "scancel": "",
         **commands,

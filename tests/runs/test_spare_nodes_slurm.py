@@ -169,7 +169,7 @@ def test_a_run_whose_batch_script_is_killed_ends_with_an_explanation(
     run = tmp_path / "run"
     job_id = guarded(lab, run, TRAINING, monkeypatch)
     os.kill(batch_script(run), signal.SIGKILL)
-    until((run / "stopped").exists)
+    until((run / "attempts/1/exit_code").exists)  # the guard writes it last
     assert (run / "stopped").read_text() == "the batch script was killed\n"
     assert causes(run) == ["script_failure"]
     assert (run / "attempts/1/exit_code").read_text() == "137\n"

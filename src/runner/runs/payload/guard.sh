@@ -24,7 +24,7 @@ stopped_by_slurm() {
     local begin=$SECONDS now=${EPOCHREALTIME:-$(date +%s)}
     trap '' TERM
     attempt_now
-    while ((SECONDS - begin < ${kill_wait:-30} - 1)); do # then Slurm kills this script
+    while ((SECONDS - begin < ${kill_wait:-30} - 2)); do # Slurm then kills this script
         ! is_explained || exit 0
         read -r -t 0.1 -u "$quiet" _
     done
