@@ -390,6 +390,15 @@ def test_a_node_that_does_not_answer_does_not_hold_up_the_next_attempt(run: Path
     (tmp_path / "go").touch()
 
 
+def test_no_job_of_a_chain_starts_while_the_chain_is_cancelled(run: Path, tmp_path: Path) -> None:
+    """Each waits for the end of the one before, which may be that it is cancelled."""
+    (run / "job_ids").write_text("70\n71\n72\n73\n")
+    tools = programs(tmp_path / "bin", {"scancel": f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n'})
+    on_host(run, "RUNNER_JOB=70; cancel_chain", tools)
+    assert (tmp_path / "calls").read_text().split() == ["--state=PENDING", "73", "--state=PENDING", "72",
+                                                        "--state=PENDING", "71"]  # fmt: skip
+
+
 def test_host_setup_passes_on_what_it_exports(tmp_path: Path) -> None:
     """It runs in a shell of its own: its functions, folder, options and traps do not reach the batch script."""
     setup = """say() { exit 9; }

@@ -343,12 +343,13 @@ give_up() {
     cancel_chain
 }
 
+# The last job first: a job whose predecessor is cancelled may start at once.
 cancel_chain() {
     local id
     [ -e job_ids ] || return 0
     while read -r id; do
         [ "$id" = "$RUNNER_JOB" ] || scancel --state=PENDING "$id" 2>/dev/null
-    done <job_ids
+    done < <(tac job_ids)
 }
 
 # finish_attempt CODE: record why this attempt ended, and start the next one if [restart] allows it.
