@@ -212,7 +212,7 @@ def faults(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Figures as ratios, side by side: start-up; `-- import`, `-- train`, `-- runs`, `-- scripts`."""
+    """Figures as ratios: start-up; `-- import`, `-- train`, `-- runs`, `-- scripts`, `-- engines`, `-- cold_start`."""
     if session.posargs[:1] == ["import"]:
         debian_packages(session, CONTAINERS + IMPORTERS)
         session.install("-q", "-e", ".")
@@ -222,7 +222,7 @@ def bench(session: nox.Session) -> None:
         install_training_stack(session)
         session.run("python", "-m", "bench.training", *session.posargs[1:])
         return
-    if session.posargs[:1] in (["runs"], ["scripts"]):
+    if session.posargs[:1] in (["runs"], ["scripts"], ["engines"], ["cold_start"]):
         debian_packages(session, CONTAINERS + LAB)
         session.install("-q", "-e", ".", *TEST_TOOLS)
         session.run("python", "-m", f"bench.{session.posargs[0]}", *session.posargs[1:])

@@ -21,10 +21,10 @@ TOGETHER = {
     **dict.fromkeys(("doctor", "memory"), "doctor and memory"),
     **dict.fromkeys(("detection", "cluster_facts"), "detection"),
     **dict.fromkeys(("site", "site_files"), "site"),
-    **dict.fromkeys(("located_toml", "toml_lines", "expansion", "bash", "quoting", "project"), "texts"),
+    **dict.fromkeys(("located_toml", "expansion", "bash", "quoting", "project"), "texts"),
 }
 # the packages that may start processes, open sockets, and write files; all others ask machine/
-DOORS = ("machine", "images/build/run", "images/importer", "images/sources", "images/squashfs")
+DOORS = ("machine", "images/build/steps", "images/importer", "images/sources", "images/squashfs")
 SLOW = {"jinja2", "tomlkit", "docker", "rich", "urllib3", "requests", "certifi"}
 TRAINING = {"torch", "deepspeed", "transformers", "trl", "datasets", "accelerate", "peft"}
 

@@ -121,7 +121,7 @@ def test_init_site_of_an_unknown_cluster_builds_on_a_known_one(tmp_path):
 def test_the_shipped_environments_are_clean_for_their_site(tmp_path, site, name):
     """Each has nothing to mend on the site that it was written for."""
     (tmp_path / "empty").mkdir()
-    for image in ("cpu.sqsh", "ngc-deepspeed.sqsh"):
+    for image in ("cpu.sqsh", "ngc-deepspeed.sqsh", "aws-deepspeed.sqsh"):
         subprocess.run(("mksquashfs", tmp_path / "empty", tmp_path / image, "-quiet", "-no-progress"), check=True)
     done = runner(tmp_path, "env", "check", name, "--site", site, RUNNER_IMAGES=str(tmp_path), SCRATCH=str(tmp_path))
     said = [line for line in (done.stdout + done.stderr).splitlines() if ": error: " in line or ": warning: " in line]

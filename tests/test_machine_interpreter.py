@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from runner.machine.tuning import set_for_streams
+from runner.images.importer.pack import set_for_streams
 
 
 @pytest.mark.parametrize("collecting", (True, False))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.environments.lint.check import Linter
-from runner.environments.lint.subject import Setting
+from runner.environments.lint.finding import Setting
 from runner.errors import RunnerError
 from runner.machine import files, folders, secrets
 from runner.project import Project

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.detection import find_site
-from runner.environments.mount import parse_mount
+from runner.environments.edf import parse_mount
 from runner.errors import RunnerError
 from runner.expansion import names
 from runner.project import Project

@@ -128,10 +128,12 @@ def plan_batch(settings: Settings, job: Job, length: int | None) -> Batch:
     micro_batch.settle(settings, job.run, job.processes, length)
     wanted = settings["global_batch_size"]
     micro, accumulation = settings["per_device_train_batch_size"], settings["gradient_accumulation_steps"]
-    # an attempt on fewer nodes (min_nodes) continues, with another batch if need be
     world_size = job.processes.world_size
-    before = {each.get("processes", world_size) for each in headers(job.run.metrics)}
-    resized = job.run.attempt_number > 1 and before not in (set(), {world_size})
+    # an attempt on fewer nodes (min_nodes) runs, with another batch if need be, and so does one that continues it
+    resized = int(os.environ.get("RUNNER_NODES") or 1) < int(os.environ.get("RUNNER_REQUESTED_NODES") or 1)
+    if wanted is not None and not resized and job.run.attempt_number > 1:  # the metrics of a long run are large
+        before = {each.get("processes", world_size) for each in headers(job.run.metrics)}
+        resized = before not in (set(), {world_size})
     batch = plan(micro, accumulation, world_size, length, wanted, nearest=resized)
     if wanted not in (None, batch.sequences) and job.processes.first:
         print(

@@ -6,7 +6,12 @@ import gc
 import sys
 
 
-def main() -> int:
+def importer() -> int:
+    """`runner-importer`: the program that pyxis calls, which is the verb `runner importer`."""
+    return main("importer")
+
+
+def main(*verb: str) -> int:
     """Run the command line of this process, and return its exit code."""
     # Without these two lines, a short command spends a tenth of its time in the garbage collector: while modules are
     # end, when Python looks once more through all that is about to go anyway.
@@ -14,7 +19,7 @@ def main() -> int:
     try:
         from runner.cli import run
 
-        return run(sys.argv[1:])
+        return run([*verb, *sys.argv[1:]])
     except KeyboardInterrupt:  # while modules are still being read
         return 130
     finally:

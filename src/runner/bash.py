@@ -4,8 +4,6 @@ A word is stored as EDF text: `${NAME}` is a variable, and everything else is li
 (`$(…)`, `${X%.*}`, a file pattern), the word is `computed`, and its text is unchanged from the script.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What Slurm on this machine reports about its nodes and this user. `runner init --site` uses it."""
 
-from __future__ import annotations
-
 import getpass
 import re
 from collections.abc import Sequence
@@ -36,7 +34,7 @@ class Partition:
 
 def partitions() -> tuple[Partition, ...]:
     """The partitions of the cluster; empty if Slurm does not answer."""
-    return parse_partitions(_output(_SINFO))
+    return parse_partitions(output(_SINFO))
 
 
 def parse_partitions(stdout: str) -> tuple[Partition, ...]:
@@ -78,27 +76,28 @@ def likely(partitions: Sequence[Partition]) -> Partition | None:
 
 def node_architecture(partition: str) -> str | None:
     """The architecture of a partition's nodes, as OCI names it; None if Slurm does not report it."""
-    names = _output(("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N")).split()
+    names = output(("sinfo", "--noheader", "--Node", f"--partition={partition}", "--format=%N")).split()
     if not names:
         return None
-    found = re.search(r"\bArch=(\S+)", _output(("scontrol", "--oneliner", "show", "node", names[0])))
+    found = re.search(r"\bArch=(\S+)", output(("scontrol", "--oneliner", "show", "node", names[0])))
     return probe.oci_architecture(found[1]) if found else None
 
 
 def accounts() -> tuple[str, ...]:
     """The accounts that this user may charge; empty if Slurm has no accounting."""
     words = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}")
-    return tuple(dict.fromkeys(_output((*words, "format=Account")).split()))
+    return tuple(dict.fromkeys(output((*words, "format=Account")).split()))
 
 
 def versions() -> dict[str, str]:
     """Versions of Slurm and of the container programs on this machine."""
     asked = {"slurm": ("sbatch", "--version"), "enroot": ("enroot", "version"), "apptainer": ("apptainer", "--version")}
-    found = {name: re.search(r"\d+\.\d+[\w.-]*", _output(words)) for name, words in asked.items()}
+    found = {name: re.search(r"\d+\.\d+[\w.-]*", output(words)) for name, words in asked.items()}
     return {name: version[0] for name, version in found.items() if version}
 
 
-def _output(words: tuple[str, ...]) -> str:
+def output(words: tuple[str, ...]) -> str:
+    """What a program prints; empty if it is missing, fails or does not answer."""
     if process.which(words[0]) is None:
         return ""
     with suppress(RunnerError):

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError, unknown
-from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
+from runner.located_toml import Document, Keys, read_toml, refuse_unknown_keys, string_table, strings, typed, wrong_type
 from runner.machine import probe
 from runner.site import LOCAL, VALUES, Origin, Site
-from runner.toml_lines import Keys
 
 SHIPPED = Path(__file__).resolve().parent / "sites"
 

@@ -1,7 +1,10 @@
 """On NVIDIA's own pyxis and enroot, where a machine has them: what only the real programs can show."""
 
 import os
+import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 from tests.conftest import need
 from tests.end_to_end.conftest import Runner, clean_environ, environment, write
 from tests.lab.plugins import real_pyxis
+from tests.lab.podman import Podman
+from tests.lab.registry import Registry
 from tests.lab.slurm import SlurmLab
 from tests.waiting import until
 
@@ -83,3 +88,75 @@ def test_an_attempt_in_place_uses_a_named_container_again(boxed: Runner) -> None
 
     assert len(unpacked("--srun=--container-name=box")) == 1
     assert len(unpacked()) == 2
+
+
+IMPORTER = f"""#!{sys.executable}
+import sys
+from runner.__main__ import importer
+sys.exit(importer())
+"""
+
+
+@pytest.fixture(scope="module", params=["", "use_squashfuse=1"], ids=["unpacked", "mounted"])
+def importer_slurm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
+    """One node whose pyxis gets its images from `runner-importer`."""
+    need("pyxis", "enroot", "squashfuse")
+    program = tmp_path_factory.mktemp("bin") / "runner-importer"
+    program.write_text(IMPORTER)
+    program.chmod(0o755)
+    with SlurmLab(nodes=1, plugins=(f"{real_pyxis()} importer={program} {request.param}",)) as lab:
+        yield lab
+
+
+def test_pyxis_gets_its_images_from_the_importer(
+    importer_slurm: SlurmLab, registry: Registry, podman: Podman, busybox_image: str, tmp_path: Path
+) -> None:
+    """The second step finds the file. While a step runs from the file, its lease is there."""
+    podman.run("push", "--quiet", busybox_image, f"{registry.address}/box:1")
+    store = tmp_path / ".cache/runner/images"
+    leases = f"ls {store}/leases | wc -l"
+    srun = ("env", f"HOME={tmp_path}", "srun", f"--container-image={registry.address}#box:1")
+    mounted = f"--container-mounts={tmp_path}"
+    shown = []
+    for _ in range(2):
+        shown.append(importer_slurm.run((*srun, mounted, "sh", "-c", f"echo $GREETING; {leases}")).stdout)
+        until(lambda: not list((store / "leases").iterdir()), "the release")
+    in_use = 1 if "squashfuse" in importer_slurm.plugins[0] else 0
+    assert shown == [f"from the image\n{in_use}\n"] * 2
+    assert len(list(store.glob("*.sqsh"))) == 1
+
+
+def test_pyxis_shows_why_an_image_cannot_be_had(importer_slurm: SlurmLab, registry: Registry, tmp_path: Path) -> None:
+    srun = ("env", f"HOME={tmp_path}", "srun", f"--container-image={registry.address}#box:none")
+    failed = importer_slurm.run((*srun, "true"), check=False)
+    assert failed.returncode and "box:none does not exist" in failed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("importer_slurm", ["use_squashfuse=1"], ids=["mounted"], indirect=True)
+def test_a_cold_start_is_five_times_as_fast_as_with_pyxis_own_import(
+    importer_slurm: SlurmLab, registry: Registry, podman: Podman, python_image: str, tmp_path: Path
+) -> None:
+    """From `srun` to the end of a short program, with nothing imported or downloaded before."""
+    podman.run(
+        "push", "--quiet", "--format", "v2s2", python_image, f"{registry.address}/python:1"
+    )  # enroot reads no OCI
+    image = f"--container-image={registry.address}#python:1"
+
+    def seconds(lab: SlurmLab, home: Path) -> float:
+        start = time.monotonic()
+        done = lab.run(("env", f"HOME={home}", "srun", image, "python3", "-c", "print('up')"))
+        assert done.stdout == "up\n"
+        return time.monotonic() - start
+
+    ours = min(seconds(importer_slurm, tmp_path / name) for name in ("a", "b"))
+    (tmp_path / "bin").mkdir()
+    enroot = tmp_path / "bin/enroot"
+    enroot.write_text(f'#!/bin/sh\nENROOT_ALLOW_HTTP=y exec {shutil.which("enroot")} "$@"\n')
+    enroot.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+        with SlurmLab(nodes=1, plugins=(str(real_pyxis()),)) as lab:
+            theirs = min(seconds(lab, tmp_path / name) for name in ("c", "d"))
+    print(f"cold: runner-importer {ours:.1f} s, pyxis' own import {theirs:.1f} s")
+    assert theirs > 5 * ours

@@ -75,3 +75,22 @@ def test_a_newer_image_does_not_reach_an_older_run(line: Runner) -> None:
     assert done.stdout == "hello there\n"
     done = line("shell", "tiny", "--engine", "sandbox", "--", "sh", "-c", "echo $GREETING")
     assert done.stdout == "something new\n"
+
+
+@pytest.mark.uses("podman", "unsquashfs", "squashfuse", "bubblewrap")
+def test_what_a_command_reads_is_recorded_and_stored_together(line: Runner) -> None:
+    """On Slurm; the trace beside the recipe is used by the next import. A command outside of a container has none."""
+    line("build", "tiny", "--import")
+    on_slurm = Runner(line.project, line.environ, "generic-slurm")
+    words = ("--", "sh", "-c", "cat /etc/environment; exit 3")
+    done = on_slurm("shell", "tiny", "--trace", "containers/tiny.trace", *words, code=3)
+    assert "GREETING=hello there\n" in done.stdout
+    trace = (line.project / "containers/tiny.trace").read_text()
+    assert "/bin/busybox\n" in trace and "/etc/environment\n" in trace
+    done = line("import", "tiny")
+    count = len(trace.splitlines())
+    assert f"{count} of the {count} files of the trace are stored together" in done.stderr
+    done = line("shell", "tiny", "--engine", "sandbox", "--", "cat", "/etc/environment")
+    assert "GREETING=hello there\n" in done.stdout
+    done = line("shell", "tiny", "--engine", "host", "--trace", "other", "--", "true", code=1)
+    assert "only the engine 'sandbox'" in done.stderr and not (line.project / "other").exists()

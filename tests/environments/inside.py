@@ -7,9 +7,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from runner.environments.attachment import Attachment
 from runner.environments.engines import attach
-from runner.environments.environment import Environment, load_environment
+from runner.environments.environment import Attachment, Environment, load_environment
 from runner.expansion import expand
 from runner.project import Project
 from runner.site_files import load_site

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.environments.edf import Mount, parse_mount
 from runner.environments.engines import attach
 from runner.environments.environment import Environment, default_environment, emit_edf, load_environment
-from runner.environments.mount import Mount, parse_mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, sarus_text
 from runner.project import Project
@@ -308,7 +308,7 @@ def test_a_site_without_containers_has_an_environment_without_an_image():
 def test_the_shipped_edfs_name_the_image_that_import_keeps(name):
     root = Path(__file__).resolve().parents[2]
     environment = load_environment(name, Project(None, root, root), {})
-    recipe = "cpu" if name == "cpu" else "ngc-deepspeed"
+    recipe = {"cpu": "cpu", "ngc-ds-efa": "aws-deepspeed"}.get(name, "ngc-deepspeed")
     assert environment.image == f"${{RUNNER_IMAGES}}/{recipe}.sqsh"
     assert {environment.origins[key].place is not None for key in ("entrypoint", "writable")} == {True}
     assert not [key for key in environment.env if key.startswith(("NCCL_", "FI_CXI", "FI_MR"))]

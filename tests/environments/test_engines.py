@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
+from runner.environments.edf import Mount
 from runner.environments.engines import ENGINES, attach, choose, with_site
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal
 from runner.site import Site
@@ -176,7 +176,7 @@ REFUSED = [
     ("podman", IMAGE + 'mounts = ["/a:/b:private"]\n', "mounts.0", "private"),
     ("docker", IMAGE, "image", "only images from its storage"),
     ("sandbox", 'image = "ubuntu:24.04"\n', "image", "registry"),
-    ("sandbox", IMAGE + 'devices = ["nvidia.com/gpu=all"]\n', "devices.0", "device classes"),
+    ("sandbox", IMAGE + 'devices = ["hpe.com/cxi=all"]\n', "devices.0", "supports nvidia.com/gpu="),
     ("sandbox", IMAGE + 'mounts = ["/a:/b:rslave"]\n', "mounts.0", "rslave"),
     ("host", IMAGE + 'mounts = ["/a:/b"]\n', "mounts.0", "cannot be mounted at"),
     ("host", IMAGE + "entrypoint = true\n", "entrypoint", "no entrypoint to run"),

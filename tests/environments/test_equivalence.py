@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, event, given, settings
 from hypothesis import strategies as st
 
+from runner.environments.edf import Mount
 from runner.environments.emit import emitted
 from runner.environments.engines import with_site
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand, literal
 from runner.site_files import load_site

@@ -8,8 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runner.environments.lint.check import Linter
-from runner.environments.lint.finding import fixed
-from runner.environments.lint.subject import Setting
+from runner.environments.lint.finding import Setting, fixed
 from runner.project import Project
 from runner.site_files import load_site
 from tests.environments.lint_cases import CASES

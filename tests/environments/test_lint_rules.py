@@ -7,7 +7,7 @@ import pytest
 
 from runner.environments.lint.check import Linter
 from runner.environments.lint.codes import CODES, SEVERITIES
-from runner.environments.lint.subject import Setting
+from runner.environments.lint.finding import Setting
 from runner.images.squashfs_file import Squashfs, as_json, sidecar
 from runner.project import Project
 from runner.site_files import load_site

@@ -19,7 +19,7 @@ def test_shellcheck_finds_nothing(script):
 
 
 def test_all_scripts_were_found():
-    assert [path.name for path in SCRIPTS] == ["container.sh", "environment.sh", "sandbox.sh"]
+    assert [path.name for path in SCRIPTS] == ["container.sh", "environment.sh", "gpus.sh", "sandbox.sh"]
 
 
 def own_folder(folder: Path, *, user: int | None = None, before: str = "") -> subprocess.CompletedProcess[str]:
@@ -87,7 +87,7 @@ def test_an_unpacked_image_that_another_user_planted_never_runs(shared_folder, b
     engines = Path(runner.environments.engines.__file__).parent
     job = shared_folder / "job"
     job.mkdir()
-    for name in ("sandbox.sh", "environment.sh"):
+    for name in ("sandbox.sh", "environment.sh", "gpus.sh"):
         (job / name).write_bytes((engines / name).read_bytes())
     image = shared_folder / "image.sqsh"
     image.write_bytes(busybox_sqsh.read_bytes())

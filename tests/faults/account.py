@@ -151,7 +151,7 @@ class Cost(NamedTuple):
         return abs(self.measured - self.charged) <= share * self.measured + seconds * self.grain
 
 
-_UNFINISHED = 0.3  # seconds: the step that a fault has interrupted is repeated too
+_UNFINISHED = 0.3  # seconds at least: the step that a fault has interrupted is a step too, and is repeated
 SHARES = {"held": 0.01, "hang": 0.1, "repeated": 0.1, "restart": 0.1}
 
 
@@ -166,12 +166,20 @@ def costs(
     started: Mapping[int, float],
     detected: Mapping[int, float],
     causes: Sequence[str],
+    ended: float | None = None,
+    *,
+    from_log: bool = False,
 ) -> dict[str, tuple[float, float]]:
-    """Node seconds, as the ranks and Slurm tell, and the grain of each figure: Slurm's times are whole seconds.
+    """Node seconds, as the ranks and Slurm tell, and the grain of each figure.
+
+    Slurm's times are whole seconds, and a log is read once a second (`from_log`).
 
     held: of all nodes. hang: from the last step or save of an attempt until its fault was detected. restart: from then
     to the first step of the next attempt, without the time in which the job held no nodes. repeated: of steps that had
     been taken before. All but the first count the nodes with ranks.
+
+    `ended`: when the step of the last attempt ended, if its program does not tell when its training ended: what passes
+    after its last step has the class of the time before its first step, `unknown`, so it counts as a restart.
 
     `started`, `detected`: Unix time for each attempt that has started, or whose failure was detected.
     """
@@ -205,15 +213,20 @@ def costs(
                 "restart",
                 held_within(allocations, before, free, middle) + held_within(allocations, nodes, middle, begin),
             )
-        again = [(before, line) for before, line in pairwise(steps) if line.what == "step" and line.step <= highest]
-        add("repeated", len(nodes) * sum(line.time - before.time for before, line in again), _UNFINISHED)
+        pairs = [(before, line) for before, line in pairwise(steps) if line.what == "step"]
+        # the interrupted step takes about as long as those before it: on a busy machine, longer than usual
+        unfinished = 1 if from_log else max([_UNFINISHED, *(line.time - before.time for before, line in pairs[-3:])])
+        again = [(before, line) for before, line in pairs if line.step <= highest]
+        add("repeated", len(nodes) * sum(line.time - before.time for before, line in again), unfinished)
         highest = max([highest, *(line.step for line in taken)])
         free = last = max(line.time for line in mine)
         if cause in {"hang", "node_failure", "script_failure"}:
             free = detected.get(
                 number, next((each.end for each in allocations if each.begin <= last <= each.end), last)
             )
-            add("hang", held_within(allocations, nodes, last, free))
+            add("hang", held_within(allocations, nodes, last, free), unfinished if number in detected else 1)
+        elif ended and cause == "done" and number > 1:
+            add("restart", held_within(allocations, nodes, last, ended), 0)
     return {"held": (held, grains["held"]), **{name: (seconds, grains[name]) for name, seconds in found.items()}}
 
 

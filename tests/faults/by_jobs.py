@@ -52,20 +52,28 @@ def use_stand_in(name: str, case: Case) -> None:
 def our_job(name: str, case: Case) -> Outcome:
     """Of one of our jobs, which writes metrics.jsonl: what happened is read from there."""
     case.keeps = True
+    use_our_job(name, case, *(SFT if name == "sft.py" else CLM), *BOTH)
+    case.start()
+    os.kill(min(ranks(name, case, case.held_nodes()[1])), signal.SIGKILL)
+    return case.outcome()
+
+
+def use_our_job(name: str, case: Case, *words: str) -> None:
+    """The words are its arguments; {corpus} and {steps} are replaced."""
     corpus = case.folder / "corpus.jsonl"
     texts = ("".join(f"{i} times {j} is {i * j}.\n" for j in range(i % 7)) for i in range(300))
     corpus.write_text("".join(json.dumps({"content": text}) + "\n" for text in texts))
     paths = (path for path in JOBS.rglob("*") if path.suffix in {".py", ".json"})
     case.code = {name: "", **{str(path.relative_to(JOBS)): path.read_text() for path in paths}}
-    words = (*(SFT if name == "sft.py" else CLM), *BOTH)
     case.arguments = tuple(word.format(corpus=corpus, steps=case.steps) for word in words)
     case.launcher = "torchrun"
     case.environ = {**python(), "HF_HUB_OFFLINE": "1", "HF_HOME": str(case.folder / "hub")}
     case.read_lines = lambda: lines_of_job(case)
-    case.start()
-    ranks = [pid for node, pid in case.job_processes() if node == case.held_nodes()[1] and is_rank(name, pid)]
-    os.kill(min(ranks), signal.SIGKILL)
-    return case.outcome()
+
+
+def ranks(script: str, case: Case, node: str) -> list[int]:
+    """The processes of the ranks on a node, without torchrun."""
+    return [pid for name, pid in case.job_processes() if name == node and is_rank(script, pid)]
 
 
 def python() -> dict[str, str]:

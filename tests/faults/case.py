@@ -298,7 +298,11 @@ class Case:
         start = dict(line.partition(" ")[::2] for line in text_of(folders[0] / "started").splitlines())
         weight = self.gpus or float(start["cpus"])
         allocations = [each for job in jobs for each in self.allocations(job)]
-        measured = account.costs(lines, allocations, self.moments("started"), self.moments("detected"), self.causes())
+        tells = any("train" in text_of(each / "times-rank-0").split() for each in folders)
+        ended = None if tells else self.moments("step_end").get(len(folders))
+        moments = self.moments("started"), self.moments("detected")
+        from_log = any((each / "trainer").exists() for each in folders)
+        measured = account.costs(lines, allocations, *moments, self.causes(), ended, from_log=from_log)
         charged = account.charged([each.classes for each in found.attempts])
         return {
             name: account.Cost(round(seconds, 2), round(charged[name] / weight, 2), grain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,8 @@ class Fault:
     config: Sequence[str] = ()
     """lines for slurm.conf"""
     cause: str = ""
-    """of every attempt but the last, as it is to be written down; empty: there is one attempt; `*`: that depends"""
+    """of every attempt but the last, as it is to be written down; empty: there is one attempt; `*`: that depends;
+    `A|B`: either"""
     rung: str = "*"
     """how each next attempt is started; `*`: that depends"""
     nodes: int = 2
@@ -40,8 +40,6 @@ class Fault:
     """of the lab's Slurm, for containers"""
     modules: tuple[str, ...] = ()
     """Python packages that the training imports"""
-    most: int | None = None
-    """never more runs than this"""
     weight: float = 1
     """how many runs there are for each run of another fault"""
     in_suite: int = 1
@@ -60,11 +58,15 @@ class Fault:
             return self.ends != "completed" and bool(outcome.stopped)
         if self.ends == "stopped":
             return False
-        return self.cause == "*" or (set(causes[:-1]) == {self.cause} - {""} and causes[-1:] == ("done",))
+        if self.cause == "*":
+            return True
+        restarted = bool(self.cause)
+        known = set(causes[:-1]) <= set(self.cause.split("|")) and bool(causes[:-1]) == restarted
+        return known and causes[-1:] == ("done",)
 
     def runs(self, times: int) -> int:
         """How many runs there are where other faults have `times`."""
-        return min(round(times * self.weight), self.most or sys.maxsize)
+        return round(times * self.weight)
 
     def passed(self, outcome: Outcome) -> bool:
         """Whether the run survived the fault, or ended as it has to end, at no cost but repeated steps."""
@@ -83,16 +85,15 @@ WITH_SPARE: Mapping[str, Any] = {
 }
 
 TRAININGS = (
-    ("sft", by_jobs.our_job, "sft.py", "our job sft under torchrun", ("torch", "trl", "deepspeed"), 1),
-    ("clm", by_jobs.our_job, "clm.py", "our job clm under torchrun", ("torch", "transformers", "deepspeed"), 1),
-    ("plain_loop", by_jobs.stand_in, "plain_loop.py", "a plain PyTorch loop under torchrun", ("torch",), 20),
+    ("sft", by_jobs.our_job, "sft.py", "our job sft under torchrun", ("torch", "trl", "deepspeed")),
+    ("clm", by_jobs.our_job, "clm.py", "our job clm under torchrun", ("torch", "transformers", "deepspeed")),
+    ("plain_loop", by_jobs.stand_in, "plain_loop.py", "a plain PyTorch loop under torchrun", ("torch",)),
     (
         "lightning",
         by_jobs.stand_in,
         "with_lightning.py",
         "a PyTorch Lightning training under torchrun",
         ("torch", "pytorch_lightning"),
-        1,
     ),
     (
         "megatron",
@@ -100,7 +101,6 @@ TRAININGS = (
         "like_megatron.py",
         "a training that saves, resumes and prints as Megatron-LM does",
         (),
-        1,
     ),
 )
 
@@ -231,7 +231,7 @@ FAULTS: Mapping[str, Fault] = {
     "container_left": Fault(
         by_launch.container_left,
         "all processes of a step on one node are killed, and its container is left behind",
-        cause="hang",
+        cause="hang|script_failure",  # whether the task's shell is killed before it writes how its program ended
         rung="in_place",
         plugins=PLUGINS,
         uses=("gcc, spank.h", "unsquashfs", "squashfuse", "/dev/fuse", "mmdebstrap", "tar2sqfs"),
@@ -249,11 +249,9 @@ FAULTS: Mapping[str, Fault] = {
             cause="script_failure",
             rung="in_place",
             modules=modules,
-            account=name not in {"plain_loop", "lightning"},  # the time at which their log was read is too coarse
             in_suite=0 if modules else 1,
-            most=most,
         )
-        for name, act, file, description, modules, most in TRAININGS
+        for name, act, file, description, modules in TRAININGS
     },
     "disk_full": Fault(by_hand.disk_full, "the disk of the run folder is full for 10 s", cause="*", by_hand=True),
     "unreadable": Fault(

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from runner.images.build.base import BuildOptions
 from runner.images.build.build import build
-from runner.images.image import Image
 from runner.images.importer.importer import import_image
 from runner.images.importer.plan import ImportOptions, ImportRequest
 from runner.images.recipe import Recipe, load_recipe
+from runner.images.sources.engine_storage import Image
 from runner.images.squashfs_file import Squashfs
 from runner.machine.report import Quiet
 from runner.project import Project

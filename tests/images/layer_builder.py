@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from runner.images.flatten.flatten import Flattener
 from runner.images.layers.tar import entries
-from runner.images.squashfs.tree import Directory, Leaf
+from runner.images.squashfs.data import Directory, Leaf
 from tests.images.handmade import layer
 
 

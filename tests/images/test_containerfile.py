@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.images.build.build import BuildProgress
-from runner.images.build.containerfile import declares_base, instructions, with_arguments
+from runner.images.recipe import declares_base, instructions, with_arguments
 from runner.machine.report import Quiet
 
 TWO_STAGES = """\

@@ -1,11 +1,13 @@
-"""Both Containerfile.ngc-* are built for real on a base of NGC's shape; a step that replaces torch fails the build.
+"""The Containerfiles for GPUs are built for real on a base of NGC's shape; a step that replaces torch fails the build.
 
 The base is a small Debian with what NGC's images have: the entrypoint, PIP_CONSTRAINT with its file, NVIDIA's own torch
 and pytorch-triton. What cannot be had here are NVIDIA's torch and a GPU compiler, so the packages are tiny stand-ins
 from a local folder, and DeepSpeed's is a source archive whose setup.py demands what the real one needs: torch at build
-time, the architectures, the accelerator by name. Megatron-LM is an archive as GitHub makes it of a commit.
+time, the architectures, the accelerator by name. Megatron-LM is an archive as GitHub makes it of a commit. Amazon's
+installer is a script that puts files where the real one does.
 """
 
+import hashlib
 import io
 import subprocess
 import sys
@@ -255,7 +257,7 @@ def test_the_pins_of_another_base_fail_the_build(
 
 def test_every_install_step_is_followed_by_the_check() -> None:
     """So that the message names the step that did it."""
-    for name, count in (("ngc-deepspeed", 3), ("ngc-megatron", 2)):
+    for name, count in (("ngc-deepspeed", 3), ("aws-deepspeed", 3), ("ngc-megatron", 2)):
         text = (ROOT / f"Containerfile.{name}").read_text()
         steps = [step for step in text.split("\nRUN ")[1:] if "pip install" in step.split("\n\n")[0]]
         assert len(steps) == count
@@ -311,3 +313,67 @@ def test_a_base_without_transformer_engine_fails_the_build(
     done = build(podman, megatron, context(megatron, tmp_path), packages, changed, **MEGATRON)
     assert done.returncode != 0
     assert "Package(s) not found: transformer-engine" in done.stdout + done.stderr
+
+
+# which options it got, and files where Amazon's installer of 2026 puts them
+EFA_INSTALLER = """#!/bin/bash
+printf '%s\\n' "$*" > /opt/efa-options
+mkdir -p /opt/amazon/efa/lib /opt/amazon/ofi-nccl/lib
+cp "$(ldconfig -p | awk '/libz.so.1 /{print $NF; exit}')" /opt/amazon/ofi-nccl/lib/NAME
+"""
+
+
+def write_installer(folder: Path, name: str) -> str:
+    """Write an installer that installs the plug-in as NAME; return its checksum."""
+    path = folder / "aws-efa-installer-1.49.0.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        text = EFA_INSTALLER.replace("NAME", name).encode()
+        entry = tarfile.TarInfo("aws-efa-installer/efa_installer.sh")
+        entry.size = len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def aws() -> Recipe:
+    return load_recipe("aws-deepspeed", Project(ROOT, ROOT, ROOT))
+
+
+def efa(checksum: str) -> dict[str, str]:
+    return {"TORCH": TORCH, "PINS": "containers/pins/ngc-24.06.txt", "EFA_URL": f"file://{INSIDE}",
+            "EFA_SHA256": checksum}  # fmt: skip
+
+
+def test_the_image_for_aws_has_the_plugin_that_nccl_loads(
+    podman: Podman, base: str, aws: Recipe, packages: Path, tmp_path: Path
+) -> None:
+    """The base's own EFA packages are gone, and NCCL is told the path of the new plug-in."""
+    checksum = write_installer(packages, "libnccl-net-ofi.so")
+    text = aws.containerfile.read_text()
+    step = "# EFA before everything else"
+    old = "RUN mkdir -p /opt/amazon/aws-ofi-nccl/lib && echo /old > /etc/ld.so.conf.d/aws-ofi-nccl.conf\n"
+    done = build(podman, aws, context(aws, tmp_path), packages, text.replace(step, old + step), **efa(checksum))
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    script = "ls $NCCL_NET_PLUGIN; cat /opt/efa-options; ls -d /opt/amazon/* /etc/ld.so.conf.d/aws-ofi-nccl.conf"
+    run = ("run", "--rm", "--network=none", "localhost/lab/aws-deepspeed:1", "sh", "-c", script)
+    assert podman.run(*run, check=False).stdout.splitlines() == [
+        "/opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so",
+        "-y --build-ngc --skip-kmod --skip-limit-conf --skip-mpi --no-verify",
+        *("/opt/amazon/efa", "/opt/amazon/ofi-nccl"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "checksum", "words"),
+    [
+        ("libnccl-net-ofi.so", "0" * 64, "not " + "0" * 64),
+        ("libnccl-net-other.so", "", "it installed: /opt/amazon/ofi-nccl/lib/libnccl-net-other.so"),
+    ],
+)
+def test_another_installer_fails_the_build(
+    podman: Podman, base: str, aws: Recipe, packages: Path, tmp_path: Path, name: str, checksum: str, words: str
+) -> None:
+    right = write_installer(packages, name)
+    done = build(podman, aws, context(aws, tmp_path), packages, **efa(checksum or right))
+    assert done.returncode != 0
+    assert words in done.stdout + done.stderr

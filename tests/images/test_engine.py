@@ -14,7 +14,6 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.engine import (
     choose_engine,
-    docker_environment,
     docker_refusal,
     needed_settings,
     podman_environment,
@@ -51,23 +50,21 @@ def test_docker_is_taken_where_podman_is_not(docker_socket: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("chosen", ["currentContext", "DOCKER_CONTEXT"])
-def test_dockers_current_context_names_its_socket(tmp_path: Path, chosen: str) -> None:
+def test_dockers_current_context_names_its_socket(tmp_path: Path, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `docker context use colima` leaves it; DOCKER_HOST wins, as with docker's own command."""
     name, host = "colima", f"unix://{tmp_path}/colima.sock"
     folder = tmp_path / ".docker/contexts/meta" / hashlib.sha256(name.encode()).hexdigest()
     folder.mkdir(parents=True)
     meta = {"Name": name, "Metadata": {}, "Endpoints": {"docker": {"Host": host, "SkipTLSVerify": False}}}
     (folder / "meta.json").write_text(json.dumps(meta))
-    environ = {"HOME": str(tmp_path)}
-    if chosen == "DOCKER_CONTEXT":
-        environ["DOCKER_CONTEXT"] = name
-    else:
-        (tmp_path / ".docker/config.json").write_text(json.dumps({"currentContext": name}))
-    assert docker_environment(environ) == {"DOCKER_HOST": host}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    current = {} if chosen == "DOCKER_CONTEXT" else {"currentContext": name}
+    (tmp_path / ".docker/config.json").write_text(json.dumps(current))
+    environ = {"DOCKER_CONTEXT": name} if chosen == "DOCKER_CONTEXT" else {}
     assert f"there is no socket {tmp_path}/colima.sock" in docker_refusal(environ)
-    assert docker_environment({**environ, "DOCKER_HOST": "unix:///x"}) == {}
-    assert docker_environment({**environ, "DOCKER_CONTEXT": "default"}) == {}
-    assert docker_environment({**environ, "DOCKER_CONTEXT": "gone"}) == {}
+    assert "there is no socket /x" in docker_refusal({**environ, "DOCKER_HOST": "unix:///x"})
+    (folder / "meta.json").write_text("{")
+    assert "docker does not answer" in docker_refusal(environ)
 
 
 def test_a_socket_that_refuses_is_told_from_one_that_is_not_there(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from runner.errors import RunnerError
 from runner.images.flatten.flatten import Flattener
 from runner.images.layers.tar import Entry
-from runner.images.squashfs.tree import Directory, Leaf
+from runner.images.squashfs.data import Directory, Leaf
 from tests.images.handmade import layer
 from tests.images.layer_builder import flattened, listing, shown
 
@@ -291,7 +291,7 @@ def test_10000_layers_and_deep_paths() -> None:
 
 def test_an_image_that_keeps_us_busy_is_refused(monkeypatch) -> None:
     """Again and again, a file takes the place of a directory with many names of an upper layer."""
-    monkeypatch.setattr("runner.images.flatten.links._WORK", 100_000)
+    monkeypatch.setattr("runner.images.flatten.view._WORK", 100_000)
     flattener = Flattener()
     flattener.begin_layer()
     for number in range(1_000):

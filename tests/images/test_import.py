@@ -22,7 +22,7 @@ from runner.images.squashfs_file import (
     read_squashfs,
     recorded_labels,
 )
-from runner.machine import files
+from runner.machine import files, folders
 from tests.images.bench import TINY, Bench, content, listing, sidecar
 from tests.lab.registry import Registry
 from tests.waiting import until
@@ -350,6 +350,22 @@ def test_ctrl_c_leaves_nothing(heavy: Bench) -> None:
     assert child.wait(timeout=600) == 130, child.communicate()[1]
     assert heavy.files() == []
     assert heavy.left_containers() == ""
+
+
+def test_ctrl_c_leaves_nothing_even_if_the_folder_has_just_been_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.mkdir
+
+    def interrupted(*words: object, **named: object) -> None:
+        make(*words, **named)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", interrupted)
+        with folders.beside(tmp_path / "x.sqsh", ".import"):
+            pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_the_users_own_name(tiny: Bench, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.images.build.base import debian_steps
-from runner.images.build.run import run_logged, run_quietly
+from runner.images.build.steps import run_logged, run_quietly
 from runner.images.engine import Engine
 from runner.images.recipe import Base
 from tests.images.bench import Bench, content, listing
@@ -56,7 +56,9 @@ def sizes(bench: Bench, container: str) -> dict[str, int]:
 def test_a_debian_base_carries_nothing_of_the_host(bench: Bench) -> None:
     """Made as the tool makes it; no proxy, no mirror, no apt lists of the host stay in it."""
     name = "localhost/runner/base-debian-bookworm:test"
-    first, *rest = debian_steps(Base(None, "bookworm", ()), Engine("podman", "test"), "linux/amd64", name)
+    first, *rest = debian_steps(
+        Base(None, "bookworm", ()), Engine("podman", "test"), "linux/amd64", name, bench.folder / "a.tar"
+    )
     lines: list[str] = []
     assert run_logged(first, bench.folder / "log", lines.append) == 0, lines[-10:]
     for step in rest:

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from runner.errors import RunnerError
-from runner.images.build.content import content_hash, context_files, files_hash
-from runner.images.recipe import Base, Recipe, check_platform, load_recipe, recipe_names
+from runner.images.recipe import (
+    Base,
+    Recipe,
+    check_platform,
+    content_hash,
+    context_files,
+    files_hash,
+    load_recipe,
+    recipe_names,
+)
 from runner.project import Project, shipped_folder
 
 WHOLE = """\

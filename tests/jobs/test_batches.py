@@ -1,9 +1,17 @@
 """The batch of a step is what its parts multiply to, or the job refuses to start."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from training import arguments
 from training import batch as batches
 from training.errors import JobError
+from training.processes import Processes
+from training.run import RunFolder
+from training.settings import Settings
 
 
 def test_parts_multiply_to_sequences_and_tokens() -> None:
@@ -34,3 +42,24 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_its_neighbours(glob
         batches.plan(2, 1, 2, 16, global_batch)
     assert f"a global batch of {global_batch}" in caught.value.what
     assert f"--global_batch_size {near}," in caught.value.fix
+
+
+@pytest.mark.parametrize(("nodes", "requested"), [("3", "4"), ("3", "3"), ("3", None)])
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_on_fewer_nodes_than_requested_the_nearest_global_batch_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: str, requested: str | None, attempt: int
+) -> None:
+    """A node may be lost, or fail a check, before a step has been trained: no metrics tell that."""
+    monkeypatch.setenv("RUNNER_NODES", nodes)
+    monkeypatch.delenv("RUNNER_REQUESTED_NODES", raising=False)
+    if requested:
+        monkeypatch.setenv("RUNNER_REQUESTED_NODES", requested)
+    values = {"global_batch_size": 8, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
+    settings = Settings({**values, "micro_batch": None}, {"global_batch_size": "command line"})
+    run = RunFolder(tmp_path, tmp_path / f"attempts/{attempt}", tmp_path / "save", tmp_path / "cache", by_hand=False)
+    job: Any = SimpleNamespace(run=run, processes=Processes(0, 0, 3, 1, "torchrun"))
+    if requested == "4":
+        assert arguments.plan_batch(settings, job, 16).sequences == 9
+    else:
+        with pytest.raises(JobError, match="cannot be split evenly"):
+            arguments.plan_batch(settings, job, 16)

@@ -23,8 +23,8 @@ heartbeat.LOOK_SECONDS = 0.2
 run = run_folder.from_environment({"RUNNER_RUN": sys.argv[2]}, "x")
 run_folder.make(run)
 beating = heartbeat.Heartbeat(run, processes.Processes(0, 0, 1, 1, "alone"))
-print("ready", flush=True)
 def hanging_here():
+    print("ready", flush=True)
     time.sleep(100)
 hanging_here()
 """

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from runner.site_files import load_site
+
 pytest.importorskip("torch")
 pytestmark = pytest.mark.training
 
@@ -100,6 +102,22 @@ def test_the_name_of_the_plugin_is_not_enough() -> None:
     assert preflight.is_promised("Libfabric", "AWS Libfabric over efa")
     assert not preflight.is_promised("Libfabric", "AWS Libfabric over tcp")
     assert not preflight.is_promised("IB", "Socket")
+
+
+# as aws-ofi-nccl prints it from 1.14 on: the name of the plugin is shorter
+NEW_EFA = """node-0:194:724 [3] NCCL INFO NET/OFI Initializing aws-ofi-nccl 1.21.1
+node-0:194:724 [3] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 16 nics)
+node-0:194:724 [3] NCCL INFO Using network Libfabric
+"""
+
+
+@pytest.mark.parametrize("log", [EFA, NEW_EFA])
+def test_the_site_of_aws_accepts_efa_by_every_plugin_and_no_sockets(log: str) -> None:
+    promised = load_site("aws-parallelcluster").nccl_network
+    assert promised is not None
+    assert preflight.is_promised(promised, worker.network_in(log))
+    assert not preflight.is_promised(promised, worker.network_in(log.replace("is efa", "is tcp")))
+    assert not preflight.is_promised(promised, worker.network_in("NCCL INFO Using network Socket\n"))
 
 
 def test_a_node_that_is_slow_with_both_neighbours_is_to_blame(tmp_path: Path) -> None:

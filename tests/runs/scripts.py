@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.environments.attachment import Attachment
-from runner.environments.environment import Environment
+from runner.environments.environment import Attachment, Environment
 from runner.runs import payload
 from runner.runs.job import Job, Layer, Resources, command_line
 from runner.runs.schedulers.scheduler import scheduler_of

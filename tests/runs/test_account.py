@@ -186,6 +186,31 @@ def test_a_node_that_is_lost_in_silence_hangs_from_the_last_step(tmp_path: Path)
     assert (found["hang"], found["repeated"], found["useful"]) == (8 * 28, 8 * 2, 8 * 16)
 
 
+def test_a_log_that_grows_after_the_last_step_is_not_a_step(tmp_path: Path) -> None:
+    """Launchers print for seconds why a rank was killed. Where steps come from a log, each line touches `heartbeat`."""
+    run = make_run(tmp_path / "sft-0001")
+    ends = [*of_both((60, "program_end")), (62, "step_end"), (62, "detected"), (63, "ended")]
+    folder = add_attempt(run, [*HEAD, *ends], cause="script_failure", code="1")
+    (folder / "trainer").write_text("generic\n")
+    (folder / "heartbeat").touch()
+    os.utime(folder / "heartbeat", (T + 60, T + 60))
+    add_metrics(run, *steps(1, 8, 42, 1))
+    found = rounded(account(run, LATER).classes)
+    assert (found["useful"], found["repeated"], found["hang"]) == (8 * 8, 8 * 1, 8 * 11)
+
+
+@pytest.mark.parametrize(("pause", "unknown"), [(30.0, 30.0), (9.0, 0.0)])
+def test_a_training_that_stands_still_takes_no_useful_step(tmp_path: Path, pause: float, unknown: float) -> None:
+    """The run folder's file system did not answer; a step of a few seconds may just be a long one."""
+    run = make_run(tmp_path / "sft-0001")
+    end = (100.0, "trained"), (100.0, "final"), *of_both((100, "program_end")), (100.0, "step_end"), (100.0, "ended")
+    add_attempt(run, [*HEAD, *OURS, (44, "first_step"), *end])
+    add_metrics(run, *steps(1, 8, 42, 2), *steps(9, 14, 58 + pause, 2))
+    found = rounded(account(run, LATER).classes)
+    assert found.get("unknown", 0) == 8 * unknown
+    assert found["useful"] == 8 * (58 - unknown)
+
+
 def test_other_trainers_as_far_as_their_logs_tell(tmp_path: Path) -> None:
     run = make_run(tmp_path / "sft-0001")
     end = (*of_both((122, "program_end")), (123.0, "step_end"), (124.0, "ended"))
@@ -330,6 +355,19 @@ def test_the_command_prints_losses_and_classes(runs: Path) -> None:
         "launch: runner prefetch"  # fmt: skip
     assert lines[4] == "" and lines[5].split() == ["CLASS", "GPU", "HOURS", "SHARE"]
     assert lines[-1].split() == ["queue", "0.13", "not", "charged"]
+
+
+@pytest.mark.parametrize(
+    ("rung", "setting"),
+    [("in_place", "see why the attempts failed: runner why"), ("requeue", "in_place in [restart]")],
+)
+def test_no_loss_names_a_setting_that_is_in_use(tmp_path: Path, rung: str, setting: str) -> None:
+    run = make_run(tmp_path / "sft-0001")
+    add_attempt(run, [*HEAD, (30, "detected"), (30, "step_end"), (60, "ended")], cause="hang", code="1", rung=rung)
+    queue = [(61, "submitted"), (70, "held")] if rung == "requeue" else []
+    add_attempt(run, [*queue, (80, "started"), (81, "step"), (82, "step_end"), (83, "ended")], number=2)
+    (line,) = [line for line in runner(tmp_path, "sft-0001").stdout.splitlines() if "restart gap, " in line]
+    assert setting in line and (rung == "requeue" or rung not in line)
 
 
 def test_several_runs_have_a_line_each_and_units_are_not_added(runs: Path) -> None:

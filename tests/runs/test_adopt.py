@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.bash import commands
+from runner.environments.edf import Mount
 from runner.environments.emit import emitted
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.environments.rewriting import rewrite
 from runner.errors import RunnerError
 from runner.expansion import expand

@@ -15,6 +15,7 @@ from runner.runs.batch import Batch
 from runner.runs.launch import Request, RunPlan, prepare
 from runner.runs.sweep import with_values
 from tests.runs.scripts import given
+from tests.runs.test_payload import programs
 from tests.waiting import until
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2 -t 10 # a comment\n#SBATCH --gres=gpu:h100:4\n"
@@ -212,15 +213,16 @@ def test_a_restart_flag_names_a_cause_and_a_number(word: str) -> None:
         given(restart=(word,))
 
 
-def started(run: Path, text: str) -> "subprocess.Popen[bytes]":
+def started(run: Path, text: str, settings: str = "", **environ: str) -> "subprocess.Popen[bytes]":
     """A batch script in a run folder, as slurmd starts it."""
-    for name, content in {**payload.files(batch=True), "settings.sh": "", "slurm_script": text}.items():
+    for name, content in {**payload.files(batch=True), "settings.sh": settings, "slurm_script": text}.items():
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(content)
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
-    environ |= {"BASH_ENV": f"{run}/payload/batch.sh", "SLURM_JOB_ID": "17", "HOME": str(run)}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "RUNNER_"))}
+    ours = {"BASH_ENV": f"{run}/payload/batch.sh", "SLURM_JOB_ID": "17", "HOME": str(run)}
     with (run / "out").open("wb") as out:
-        return subprocess.Popen(("bash", "slurm_script"), cwd=run, env=environ, stdout=out, stderr=out)
+        words = ("bash", "slurm_script")
+        return subprocess.Popen(words, cwd=run, env={**outer, **ours, **environ}, stdout=out, stderr=out)
 
 
 def children(pid: int) -> list[int]:
@@ -254,3 +256,35 @@ def test_the_exit_code_is_known_if_slurm_ends_all_processes_at_once(tmp_path: Pa
             job.kill()
             job.wait()
         assert (run / "attempts/1/exit_code").read_text() == "143\n"
+
+
+SLURM = {
+    "squeue": """#!/bin/sh
+case "$*" in
+*RestartCnt*) echo 0 ;;
+*%T*) [ "$MOMENT" != checks ] || kill -s "$SENT" "$(cat up)"; echo RUNNING 1:00:00 a ;;
+esac
+""",
+    "cat": """#!/bin/sh
+case "$*" in */jobs) [ "$MOMENT" != end ] || kill -s "$SENT" "$(/bin/cat up)"; esac
+exec /bin/cat "$@"
+""",
+    "scontrol": "#!/bin/sh\necho a\n",
+    "scancel": "#!/bin/sh\n",
+}
+
+
+@pytest.mark.parametrize("moment", ["end", "checks"])
+@pytest.mark.parametrize(("sent", "cause"), [("USR1", "script_failure"), ("TERM", "cancelled")])
+def test_a_signal_between_two_attempts_is_not_lost(tmp_path: Path, sent: str, cause: str, moment: str) -> None:
+    """It does not come again: close to the time limit, the job gives its nodes back."""
+    tools = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "a", "SENT": sent, "MOMENT": moment}
+    programs(tmp_path / "bin", SLURM)
+    script = '#!/bin/bash\necho $PPID >up\n[ "${RUNNER_ATTEMPT##*/}" != 1 ] || exit 3\n'
+    job = started(tmp_path, script, "restart_words='by=requeue script_failure=1 in_place=true'\n", **tools)
+    assert job.wait(timeout=60) == 3
+    assert (tmp_path / "attempts/1/cause").read_text() == f"{cause}\n"
+    assert not (tmp_path / "attempts/2").exists()
+    why = "the script ended with exit code 3; the script has missed the signal USR1: requeueing this job"
+    if sent == "USR1":
+        assert (tmp_path / "attempts/1/next").read_text() == f"requeue\n{why}\n"

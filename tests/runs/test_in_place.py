@@ -96,6 +96,7 @@ def test_a_spare_node_takes_the_place_of_a_lost_one(lab: SlurmLab, tmp_path: Pat
     why = "lost nid002: the next attempt starts in this allocation, with nid003 instead of nid002"
     assert (run / "attempts/1/next").read_text() == f"in_place\n{why}\nnid001,nid003\n"
     assert "nodes nid[001,003]" in (run / "attempts/2/started").read_text()
+    assert "attempt 2 on nid[001,003]\n" in (run / "job.log").read_text()
 
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"

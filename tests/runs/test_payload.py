@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.environments.attachment import Attachment
+from runner.environments.environment import Attachment
 from runner.runs import lock
 from runner.runs.image import LaunchImage
 from runner.runs.job import Job, Resources
@@ -61,7 +61,9 @@ def test_the_record_of_a_run_has_how_each_attempt_was_followed(run: Path) -> Non
         (run / f"attempts/{number}").mkdir(parents=True)
         sentence = f'task {number}: "a\\b" \t\xff'.encode("latin-1")
         (run / f"attempts/{number}/next").write_bytes(b"requeue\n" + sentence + b"\n")
+    (run / "run.json").chmod(0o640)
     on_host(run, 'RUNNER_ATTEMPT=attempts/12; mkdir $RUNNER_ATTEMPT; announce in_place "rank lost" a,b', {})
+    assert (run / "run.json").stat().st_mode & 0o777 == 0o640
     assert (run / "attempts/12/next").read_text() == "in_place\nrank lost\na,b\n" and load(run) == record
     rungs = [[number, "requeue", f'task {number}: "a\\b" ??'] for number in range(1, 12)] + [
         [12, "in_place", "rank lost"]

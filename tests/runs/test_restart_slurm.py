@@ -182,9 +182,15 @@ def test_an_unfit_node_is_left_out(lab: SlurmLab, tmp_path: Path) -> None:
         assert exclude_flags(tmp_path / "runs", {}, Quiet()) == ("--exclude=nid001",)
 
 
-def test_a_node_that_slurm_has_not_missed_yet_is_found_by_its_missing_sign(lab: SlurmLab, tmp_path: Path) -> None:
-    """Its slurmd, its tasks and their parents are gone; Slurm would wait for minutes. The next attempt avoids it."""
-    text = 'echo "from step 0"; : >"$RUNNER_ATTEMPT/began-$SLURM_PROCID"; until [ -e ../go ]; do sleep 0.2; done'
+@pytest.mark.parametrize("notices", [False, True])
+def test_a_node_that_slurm_has_not_missed_yet_is_found_by_its_missing_sign(
+    lab: SlurmLab, tmp_path: Path, notices: bool
+) -> None:
+    """Its slurmd, its tasks and their parents are gone; Slurm would wait for minutes. The next attempt avoids it.
+
+    If the task of the other node notices, it fails because its connection is lost, and shows no more signs of life.
+    """
+    text = 'echo "from step 0"; : >"$RUNNER_ATTEMPT/began-$SLURM_PROCID"; until [ -e ../go ]; do sleep .2; done; exit 1'
     run = written(tmp_path, text, nodes=2, script_failure=1)
     environ = {"RUNNER_NODE_SECONDS": "6", "RUNNER_WATCH_SECONDS": "1"}
     job_id = scheduler.parse_submit(lab.run(scheduler.submit(run, ()), cwd=run, extra_environ=environ).stdout)
@@ -193,15 +199,16 @@ def test_a_node_that_slurm_has_not_missed_yet_is_found_by_its_missing_sign(lab: 
     lab.stop_node("nid002")
     try:
         end_processes_of("nid002", job_id)
+        if notices:
+            (run / "go").touch()
         until((attempt / "cause").exists)
         assert (attempt / "cause").read_text() == "node_failure\n"
         assert (attempt / "silent").read_text() == "nid002\n"
-        log = (run / "job.log").read_text()
-        assert "no sign of life from nid002 for 6 s: ending the step" in log
+        log, seconds = (run / "job.log").read_text(), 2 if notices else 6
+        assert f"no sign of life from nid002 for {seconds} s: ending the step" in log
         assert "Killed" not in log, "`runner why` would take it for the cause"
-        assert (
-            (attempt / "busy-node-1").read_text() == (attempt / "fit/nid002").read_text() == "no sign of life for 6 s\n"
-        )
+        for name in ("busy-node-1", "fit/nid002"):
+            assert (attempt / name).read_text() == f"no sign of life for {seconds} s\n"
         events = [line.split()[1] for line in (attempt / "times").read_text().splitlines()]
         assert events[3:7] == ["step", "stalled", "detected", "step_end"]
     finally:

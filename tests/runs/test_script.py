@@ -12,9 +12,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from runner.environments.attachment import Attachment
 from runner.environments.engines import attach
-from runner.environments.environment import Environment, load_environment
+from runner.environments.environment import Attachment, Environment, load_environment
 from runner.errors import RunnerError
 from runner.project import find_project
 from runner.runs import payload

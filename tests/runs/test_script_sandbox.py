@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.environments.edf import Mount
 from runner.environments.engines import attach
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.site_files import load_site
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import LOCAL, SLURM, command_job, write_run

@@ -186,8 +186,8 @@ def test_without_spare_nodes_all_nodes_of_the_attempt_are_needed(run: Path) -> N
 
 
 SHOWN = (
-    'echo "$RUNNER_NODELIST $RUNNER_NODES $RUNNER_TASKS $RUNNER_WORLD_SIZE $SLURM_JOB_NODELIST $SLURM_NNODES '
-    '$SLURM_TASKS_PER_NODE ${SLURM_JOB_CPUS_PER_NODE-} $held_nodes"; cat "$RUNNER_ATTEMPT/started"'
+    'echo "$RUNNER_NODELIST $RUNNER_NODES/$RUNNER_REQUESTED_NODES $RUNNER_TASKS $RUNNER_WORLD_SIZE $SLURM_JOB_NODELIST '
+    '$SLURM_NNODES $SLURM_TASKS_PER_NODE ${SLURM_JOB_CPUS_PER_NODE-} $held_nodes"; cat "$RUNNER_ATTEMPT/started"'
 )
 
 
@@ -195,7 +195,7 @@ def test_an_attempt_sees_only_its_own_nodes(run: Path) -> None:
     """Programs find each other by Slurm's variables, which describe the whole job."""
     text = f"limit[tasks_per_node]=2; limit[processes_per_node]=4; place_ranks 2>/dev/null; {SHOWN}"
     assert asked(run, text, SLURM_JOB_CPUS_PER_NODE="8(x3)").splitlines() == [
-        "a,b 2 4 8 a,b 2 2(x2) 8(x2) a,b,c",
+        "a,b 2/2 4 8 a,b 2 2(x2) 8(x2) a,b,c",
         *("job 7", "nodes a,b", "held a,b,c", "gpus 0"),
     ]
 
@@ -214,6 +214,13 @@ def test_a_restart_in_place_uses_the_nodes_that_were_chosen(run: Path, rung: str
     (run / "attempts/2/started").write_text("job 7\nnodes a,b,c\ngpus 12\n")
     text = f'RUNNER_ATTEMPT=$PWD/attempts/2; place_ranks 2>/dev/null; {{ {SHOWN}; }} | grep -E "^(nodes|held|gpus)"'
     assert asked(run, text).splitlines() == [f"nodes {nodes}", "held a,b,c", "gpus 12"]
+
+
+def test_the_first_line_of_an_attempt_names_its_own_nodes(run: Path) -> None:
+    """Slurm's variable still names a node that the job has lost."""
+    (run / "attempts/1/next").write_text("in_place\nb is lost\na,c\n")
+    (run / "attempts/1/exit_code").write_text("137\n")
+    assert "job.sbatch: attempt 2 on a,c\n" in asked(run, "next_attempt 0 2>&1")
 
 
 def test_the_gpus_of_nodes_that_have_left_no_longer_count(run: Path) -> None:
@@ -259,6 +266,8 @@ def test_a_node_whose_gpus_do_not_answer_is_unfit(tmp_path: Path, smi: str, answ
         (BUS, 1, "Xid (PCI:0000:44:00): 79"),
         (BUS, 600, "fit"),  # before this attempt
         (BUS.replace("79,", "31,"), 1, "fit"),  # an error of the program
+        (BUS.replace("79,", "45,") + " previous Xid 31", 1, "fit"),
+        (BUS.replace("79,", "45,") + " previous Xid 79", 1, "Xid (PCI:0000:44:00): 45"),
     ],
 )
 def test_a_driver_error_since_the_attempt_began_makes_a_node_unfit(
@@ -318,6 +327,48 @@ def test_a_line_in_a_log_counts_for_the_next_attempt_and_a_failed_check_for_all_
     text = """end_ranks() { :; }; RUNNER_NODELIST=a,b; cause_in_logs; note_bad_nodes node_failure
         find_nodes node_failure; echo "$next_nodes"; cat attempts/1/fit/b; cat "$bad_nodes" | cut -d ' ' -f 1,3-"""
     assert asked(run, f"{{ {text}; }} 2>/dev/null") == f"node_failure\na,c\n{reason}\n{bad}"
+
+
+def test_a_node_that_a_log_names_is_checked_before_a_job_gives_its_nodes_back(run: Path) -> None:
+    """Once, and not if the job is about to end."""
+    programs(run / "bin", {"srun": f"#!/bin/sh\necho x >>asked\necho 'b {UNFIT}'\n"})
+    (run / "attempts/1/busy-node-1").write_text(f"{ECC}\n")
+    text = """RUNNER_NODELIST=a,b; limit[in_place]=false; RUNNER_SAVE_AND_EXIT=attempts/1/save-and-exit
+        for ending in yes ''; do stay node_failure 1; done; stay node_failure 1
+        echo "$obstacle"; cat "$bad_nodes" | cut -d ' ' -f 1,3-; cat asked"""
+    assert asked(run, f"{{ {text}; }} 2>/dev/null") == f"in_place = false\nb {UNFIT}\nx\n"
+
+
+def test_a_job_that_slurm_ends_does_not_wait_for_a_signal_that_came_earlier(run: Path) -> None:
+    """The log tells it, too."""
+    (run / "job.log").write_text("slurmstepd: error: *** JOB 7 ON a CANCELLED AT 2026-11-23T20:00:00 ***\n")
+    assert asked(run, 'await_term; echo "$ending $SECONDS"').split()[0] == "yes"
+
+
+def test_lines_that_a_site_prints_before_each_task_are_no_answers(run: Path) -> None:
+    """A TaskProlog may print; no node is unfit for it, and none is cut off before it has answered."""
+    programs(
+        run / "bin", {"srun": "#!/bin/sh\nprintf 'Welcome to nid\\n\\nTo a\\n'; sleep 1; echo a fit; echo b fit\n"}
+    )
+    text = "{ check_nodes 'a b'; } 2>&1; cd attempts/1/fit; tail -n 1 *"
+    assert asked(run, text) == "==> a <==\nfit\n\n==> b <==\nfit\n"
+
+
+def test_an_srun_that_does_not_end_when_asked_to_is_killed() -> None:
+    """It handles TERM: where a node does not answer, that may take for ever."""
+    for path in CHECK.parent.glob("*.sh"):
+        assert not re.search(r"timeout [0-9]+ srun", path.read_text()), path
+
+
+def test_the_guard_avoids_nodes_that_later_attempts_have_found_unfit(run: Path) -> None:
+    """The process that starts it is as old as the first attempt of the allocation."""
+    (run / "attempts/1/fit").mkdir()
+    (run / "attempts/1/fit/b").write_text("no sign of life\n")
+    (run / "attempts/1/next").write_text("in_place\nx\na,c\n")
+    (run / "attempts/2").mkdir()
+    text = """is_child() { ((n++ < 1)); }; run_guard() { echo "on $1"; }; n=0; keep_guard
+        until [ -s .guard-ready ]; do sleep 0.05; done; cat .guard-ready"""
+    assert asked(run, text, SLURMD_NODENAME="a", RUNNER_GUARD_SECONDS="0") == "on c\n"
 
 
 def test_where_slurm_refuses_the_step_each_node_is_asked_alone(run: Path) -> None:

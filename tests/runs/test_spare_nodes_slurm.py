@@ -42,7 +42,9 @@ def lab() -> Iterator[SlurmLab]:
 
 def written(folder: Path, text: str, launcher: str = "srun", least: int | None = None, **policy: Any) -> Path:
     """A run on two nodes with a spare one, which are tested before the first step."""
-    job = command_job("sh", "-c", text, launcher=launcher, nodes=2, restart=Restart(**{"node_failure": 1, **policy}))
+    policy = {"node_failure": 1, **policy}
+    tasks = 1 if launcher == "srun" else 2
+    job = command_job("sh", "-c", text, launcher=launcher, nodes=2, tasks=tasks, restart=Restart(**policy))
     resources = replace(job.resources, spare_nodes=1, min_nodes=least, gpus_per_node=4)
     run = write_run(folder, replace(job, resources=resources), site=SLURM)
     script = run / "job.sbatch"
@@ -101,20 +103,46 @@ def test_a_job_without_enough_healthy_nodes_avoids_the_others(
     assert (run / "stopped").read_text() == "second node_failure; [restart] allows 1\n"
 
 
+# the program `python`: prints its words; in the first attempt, its node's GPUs break where the test wants that
+LAUNCHED = """#!/bin/sh
+[ "$2" = torch.distributed.run ] || [ "$2" = accelerate.commands.launch ] || exec /usr/bin/python3 "$@"
+echo "$SLURMD_NODENAME, attempt ${RUNNER_ATTEMPT##*/}: $*"
+[ "${RUNNER_ATTEMPT##*/}" = 1 ] || exit 0
+case " $BREAKS " in
+*" $SLURMD_NODENAME "*) echo "CUDA error: uncorrectable ECC error encountered"; exit 1 ;;
+*) exec sleep 100 ;;
+esac
+"""
+WORDS = {
+    "torchrun": "--nnodes={} --nproc-per-node=2 --node-rank={} --master-addr={} --master-port=",
+    "accelerate": "--num_machines={} --num_processes={processes} --machine_rank={} --main_process_ip={} ",
+}
+
+
+@pytest.mark.parametrize(
+    ("breaks", "unfit", "ranks"),
+    [("nid001", "", ["nid002", "nid003"]), ("nid002", "nid003", ["nid001"])],  # a spare node comes first; fewer nodes
+)
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
 def test_launchers_get_the_numbers_of_the_attempt(
-    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str
-) -> None:
-    """The program `python` is a stand-in that prints its words."""
-    run = written(tmp_path / "run", "true", launcher)
-    programs(run / "bin", {"python": '#!/bin/sh\necho "$SLURMD_NODENAME: $*"\n'})
-    programs(run / "bin", {"python3": '#!/bin/sh\necho "$SLURMD_NODENAME: $*"\n'})
-    lab.wait_for(submitted(lab, run, monkeypatch, "nid001"), ENDED)
-    logs = "\n".join(
-        path.read_text() for path in (run / "job.log", *run.glob("attempts/1/rank-*.log")) if path.is_file()
-    )
-    words = "--nnodes=2 --nproc" if launcher == "torchrun" else "--num_machines=2"
-    assert words in logs and "nid002: " in logs, logs
+    lab: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, breaks: str, unfit: str,
+    ranks: list[str],
+) -> None:  # fmt: skip
+    """Of the first one, and of the next one in the same allocation, with other nodes or fewer."""
+    run = written(tmp_path / "run", "true", launcher, least=1)
+    address = '#!/bin/sh\ncase $2 in nid*) echo "10.0.0.${2#nid00} STREAM $2" ;; esac\n'
+    programs(run / "bin", {"python": LAUNCHED, "python3": LAUNCHED, "getent": address})
+    lab.wait_for(submitted(lab, run, monkeypatch, unfit, BREAKS=breaks), ENDED)
+    paths = (run / "job.log", *run.glob("attempts/*/*.log"))
+    logs = "\n".join(path.read_text() for path in paths if path.is_file())
+    assert causes(run) == ["node_failure", "done"], logs
+    for attempt, nodes in enumerate((["nid001", "nid002"], ranks), 1):
+        first = f"10.0.0.{nodes[0][-1]}"
+        for rank, node in enumerate(nodes):
+            words = WORDS[launcher].format(len(nodes), rank, first, processes=2 * len(nodes))
+            found = [line for line in logs.splitlines() if line.startswith(f"{node}, attempt {attempt}: ")]
+            assert len(found) == 1 and words in found[0], (words, logs)
+            assert ("--multi_gpu" in found[0]) == (launcher == "accelerate")
 
 
 def batch_script(run: Path) -> int:

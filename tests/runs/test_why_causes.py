@@ -102,6 +102,14 @@ def test_why_knows_each_pattern_of_the_batch_script() -> None:
     assert len({number for text in texts for number in re.findall(r"\([0-9]+(?:\|[0-9]+)+\)", text)}) == 1
 
 
+@pytest.mark.parametrize(("before", "expected"), [("", ""), (" 31", ""), (" 79", "gpu"), (" 139", "gpu")])
+def test_an_error_that_follows_another_one_counts_as_that_one(before: str, expected: str) -> None:
+    """The driver ends the program of a broken GPU with an Xid that programs themselves cause, too."""
+    line = f"NVRM: Xid (PCI:0000:dc:00): 45, pid=9, name=python3, Ch 00000001 caused by previous Xid{before}"
+    cause = cause_of(line)
+    assert (fault(line), cause.code if cause else "") == (expected, "gpu-xid" if expected else "")
+
+
 def _cpu_seconds(cause: Cause, line: str) -> float:
     """What one look costs; a busy machine now and then doubles it."""
     start = time.process_time()

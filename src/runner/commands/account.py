@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from runner.commands.options import add_wide, runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide, runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.account import Account, Classes
 
 _BAR = 30  # characters
@@ -54,7 +54,8 @@ def show_account(args: argparse.Namespace, console: Console) -> int:
         console.answer(_draw(groups, totals, args.png))
     else:
         for unit, classes in totals.items():
-            _show(unit, classes, console)
+            rungs = {each.rung for account in accounts if account.unit == unit for each in account.attempts}
+            _show(unit, classes, console, in_place=rungs - {""} == {"in_place"})
             if args.by or len(groups[unit]) > 1:
                 _show_groups(args.by or "run", groups[unit], console)
     return 0
@@ -64,7 +65,6 @@ def _accounts(args: argparse.Namespace) -> list[Account]:
     import time
     from datetime import datetime
 
-    from runner.errors import RunnerError
     from runner.runs.account import account
     from runner.runs.history import Filters, parse_since
     from runner.runs.run import find_runs, list_runs
@@ -109,7 +109,7 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole > 0 else ""
 
 
-def _show(unit: str, classes: Classes, console: Console) -> None:
+def _show(unit: str, classes: Classes, console: Console, *, in_place: bool) -> None:
     from runner.runs.account import CLASSES
 
     held, hours = classes.held, f"{unit.upper()} hours"
@@ -117,7 +117,8 @@ def _show(unit: str, classes: Classes, console: Console) -> None:
         f"{_hours(held)} {hours} held; effective training time ratio {_share(classes.get('useful', 0.0), held)}"
     )
     for number, (name, seconds) in enumerate(classes.losses[:3], 1):
-        console.line(f"loss {number}: {CLASSES[name][0]}, {_hours(seconds)} {hours}: {CLASSES[name][1]}")
+        kept = "see why the attempts failed: runner why" if in_place and name == "restart_gap" else ""
+        console.line(f"loss {number}: {CLASSES[name][0]}, {_hours(seconds)} {hours}: {kept or CLASSES[name][1]}")
     console.answer("\n")
     rows = [
         (CLASSES[name][0], _hours(seconds), "not charged", "") if name == "queue"

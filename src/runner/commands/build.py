@@ -6,15 +6,14 @@ import argparse
 import os
 import sys
 
-from runner.commands.options import DEFAULT_RECIPE, chosen_site
+from runner.commands.console import Console
+from runner.commands.options import DEFAULT_RECIPE, Verbs, chosen_site
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.environments.environment import Environment
     from runner.images.build.base import BuildOptions
     from runner.machine.report import Report

@@ -1,16 +1,10 @@
 """cancel: end runs."""
 
-from __future__ import annotations
-
 import argparse
 
-from runner.commands.options import runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, runs_folder
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

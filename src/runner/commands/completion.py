@@ -5,65 +5,34 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.console import Console
+from runner.commands.options import Verbs
+from runner.errors import RunnerError
+
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
-
-# Each script asks `runner completion words -- WORDS…` for the possible words. If there are none, it offers files.
-SCRIPTS = {
-    "bash": """\
-_runner() {
-  local line=${COMP_LINE:0:COMP_POINT} words found
-  read -ra words <<< "$line"
-  [[ $line == *[[:space:]] ]] && words+=("")
-  mapfile -t found < <("$1" completion words -- "${words[@]:1}" 2> /dev/null)
-  # bash replaces only what follows the `=`
-  [[ ${words[-1]} == --*=* && $COMP_WORDBREAKS == *=* ]] && found=("${found[@]#*=}")
-  COMPREPLY=("${found[@]}")
-}
-complete -o default -F _runner runner
-""",
-    "zsh": """\
-#compdef runner
-_runner() {
-  local -a found
-  found=("${(@f)$(command runner completion words -- "${(@)words[2,CURRENT]}" 2> /dev/null)}")
-  if [[ -n $found ]]; then compadd -a found; else _files; fi
-}
-# the first call of an autoloaded file completes too
-if [[ $funcstack[1] == _runner ]]; then _runner "$@"; else compdef _runner runner; fi
-""",
-    "fish": """\
-function __runner_words
-    set -l words (commandline -opc) (commandline -ct)
-    set -l found (command runner completion words -- $words[2..-1] 2>/dev/null)
-    if test (count $found) -gt 0
-        printf '%s\\n' $found
-    else
-        __fish_complete_path (commandline -ct)
-    end
-end
-complete -c runner -f -a '(__runner_words)'
-""",
-}
+# their scripts completion.SHELL ask `runner completion words -- WORDS…` for the possible words; without any, they offer
+# files
+_SHELLS = ("bash", "zsh", "fish")
 _ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     completion = subparsers.add_parser("completion", parents=[common])
-    shells = tuple(SCRIPTS)
-    completion.add_argument("shell", choices=(*shells, "words"), metavar="SHELL", help=f"one of: {', '.join(shells)}")
+    shells = f"one of: {', '.join(_SHELLS)}"
+    completion.add_argument("shell", choices=(*_SHELLS, "words"), metavar="SHELL", help=shells)
     completion.set_defaults(run=print_completion)
 
 
 def print_completion(args: argparse.Namespace, console: Console) -> int:
     """`runner completion SHELL`: print the script. `runner completion words -- WORDS…`: complete the last word."""
+    from pathlib import Path
+
     if args.shell != "words":
-        console.answer(SCRIPTS[args.shell])
+        console.answer(Path(__file__).with_name(f"completion.{args.shell}").read_text(encoding="utf-8"))
         return 0
     for word in complete(args.rest, args.verbs, lambda verb: args.make_parser((verb,))):
         console.answer(word)
@@ -174,7 +143,6 @@ def _lint_codes() -> list[str]:
 def _runs() -> list[str]:
     """The names of the runs, and `last`. The records are not read, because there may be thousands of runs."""
     from runner.commands.options import runs_folder
-    from runner.errors import RunnerError
     from runner.runs.run import RECORD
 
     try:

@@ -174,12 +174,12 @@ class Console:
             sys.stderr.write("\r\x1b[2K")
             self.has_passing = False
 
-    def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
+    def bar(self, what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
         """A live bar on a terminal, and a line every few seconds elsewhere."""
         from runner.commands.bars import live_bar, plain_bar
 
         self._wipe()
-        return live_bar(visible(what), total, unit) if self.terminal else plain_bar(self, what, total, unit)
+        return live_bar(visible(what), total) if self.terminal else plain_bar(self, what, total)
 
 
 def say_end(status: RunStatus, console: Console) -> None:

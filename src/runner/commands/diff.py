@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 
-from runner.commands.options import add_wide, runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide, runs_folder
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.project import Project
     from runner.runs.diff import Side
     from runner.runs.run import Run

@@ -1,16 +1,10 @@
 """doctor: what this machine can do."""
 
-from __future__ import annotations
-
 import argparse
 import os
 
-from runner.commands.options import add_wide
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

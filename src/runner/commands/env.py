@@ -1,24 +1,27 @@
-"""env show, env emit; `check` is in env_check.py, `adopt` in env_adopt.py."""
+"""env show, env emit, env adopt; `check` is in env_check.py."""
 
 from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 
-from runner.commands.options import add_wide
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.environments.environment import Environment
+    from runner.runs.adopt.adopted import Adopted
+    from runner.runs.adopt.job import Draft, Program
     from runner.site import Site
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
-    from runner.commands import env_adopt, env_check
+    from runner.commands import env_check
 
     parser = subparsers.add_parser("env", parents=[common])
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, prog="runner env")
@@ -36,7 +39,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     add_wide(show)
     show.set_defaults(run=show_environment)
     emit.set_defaults(run=emit_environment)
-    env_adopt.add(actions, common)
+    _add_adopt(actions, common)
 
 
 def _load(args: argparse.Namespace, console: Console) -> tuple[Environment, Site, str]:
@@ -136,3 +139,138 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     else:
         console.answer(text)
     return 0
+
+
+def _add_adopt(actions: Verbs, common: argparse.ArgumentParser) -> None:
+    adopt = actions.add_parser(
+        "adopt",
+        parents=[common],
+        help="make an EDF from a batch script, or from a command line after --: srun …, docker run …, podman run …",
+    )
+    adopt.add_argument(
+        "script", nargs="?", metavar="SCRIPT", help="a batch script (default: the command line after --)"
+    )
+    output = adopt.add_mutually_exclusive_group()
+    output.add_argument("-o", "--output", metavar="FILE", help="write the EDF to FILE, and print its path")
+    output.add_argument("--into", metavar="FILE", help="change this EDF, and keep its comments and order")
+    adopt.add_argument("--job", metavar="FILE", help="also write a job file, and print its path")
+    adopt.add_argument("--dry-run", action="store_true", help="print what would be written; write nothing")
+    adopt.set_defaults(run=adopt_environment)
+
+
+def adopt_environment(args: argparse.Namespace, console: Console) -> int:
+    """`runner env adopt`: print the EDF, or the paths of the files written; notes go to stderr."""
+    from runner.runs.adopt.adopted import Adopted
+    from runner.runs.adopt.job import Draft
+    from runner.runs.adopt.script import read_command_line
+
+    _check_words(args)
+    adopted, draft = Adopted(), Draft()
+    name = Path(args.script).name if args.script else "a command line"
+    program = read_command_line(args.rest or ("sbatch", args.script), adopted, draft, Path.cwd())
+    if not args.into:
+        adopted.set_defaults()
+    for note in adopted.notes:
+        console.say(note)
+    if refused := (adopted.no_edf or (adopted.no_job if args.job else [])):
+        raise RunnerError(
+            f"no {'EDF' if adopted.no_edf else 'job file'} can do the same as {name}",
+            "\n".join(refused),
+            "to run a batch script unchanged: runner launch PATH",
+        )
+    for note in adopted.no_job:
+        console.say(f"no job file can do the same as {name}: {note}")
+    written: list[tuple[Path, str]] = []
+    edf = Path(args.into or args.output) if args.into or args.output else None
+    text = _edf_text(args.into, adopted, name, console)
+    if edf is not None:
+        written.append((edf, text))
+    if args.job:
+        job = Path(args.job)
+        written.append((job, _job_text(draft, program, edf, name, job)))
+    elif program.command and not adopted.no_job:
+        console.say("to also write a job file: -o edf/NAME.toml --job jobs/NAME.toml")
+    _answer(args, console, written, text)
+    return 0
+
+
+def _check_words(args: argparse.Namespace) -> None:
+    if bool(args.script) == bool(args.rest):
+        raise RunnerError(
+            "no script or command line is given" if not args.script else "both a script and a command line are given",
+            "runner converts one script or one command line at a time",
+            "runner env adopt job.sbatch\nor, for a command line: runner env adopt -- docker run …",
+            exit_code=2,
+        )
+    if args.job and not (args.output or args.into):
+        raise RunnerError(
+            "--job is given without -o or --into",
+            "the job file names the EDF, so the EDF must be in a file too",
+            "add -o edf/NAME.toml, or --into FILE",
+            exit_code=2,
+        )
+    for path in (args.output, args.job):
+        if path and Path(path).exists() and not args.dry_run:
+            raise RunnerError(
+                f"{path} already exists",
+                "runner does not overwrite existing files",
+                f"choose another name{f', or change the existing EDF: --into {path}' if path == args.output else ''}",
+            )
+
+
+def _edf_text(into: str | None, adopted: Adopted, name: str, console: Console) -> str:
+    """The text of the EDF. Raises RunnerError if the input has no container, or if the EDF would be invalid."""
+    from runner.environments.edf import layer_of
+    from runner.environments.rewriting import APPEND, Set, rewrite
+    from runner.located_toml import Document, parse_toml, read_toml
+
+    path = Path(into) if into else Path("the EDF")
+    document = read_toml(path) if into else Document(path, {})
+    changes = adopted.changes(document.data)
+    if not (adopted.image or adopted.base or into):
+        raise RunnerError(
+            f"{name} does not use a container",
+            "\n".join(adopted.no_job)
+            or "it has no --container-… options, no --environment, no docker run or podman run",
+            "to run it in an existing environment: runner launch --env NAME -- COMMAND",
+        )
+    for change in changes:
+        if isinstance(change, Set) and change.keys[-1] != APPEND:
+            before = document.get(*change.keys)
+            if before not in (None, change.value):
+                console.say(f"{'.'.join(change.keys)}: {before!r} becomes {change.value!r}")
+    start = path.read_bytes().decode("utf-8-sig") if into else f"# Made from {name} by `runner env adopt`.\n"
+    text = rewrite(start, changes, path)
+    layer_of(parse_toml(text, path))
+    return text
+
+
+def _job_text(draft: Draft, program: Program, edf: Path | None, name: str, job: Path) -> str:
+    from runner.environments.rewriting import rewrite
+    from runner.located_toml import parse_toml
+    from runner.project import find_project
+    from runner.runs.job import layer_of
+
+    if not program.command:
+        raise RunnerError(f"{name} does not start a program", "a job file needs a program", "leave out --job")
+    assert edf is not None  # checked by _check_words
+    named = edf.parent.resolve() == (find_project().root or Path.cwd()).resolve() / "edf"
+    environment = edf.stem if named else str(edf.absolute())
+    changes = draft.changes(program, environment, f"made from {name} by `runner env adopt`")
+    text = rewrite("", changes, job)
+    layer_of(parse_toml(text, job))
+    return text
+
+
+def _answer(args: argparse.Namespace, console: Console, written: list[tuple[Path, str]], text: str) -> None:
+    from runner.runs.secrets import write_record
+
+    if args.dry_run and len(written) > 1:
+        for path, content in written:
+            console.answer(f"# ---- {path}\n{content}")
+    elif args.dry_run or not written:
+        console.answer(text)
+    else:
+        for path, content in written:
+            write_record(path, content)
+            console.answer(str(path))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 
+from runner.commands.console import Console
+from runner.commands.options import Verbs
 from runner.errors import RunnerError, unknown
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.environments.lint.check import Checked, Linter
-    from runner.environments.lint.finding import Finding
-    from runner.environments.lint.subject import Setting
+    from runner.environments.lint.finding import Finding, Setting
     from runner.site import Site
 
 _ROUNDS = 8  # of --fix: several findings for the same key are fixed one per round
@@ -104,8 +103,9 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
     """The site, the engine, the version of enroot, and whether this machine belongs to the site."""
     import re
 
+    from runner.cluster_facts import output
     from runner.environments.engines import ENGINES, choose
-    from runner.environments.lint.subject import Setting
+    from runner.environments.lint.finding import Setting
 
     if args.engine and args.engine not in ENGINES:
         raise unknown("engine", args.engine, ENGINES)
@@ -116,7 +116,7 @@ def _setting(args: argparse.Namespace, site: Site, environ: Mapping[str, str], c
         console.say(f"this machine is not part of site {site.name}, so files, variables and logins are not checked")
     text = args.enroot or site.versions.get("enroot", "")
     if not text and here and engine in {"ce", "pyxis", "enroot"}:
-        text = _enroot_version()
+        text = output(("enroot", "version"))
     match = re.search(r"\d+(?:\.\d+)*", text)
     if args.enroot and not match:
         raise RunnerError(
@@ -137,14 +137,6 @@ def _is_here(site: Site, environ: Mapping[str, str]) -> bool:
     if clusters and not site.is_local and detected.name != site.name:
         return cluster_name(environ) in clusters
     return detected.name == site.name or detected.name.startswith("generic") or site.is_local
-
-
-def _enroot_version() -> str:
-    from runner.machine import process
-
-    if process.which("enroot") is None:
-        return ""
-    return process.run(("enroot", "version"), check=False, timeout_seconds=5).stdout.strip()
 
 
 def _print(

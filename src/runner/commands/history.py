@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from runner.commands.options import add_wide, runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide, runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.history import Launch
     from runner.runs.run import Run
 

@@ -1,18 +1,18 @@
-"""images: the squashfs files of the image folder, and the runs that use them."""
+"""images: the squashfs files of the image folder, and the runs that use them. gc: remove unused files, and old runs."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from runner.commands.options import add_wide, chosen_site
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide, chosen_site, runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.gc import ImageUse
 
 
@@ -21,6 +21,24 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     images.add_argument("--json", action="store_true", help="print JSON")
     add_wide(images)
     images.set_defaults(run=list_images)
+    gc = subparsers.add_parser("gc", parents=[common])
+    gc.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="remove these squashfs files and the symlinks to them (default: all unused files)",
+    )
+    gc.add_argument("--ended", action="store_true", help="also remove files used only by runs that have ended")
+    what = gc.add_mutually_exclusive_group()
+    what.add_argument(
+        "--runs", action="store_true", help="remove runs that have ended, with their checkpoints, and no squashfs files"
+    )
+    what.add_argument("--code", action="store_true", help="remove only the code snapshots of runs that have ended")
+    gc.add_argument("--older", metavar="AGE", help="with --runs or --code: only runs older than an age (30d) or a date")
+    gc.add_argument("--tagged", action="store_true", help="with --runs or --code: also remove runs that have a tag")
+    gc.add_argument("--dry-run", action="store_true", help="print what would be removed; remove nothing")
+    gc.add_argument("--json", action="store_true", help="print JSON")
+    gc.set_defaults(run=collect_garbage)
 
 
 def list_images(args: argparse.Namespace, console: Console) -> int:
@@ -64,3 +82,73 @@ def image_uses(args: argparse.Namespace, console: Console) -> tuple[Path, tuple[
     runs_folder = site.runs(os.environ, find_project())
     console.detail(f"runs: {runs_folder}")
     return folder, uses_of(list_squashfs(folder), list_runs(runs_folder))
+
+
+def collect_garbage(args: argparse.Namespace, console: Console) -> int:
+    """`runner gc`: prints the paths that were removed."""
+    if args.runs or args.code:
+        return collect_runs(args, console)
+    from runner.images.importer.leftovers import clear_leftovers
+    from runner.runs.gc import chosen_images, remove_image, unused_images
+
+    folder, uses = image_uses(args, console)
+    console.say(f"folder: {folder}")
+    going = chosen_images(args.files, uses, folder) if args.files else unused_images(uses, ended=args.ended)
+    if not args.dry_run:
+        clear_leftovers(folder, console)
+        for use in going:
+            remove_image(use)
+    freed = sum(use.squashfs.size_bytes for use in going)
+    if args.json:
+        console.answer_json(
+            {"removed": [str(use.squashfs.path) for use in going], "bytes": freed, "dry_run": args.dry_run}
+        )
+        return 0
+    for use in going:
+        console.answer(str(use.squashfs.path))
+    done = ", would be removed" if args.dry_run else " removed"
+    console.say(f"{len(going)} of {len(uses)} files, {freed / 1e6:,.0f} MB{done}")
+    return 0
+
+
+def collect_runs(args: argparse.Namespace, console: Console) -> int:
+    """`runner gc --runs`, `--code`: prints the folders that were removed."""
+    from datetime import datetime
+
+    from runner.machine import folders
+    from runner.runs import snapshot
+    from runner.runs.gc import empty_sweeps, remove, select, size_bytes
+    from runner.runs.history import parse_since
+    from runner.runs.run import list_runs
+
+    if not args.older or args.files or args.ended:
+        raise RunnerError(
+            "cannot tell which runs to remove",
+            "--runs and --code require --older, and cannot be combined with FILE or --ended",
+            "runner gc --runs --older 30d --dry-run", exit_code=2,
+        )  # fmt: skip
+    folder = runs_folder(args.site)
+    console.say(f"folder: {folder}")
+    now = datetime.now().astimezone()
+    found = select(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
+    for each in found.kept:
+        console.say(f"kept: {each.run.name}: {each.why}")
+    paths = [run.code if args.code else run.folder for run in found.going]
+    paths = [path for path in paths if path.is_dir() and any(path.iterdir())]
+    freed = sum(size_bytes(path) for path in paths)
+    if not args.dry_run:
+        for path in paths:
+            remove(path)
+            if args.code:
+                folders.make(path)  # containers mount this folder, so it must exist
+        for path in (*empty_sweeps(folder), *snapshot.unused_stores(folder)):
+            remove(path)
+    if args.json:
+        console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,
+                             "kept": {each.run.name: each.why for each in found.kept}})  # fmt: skip
+        return 0
+    for path in paths:
+        console.answer(str(path))
+    done = ", would be removed" if args.dry_run else " removed"
+    console.say(f"{len(paths)} {'snapshots' if args.code else 'runs'}, {freed / 1e6:,.0f} MB{done}")
+    return 0

@@ -6,12 +6,11 @@ import argparse
 import os
 from pathlib import Path
 
-from runner.commands.options import DEFAULT_RECIPE, chosen_site
+from runner.commands.console import Console
+from runner.commands.options import DEFAULT_RECIPE, Verbs, chosen_site
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.images.importer.plan import ImportOptions
     from runner.site import Site
 
@@ -31,6 +30,7 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE, and create no symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
     _add_packing(parser)
+    parser.add_argument("--trace", metavar="FILE", help="store together what a start reads (runner shell --trace)")
     parser.add_argument("--force", action="store_true", help="the same as --no-cache; with -o, replace any file")
     parser.add_argument("--no-cache", action="store_true", help="import again, from all layers")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -87,7 +87,7 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
     """The options of `import`; `build --import` uses the defaults."""
     from runner.images.importer.plan import STRIPING, ImportOptions
 
-    output = getattr(args, "output", None)
+    output, trace = getattr(args, "output", None), getattr(args, "trace", None)
     names = ("compression", "owners", "xattrs", "threads", "verify", "connections", "allow_http")
     return ImportOptions(
         output=Path(output) if output else None,
@@ -96,5 +96,6 @@ def _import_options(args: argparse.Namespace, site: Site) -> ImportOptions:
         engine=args.engine,
         architecture=site.architecture,
         striping=site.image_striping or STRIPING,
+        trace=Path(trace) if trace else None,
         **{name: getattr(args, name) for name in names if hasattr(args, name)},
     )

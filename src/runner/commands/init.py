@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner import cluster_facts
+from runner.commands.console import Console
+from runner.commands.options import Verbs
 from runner.detection import cluster_name, find_site
 from runner.environments.environment import quoted
+from runner.errors import RunnerError
 from runner.machine import process
 from runner.site_files import load_site, signs, site_names
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.site import Site
 
 
@@ -79,7 +80,6 @@ def _editable(shipped: Path) -> list[Path]:
 
 def _init_site(args: argparse.Namespace, console: Console) -> int:
     """Write the user's site file: it overrides values of a known site, or defines a new one."""
-    from runner.errors import RunnerError
     from runner.machine import files
     from runner.site_files import user_folder
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from runner.commands.build import image_maker
-from runner.commands.console import say_end
-from runner.commands.options import add_job, add_settings, settings
+from runner.commands.console import Console, say_end
+from runner.commands.options import Verbs, add_job, add_settings, settings
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import KEYS, Job
@@ -22,8 +22,6 @@ TYPE_CHECKING = False  # not typing's: importing it costs a millisecond
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.launch import Request
     from runner.runs.run import Run
     from runner.runs.sweep import Sweep

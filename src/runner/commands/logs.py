@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from runner.commands.console import say_end
-from runner.commands.options import runs_folder
+from runner.commands.console import Console, say_end
+from runner.commands.options import Verbs, runs_folder
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.run import Run
 
 

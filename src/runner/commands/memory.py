@@ -1,7 +1,5 @@
 """memory: estimate what a training run needs on each GPU."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
@@ -9,7 +7,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from runner.commands.options import add_wide, runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide, runs_folder
 from runner.detection import find_site
 from runner.errors import RunnerError
 from runner.memory import megatron
@@ -26,11 +25,6 @@ from runner.memory.shape import (
     read_config,
 )
 from runner.project import find_project
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
 
 SHAPE_FLAGS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
                "intermediate_size", "vocab_size", "max_position_embeddings")  # fmt: skip

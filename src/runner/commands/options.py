@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from runner.commands.console import columns
+from runner.commands.console import Console, columns
 from runner.errors import RunnerError, nearest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runner.commands.console import Console
     from runner.runs.job import Layer
     from runner.site import Site
 
-    Verbs = argparse._SubParsersAction[argparse.ArgumentParser]
-
+Verbs: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 DEFAULT_RECIPE = "ngc-deepspeed"
 
 # argparse looks up translations of its messages. runner has none, and the lookup slows down short commands

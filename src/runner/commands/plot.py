@@ -7,14 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from runner.commands.console import columns
-from runner.commands.options import runs_folder
+from runner.commands.console import Console, columns
+from runner.commands.options import Verbs, runs_folder
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.metrics import Curve
     from runner.runs.plot import Style
 

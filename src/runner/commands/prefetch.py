@@ -1,17 +1,11 @@
 """prefetch."""
 
-from __future__ import annotations
-
 import argparse
 import os
 
-from runner.commands.options import add_job
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_job
 from runner.errors import RunnerError
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:

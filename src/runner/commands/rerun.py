@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 
-from runner.commands.options import runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.project import Project
     from runner.runs.rerun import Locked
     from runner.runs.run import Run
@@ -31,7 +31,6 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
 
 def run_again(args: argparse.Namespace, console: Console) -> int:
     """`runner rerun`: print the new run's name."""
-    from runner.errors import RunnerError
     from runner.project import find_project
     from runner.runs import rerun
 
@@ -71,7 +70,6 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
     from pathlib import Path
 
     from runner.commands.launch import launch_request
-    from runner.errors import RunnerError
     from runner.machine import folders
     from runner.runs import rerun
     from runner.runs.launch import prepare

@@ -1,18 +1,13 @@
 """shell: a prompt or a command in an environment or a run."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from runner.commands.build import image_maker
-from runner.commands.options import add_settings, settings
-
-TYPE_CHECKING = False  # `typing` costs start-up time
-if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_settings, settings
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
@@ -20,6 +15,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     shell.add_argument("where", nargs="?", metavar="ENV|RUN", help="what to open (default: the project's environment)")
     add_settings(shell, shell=True)
     shell.add_argument("--build", action="store_true", help="build and import the image first if it is missing")
+    shell.add_argument(
+        "--trace", metavar="FILE", help="write what COMMAND reads of the image, for runner import --trace"
+    )
     shell.add_argument("--dry-run", action="store_true", help="print the command; run nothing")
     shell.set_defaults(run=open_shell)
 
@@ -32,7 +30,8 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
 
     project = find_project()
     request = shell.ShellRequest(
-        where=args.where, command=args.rest, site=args.site, engine=args.engine, given=settings(args),
+        where=args.where, command=args.rest, site=args.site, given=settings(args),
+        engine=args.engine or ("sandbox" if args.trace else None),
         terminal=sys.stdin.isatty() and sys.stdout.isatty(),
     )  # fmt: skip
     make_image = image_maker(project, os.environ, console) if args.build else None
@@ -40,4 +39,12 @@ def open_shell(args: argparse.Namespace, console: Console) -> int:
         if args.dry_run:
             console.answer(call.text)
             return 0
-        return process.attached(call.argv, env=call.env, cwd=call.cwd)
+        log = call.cwd / ".trace"
+        env = {**call.env, "RUNNER_TRACE": str(log)} if args.trace else call.env
+        code = process.attached(call.argv, env=env, cwd=call.cwd)
+        if args.trace:
+            from runner.images.importer.hot import write_trace
+
+            count = write_trace(Path(args.trace), log)
+            console.say(f"{args.trace}: {count:,} files; to use it: runner import --trace {args.trace}")
+        return code

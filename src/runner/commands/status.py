@@ -1,38 +1,39 @@
-"""status: a table of runs."""
+"""status: a table of runs. watch: the same, shown again whenever it changes."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
-from runner.commands.options import add_wide, runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, add_wide, runs_folder
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.run import Run
     from runner.runs.status import RunStatus
 
 _NEWEST = 20
+_CLEAR = "\x1b[H\x1b[J"  # to the top left, and clear everything below
 
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     status = subparsers.add_parser("status", parents=[common])
     status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(run=show_status)
-    add_runs(status)
-
-
-def add_runs(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select runs."""
-    parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help=f"name, sweep, job id, `last` or path (default: the newest {_NEWEST})"
-    )
-    add_wide(parser)
-    parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {_NEWEST}")
+    watch = subparsers.add_parser("watch", parents=[common])
+    for parser, function in ((status, show_status), (watch, watch_status)):
+        parser.add_argument(
+            "runs",
+            nargs="*",
+            metavar="RUN",
+            help=f"name, sweep, job id, `last` or path (default: the newest {_NEWEST})",
+        )
+        add_wide(parser)
+        parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {_NEWEST}")
+        parser.set_defaults(run=function)
 
 
 def chosen_runs(args: argparse.Namespace, console: Console) -> list[Run]:
@@ -62,6 +63,29 @@ def show_status(args: argparse.Namespace, console: Console) -> int:
             console.say(f"to see the output: runner logs -f {newest}")
         elif found[-1].state not in ("COMPLETED", "CANCELLED", "PREPARING"):
             console.say(f"to find the cause: runner why {newest}")
+    return 0
+
+
+def watch_status(args: argparse.Namespace, console: Console) -> int:
+    """`runner watch`: update the table in place on a terminal; elsewhere, print a new table after each change."""
+    from runner.runs.status import watch
+
+    live = sys.stdout.isatty()
+    before: list[object] = []
+
+    def show(found: tuple[RunStatus, ...]) -> None:
+        header, rows = table(found)
+        moved: list[object] = [(each.run.name, each.state, each.reason, each.attempt, each.progress) for each in found]
+        if live:
+            sys.stdout.write(_CLEAR)
+        elif moved == before:
+            return
+        before[:] = moved
+        console.table(header, rows)
+        sys.stdout.flush()
+
+    if chosen_runs(args, console):
+        watch(lambda: chosen_runs(args, console), show)  # runs that are launched meanwhile appear too
     return 0
 
 

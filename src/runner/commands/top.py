@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from runner.commands.options import runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, runs_folder
+from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
-    from runner.errors import RunnerError
     from runner.runs.attempt import NodeUsage
     from runner.runs.status import RunStatus
 
@@ -76,7 +75,6 @@ def _memory(used: int | None, total: int | None) -> str:
 
 def _no_samples(status: RunStatus) -> RunnerError:
     """The error that says why there is nothing to show."""
-    from runner.errors import RunnerError
 
     run, attempt = status.run, status.run.newest
     what = f"{run.name} is not running"

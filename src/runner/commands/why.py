@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 
-from runner.commands.options import runs_folder
+from runner.commands.console import Console
+from runner.commands.options import Verbs, runs_folder
 from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
-    from runner.commands.console import Console
-    from runner.commands.options import Verbs
     from runner.runs.why.explain import Answer
 
 _LINE = 300  # longest part of an evidence line to show, in characters; --json prints it whole

@@ -1,7 +1,5 @@
 """Run all checks, and decide which ones this site and engine need, and what the machine is ready for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -57,6 +55,7 @@ def diagnose(site: Site, environ: Mapping[str, str]) -> tuple[Diagnosis, ...]:
         machine.fuse,
         machine.namespaces,
         machine.subordinate_ids,
+        machine.sandbox,
         partial(storage.image_folder, site, environ),
         partial(storage.quota, site, environ),
         partial(storage.striping, site, environ),
@@ -81,6 +80,8 @@ def _not_needed(found: Sequence[Diagnosis], site: Site, engine: str) -> set[str]
     names |= {"enroot", "apptainer"} - {engine}
     if engine != "sandbox":
         names.add("bwrap")
+    if engine not in {"sandbox", "host"}:
+        names.add("sandbox")
     if engine not in {"sandbox", "podman"}:  # the others read squashfs files themselves, or not at all
         names |= {"squashfuse", "unsquashfs", "/dev/fuse"}
     if {"squashfuse", "/dev/fuse"} <= ok:

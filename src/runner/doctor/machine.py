@@ -1,7 +1,5 @@
 """Checks of this machine: processors, clock, kernel permissions, programs, and Slurm."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import re
@@ -12,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.detection import cluster_name, slurm_plugins
-from runner.environments.engines import PLUGINS
+from runner.environments.engines import PLUGINS, why_no_sandbox
 from runner.errors import RunnerError
 from runner.machine import files, probe, process
 from runner.site import Site
@@ -109,6 +107,39 @@ def subordinate_ids() -> Diagnosis:
             fix = f"ask an admin to run: usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}"
             return Diagnosis("subuid", "missing", text, fix)
     return Diagnosis("subuid", "ok", f"{user} has subordinate ids")
+
+
+def sandbox() -> Diagnosis:
+    """Whether this user can run images without an admin's help, and with which GPU driver."""
+    reason = why_no_sandbox()
+    if reason is not None:
+        fix = (
+            "" if reason.startswith("this user") else "apt-get install bubblewrap squashfuse squashfs-tools util-linux"
+        )
+        return Diagnosis("sandbox", "missing", f"images cannot run without another engine: {reason}", fix)
+    text = "--engine sandbox runs images on this machine"
+    if not Path("/dev/nvidiactl").exists():
+        return Diagnosis("sandbox", "ok", f"{text}, which has no NVIDIA GPU")
+    source = _driver_source()
+    if source:
+        return Diagnosis("sandbox", "ok", f"{text}, with NVIDIA's driver from {source}")
+    text += ", but not with its GPUs: there is no CDI file, no nvidia-ctk, and ldconfig lists no libcuda.so.1"
+    fix = "ask an admin to run: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
+    return Diagnosis("sandbox", "missing", text, fix)
+
+
+def _driver_source() -> str:
+    """Where gpus.sh finds NVIDIA's driver; empty if nowhere."""
+    for folder in ("/var/run/cdi", "/etc/cdi"):
+        for path in sorted((*Path(folder).glob("*.json"), *Path(folder).glob("*.yaml"))):
+            if "nvidia.com/gpu" in files.text_of(path):
+                return str(path)
+    if process.which("nvidia-ctk"):
+        return "nvidia-ctk cdi generate"
+    if process.which("ldconfig") is None:
+        return ""
+    listed = process.run(("ldconfig", "-p"), check=False, timeout_seconds=_SECONDS).stdout
+    return "ldconfig -p" if "libcuda.so.1 " in listed else ""
 
 
 # program -> (arguments that print its version, purpose)

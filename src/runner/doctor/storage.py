@@ -1,7 +1,5 @@
 """Checks of this user's storage: folders of images and runs, quota, credentials, and Hugging Face's cache."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import os

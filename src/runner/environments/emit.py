@@ -1,7 +1,5 @@
 """The output of `runner env emit`: text for plain srun or a container engine, to use without runner."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.environments.edf import Layer, find_edf, layer_of
-from runner.environments.mount import Mount
+from runner.environments.edf import Layer, Mount, find_edf, layer_of
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.located_toml import read_toml, refuse_unknown_keys, typed
@@ -51,6 +51,28 @@ class Environment:
     def is_squashfs(self) -> bool:
         """Whether the image is a path. Otherwise, it is a name in a registry or in an engine's storage."""
         return self.image.startswith(("/", ".")) or re.match(r"\$\{[^{}]*\}/", self.image) is not None
+
+
+@dataclass(frozen=True)
+class Attachment:
+    """What an engine adds to a step so that its command runs inside an environment.
+
+    The step is `srun *flags *prefix COMMAND`, with `exports` exported before it and `files` in the run folder.
+
+    In flags, prefix and exports, the shell of the batch script expands `${NAME}` when it runs.
+    `$${NAME}` is the literal text `${NAME}`; every other character is literal. There are no defaults (`${NAME:-x}`).
+    """
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """path relative to the run folder -> text"""
+    flags: tuple[str, ...] = ()
+    """flags of srun"""
+    prefix: tuple[str, ...] = ()
+    """words in front of the command"""
+    exports: Mapping[str, str] = field(default_factory=dict)
+    """exported on the host, before the step"""
+    notes: tuple[str, ...] = ()
+    """warnings for stderr, one line each"""
 
 
 def load_environment(name: str, project: Project, environ: Mapping[str, str]) -> Environment:
@@ -190,16 +212,9 @@ def _key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else quoted(name)
 
 
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-
-
 def quoted(text: str) -> str:
-    """Text as a TOML basic string."""
-
-    def escape(match: re.Match[str]) -> str:
-        return _ESCAPES.get(match[0], f"\\u{ord(match[0]):04x}")
-
-    return '"' + re.sub(r'["\\\x00-\x1f\x7f]', escape, text) + '"'
+    """Text as a TOML basic string, which has the escapes of JSON."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def default_environment(project: Project, site: Site) -> tuple[str, str]:

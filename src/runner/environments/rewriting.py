@@ -5,8 +5,6 @@ merge a table from several places, and a new key is never put after the comment 
 parsed with tomllib and compared with the expected data before it is returned.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -16,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.located_toml import parse_toml
-from runner.toml_lines import Keys, Locator
+from runner.located_toml import Keys, Locator, parse_toml
 
 APPEND = "-"
 """as the last key: append an element to an array"""

@@ -1,24 +1,18 @@
 """Choose the engine that builds and stores images on this machine."""
 
-from __future__ import annotations
-
 import hashlib
-import json
 import os
 import resource
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.errors import RunnerError, unknown
+from runner.images.sources.engine_storage import PodmanStore, Store, connect_docker
 from runner.machine import files, folders, probe, process
 from runner.machine.folders import cache_folder, home
-
-if TYPE_CHECKING:
-    from runner.images.sources.engine_storage import Store
-
 
 ENGINES = ("podman", "docker")
 
@@ -43,12 +37,13 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
         raise unknown("engine", requested, ENGINES)
     reasons: dict[str, str] = {}
     for name in (requested,) if requested else ENGINES:
-        reason = "it is not on PATH" if name == "podman" else docker_refusal(environ)
         if name == "podman" and process.which("podman"):
-            reason = ""
-        if not reason:
-            return _podman(requested, environ) if name == "podman" else _docker(requested, environ, reasons)
-        reasons[name] = reason
+            why = "requested" if requested else "it is on PATH and needs no daemon"
+            return Engine("podman", why, *podman_environment(environ))
+        reasons[name] = "it is not on PATH" if name == "podman" else docker_refusal(environ)
+        if not reasons[name]:
+            why = "requested" if requested else f"podman: {reasons['podman']}; docker's daemon answers"
+            return Engine("docker", why)
     raise RunnerError(
         "no container engine can be used here" if requested is None else f"{requested} cannot be used here",
         "\n".join(f"{name}: {reason}" for name, reason in reasons.items()),
@@ -58,72 +53,26 @@ def choose_engine(requested: str | None, environ: Mapping[str, str]) -> Engine:
 
 def open_store(engine: Engine, environ: Mapping[str, str]) -> Store:
     """The storage of an engine."""
-    from runner.images.sources.engine_storage import PodmanStore, connect_docker
-
     env = {**environ, **engine.env}
     return PodmanStore(env) if engine.name == "podman" else connect_docker(env)
 
 
-def _podman(requested: str | None, environ: Mapping[str, str]) -> Engine:
-    env, notes = podman_environment(environ)
-    why = "requested" if requested else "it is on PATH and needs no daemon"
-    return Engine("podman", why, env, notes)
-
-
-def _docker(requested: str | None, environ: Mapping[str, str], reasons: Mapping[str, str]) -> Engine:
-    why = "requested" if requested else f"podman: {reasons.get('podman', '')}; docker's daemon answers"
-    return Engine("docker", why, docker_environment(environ))
-
-
-def docker_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables for the daemon of docker's current context, which Colima and rootless docker set.
-
-    Empty for the default context, and if DOCKER_HOST is set, which takes precedence. Source: docker/cli,
-    cli/command/cli.go.
-    """
-    if environ.get("DOCKER_HOST"):
-        return {}
-    folder = Path(environ.get("DOCKER_CONFIG") or Path(environ.get("HOME") or "~").expanduser() / ".docker")
-    name = environ.get("DOCKER_CONTEXT") or _json(folder / "config.json").get("currentContext")
-    if not name or name == "default":
-        return {}
-    key = hashlib.sha256(str(name).encode()).hexdigest()
-    endpoint = (_json(folder / "contexts/meta" / key / "meta.json").get("Endpoints") or {}).get("docker") or {}
-    if not endpoint.get("Host"):
-        return {}
-    certificates = folder / "contexts/tls" / key / "docker"
-    verify = {} if endpoint.get("SkipTLSVerify") else {"DOCKER_TLS_VERIFY": "1"}
-    tls = {"DOCKER_CERT_PATH": str(certificates), **verify} if certificates.is_dir() else {}
-    return {"DOCKER_HOST": str(endpoint["Host"]), **tls}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of docker; empty if the file is missing or damaged."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 def docker_refusal(environ: Mapping[str, str]) -> str:
-    """Why docker cannot be used on this machine; empty if its daemon answers."""
-    environ = {**environ, **docker_environment(environ)}
-    host = environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    socket = Path(host.removeprefix("unix://"))
-    if host.startswith("unix://"):
-        if not socket.exists():
-            return f"there is no socket {socket}: the daemon is not running (to use another socket, set DOCKER_HOST)"
-        if not os.access(socket, os.R_OK | os.W_OK):
-            return f"the socket {socket} refuses this user (an admin can add you to its group: usermod -aG docker USER)"
+    """Why docker cannot be used on this machine; empty if its daemon, that of docker's current context, answers."""
     import docker
-    import docker.errors
-    import requests
+    from docker.context import ContextAPI
 
+    host = environ.get("DOCKER_HOST") or ""
     try:
+        host = host or ContextAPI.kwargs_from_context(environment=environ).get("base_url", "")
+        socket = Path(host.removeprefix("unix://"))
+        if host.startswith("unix://") and not socket.exists():
+            return f"there is no socket {socket}: the daemon is not running (to use another socket, set DOCKER_HOST)"
+        if host.startswith("unix://") and not os.access(socket, os.R_OK | os.W_OK):
+            return f"the socket {socket} refuses this user (an admin can add you to its group: usermod -aG docker USER)"
         docker.from_env(environment=dict(environ), timeout=5).ping()
-    except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as error:
-        return f"{host} does not answer: {error}"
+    except Exception as error:  # docker's and those of requests; for a damaged context, Exception itself
+        return f"{host or 'docker'} does not answer: {error}"
     return ""
 
 

@@ -1,15 +1,17 @@
-"""Recipe: what an image is built from: `containers/NAME.toml` and its Containerfile."""
+"""Recipe: what an image is built from: `containers/NAME.toml`, its Containerfile, and the hash of all its files."""
 
-from __future__ import annotations
-
+import hashlib
+import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from runner.bash import here_documents
 from runner.errors import RunnerError, unknown
 from runner.located_toml import Document, read_toml, refuse_unknown_keys, string_table, strings, typed
-from runner.machine import probe
+from runner.machine import probe, process
 from runner.project import Project
 
 _KEYS = (
@@ -108,19 +110,19 @@ def _bare_containerfile(name: str, project: Project) -> Recipe | None:
         if not path.is_file():
             raise RunnerError(f"there is no recipe {name!r}", f"{path} does not exist", "check the path")
         short = path.name.partition(".")[2] or path.parent.name
-        return Recipe(_clean(short), path, path.parent, path, context=None)
+        return Recipe(image_name(short), path, path.parent, path, context=None)
     for root in project.roots:
         if (root / "containers" / f"{name.removesuffix('.toml')}.toml").is_file():
             return None
         if (root / f"Containerfile.{name}").is_file():
             path = root / f"Containerfile.{name}"
-            return Recipe(_clean(name), path, root, path, context=None)
+            return Recipe(image_name(name), path, root, path, context=None)
     if name.removesuffix(".toml") not in project.names("containers") and "/" not in name:
         raise unknown("recipe", name, recipe_names(project))
     return None
 
 
-def _clean(name: str) -> str:
+def image_name(name: str) -> str:
     """A name that an OCI repository may have. Source: distribution-spec, <name>: lower case, `a-z0-9._-`."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "image"
 
@@ -137,7 +139,7 @@ def _read(path: Path, base_tag: str | None) -> Recipe:
             f'containerfile = "Containerfile.{path.stem}"',
         )
     recipe = Recipe(
-        name=_clean(path.stem),
+        name=image_name(path.stem),
         path=path,
         root=root,
         containerfile=_existing(document, root, ("containerfile",), containerfile),
@@ -220,3 +222,128 @@ def _existing(document: Document, root: Path, keys: tuple[str, ...], name: str) 
             "correct the name in that line",
         )
     return path
+
+
+def instructions(text: str) -> Iterator[tuple[int, int, str]]:
+    """(first line, line after the last, text) of each instruction, without comments, blank lines and heredocs."""
+    lines = text.split("\n")
+    line = 0
+    while line < len(lines):
+        if not lines[line].strip() or lines[line].lstrip().startswith("#"):
+            line += 1
+            continue
+        start = line
+        while line < len(lines) - 1 and (lines[line].rstrip().endswith("\\") or _is_comment_inside(lines, start, line)):
+            line += 1
+        line += 1
+        words = "\n".join(lines[start:line])
+        end = line
+        if words.split(maxsplit=1)[0].upper() in ("RUN", "COPY", "ADD"):
+            for document in here_documents(words):
+                while end < len(lines) and lines[end].strip() != document.mark:
+                    end += 1
+                end += 1
+        yield start, min(end, len(lines)), words
+        line = end
+
+
+def _is_comment_inside(lines: list[str], start: int, line: int) -> bool:
+    """Whether a comment line is inside a continued instruction. Source: Dockerfile reference."""
+    return line > start and lines[line].lstrip().startswith("#")
+
+
+def with_arguments(text: str, arguments: Mapping[str, str]) -> str:
+    """The Containerfile with ARG lines after each FROM. RUN sees the values, but the image does not store them."""
+    lines = text.split("\n")
+    for _, end, words in reversed(list(instructions(text)) if arguments else []):
+        if words.split(maxsplit=1)[0].upper() == "FROM":
+            lines[end:end] = [" ".join(["ARG", *(f"{name}={value}" for name, value in arguments.items())])]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def declares_base(text: str) -> bool:
+    """Whether `ARG BASE` comes before the first FROM, so that runner can choose the base."""
+    for _, _, words in instructions(text):
+        keyword = words.split(maxsplit=1)[0].upper()
+        if keyword == "FROM":
+            return False
+        if keyword == "ARG" and re.match(r"ARG\s+BASE\b", words, re.IGNORECASE):
+            return True
+    return False
+
+
+# increase when the same inputs give a different image: 1
+FORMAT = 1
+
+
+def context_files(recipe: Recipe) -> tuple[str, ...]:
+    """The files that COPY may use, relative to the recipe's root, sorted. Symlinks stay symlinks."""
+    if recipe.context is None:
+        return _all_files(recipe.root)
+    names: set[str] = set()
+    for entry in recipe.context:
+        path = recipe.root / entry
+        if path.is_dir() and not path.is_symlink():
+            names.update(str(file.relative_to(recipe.root)) for file in path.rglob("*") if _counts(file))
+        else:
+            names.add(str(Path(entry)))
+    return tuple(sorted(names))
+
+
+def _all_files(folder: Path) -> tuple[str, ...]:
+    """Every file of a folder; in a git work tree, only those that git does not ignore."""
+    listed = None
+    if process.which("git"):
+        argv = ("git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        done = process.run(argv, check=False)
+        listed = done.stdout.split("\0") if done.exit_code == 0 else None
+    if listed is None:
+        listed = [str(file.relative_to(folder)) for file in folder.rglob("*") if _counts(file)]
+    return tuple(sorted({name for name in listed if name and os.path.lexists(folder / name)}))
+
+
+def _counts(file: Path) -> bool:
+    generated = {".git", "__pycache__"} & set(file.parts)
+    return not generated and (file.is_symlink() or file.is_file())
+
+
+def files_hash(recipe: Recipe) -> str:
+    """The sha256 of the Containerfile, the pins and the context: names, types, execute bits and content."""
+    digest = hashlib.sha256()
+    own = {str(path.relative_to(recipe.root)) for path in (recipe.containerfile, recipe.pins) if path}
+    try:
+        for name in sorted({*own, *context_files(recipe)}):
+            digest.update(_file_line(recipe.root, name).encode())
+    except OSError as error:
+        raise RunnerError(
+            f"cannot read {error.filename}",
+            error.strerror or str(error),
+            f"recipe {recipe.name!r} uses this file: check its path and mode",
+        ) from error
+    return digest.hexdigest()
+
+
+def _file_line(root: Path, name: str) -> str:
+    path = root / name
+    if path.is_symlink():
+        return json.dumps([name, "link", os.readlink(path)]) + "\n"  # noqa: PTH115 (the text itself counts)
+    with path.open("rb") as stream:
+        content = hashlib.file_digest(stream, "sha256").hexdigest()
+    return json.dumps([name, "x" if path.stat().st_mode & 0o100 else "-", content]) + "\n"
+
+
+def content_hash(recipe: Recipe, base_digest: str, build_args: Mapping[str, str], platform: str) -> str:
+    """12 hex digits that name the image. The same inputs give the same hash on every machine.
+
+    The git commit is not an input but a label, so that a commit that does not change these files changes nothing.
+    """
+    inputs = {
+        "format": FORMAT,
+        "recipe": recipe.name,
+        "containerfile": str(recipe.containerfile.relative_to(recipe.root)),
+        "files": files_hash(recipe),
+        "base": base_digest,
+        "build_args": dict(build_args),
+        "platform": platform,
+    }
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:12]

@@ -1,7 +1,5 @@
 """Where an image is: the names that enroot, podman, docker and skopeo use, parsed once for all of runner."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -120,8 +120,9 @@ def _linked(source: Path, target: Path) -> bool:
 @contextmanager
 def beside(target: Path, suffix: str) -> Iterator[Path]:
     """A new private folder `.TARGET.RANDOM+suffix` beside `target`, which is removed on exit."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=suffix, dir=target.parent))
+    folder = target.parent / f".{target.name}.{os.urandom(4).hex()}{suffix}"
     try:
+        folder.mkdir(mode=0o700)  # inside the block, because Ctrl-C may come as soon as it exists
         yield folder
     finally:
         remove(folder)

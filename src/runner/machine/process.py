@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, NamedTuple, TextIO
+from typing import NamedTuple
 
 from runner.errors import RunnerError
 
@@ -170,64 +170,36 @@ def follow(
     argv: Sequence[str],
     line: Callable[[str], None],
     *,
-    pipe_to: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> int:
     """Run a program, pass on each line of its stdout and stderr as it arrives, and return the exit code.
 
-    With `pipe_to`, that program reads the stdout of the first; the messages of both are passed on, and the first
-    nonzero exit code is returned. On an exception, including Ctrl-C, the process groups are ended before it propagates.
+    On an exception, including Ctrl-C, the process group is ended before it propagates.
     """
-    children: list[subprocess.Popen[bytes]] = []
+    whole = environment(env)
+    child = subprocess.Popen(
+        tuple(argv),
+        executable=_found(argv[0], whole),
+        env=whole,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    assert child.stdout is not None
     try:
-        with _start(argv, pipe_to, children, environment(env), cwd) as output:
+        with child.stdout as output:
             for raw in output:
                 line(raw.rstrip("\n"))
-        codes = [child.wait() for child in children]
-        return next((code for code in codes if code), 0)
+        return child.wait()
     except BaseException:
-        for child in children:
-            end_group(child.pid)
-            child.wait()
+        end_group(child.pid)
+        child.wait()
         raise
-
-
-def _start(
-    argv: Sequence[str],
-    pipe_to: Sequence[str],
-    children: list[subprocess.Popen[bytes]],
-    env: Mapping[str, str],
-    cwd: Path | None,
-) -> TextIO:
-    """Start `argv`, piped to `pipe_to`, each in its own session; their messages share one pipe."""
-    reading, writing = os.pipe()
-    output = os.fdopen(reading, errors="replace")
-    source: int | IO[bytes] = subprocess.DEVNULL
-    try:
-        programs = [(words, _found(words[0], env)) for words in (argv, pipe_to) if words]
-        for words, executable in programs:
-            passed_on = bool(pipe_to) and words is argv
-            child = subprocess.Popen(
-                tuple(words),
-                executable=executable,
-                env=env,
-                cwd=cwd,
-                stdin=source,
-                stdout=subprocess.PIPE if passed_on else writing,
-                stderr=writing,
-                start_new_session=True,
-            )
-            children.append(child)
-            if not isinstance(source, int):
-                source.close()  # so that the first program gets SIGPIPE if the second one ends
-            source = child.stdout or source
-    except BaseException:
-        output.close()
-        raise
-    finally:
-        os.close(writing)
-    return output
 
 
 def end_group(pid: int, grace_seconds: float = 5.0) -> None:

@@ -24,8 +24,8 @@ class Report(Protocol):
         if line:
             self.detail(line)
 
-    def bar(self, what: str, total: int | None, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
-        """A progress bar for `total` units (None: unknown); the yielded function advances it by a count."""
+    def bar(self, what: str, total: int | None) -> AbstractContextManager[Callable[[int], None]]:
+        """A progress bar for `total` bytes (None: unknown); the yielded function advances it by a count."""
 
 
 class Quiet(Report):
@@ -44,6 +44,6 @@ class Quiet(Report):
         self.lines.append(f"warning: {line}")
 
     @contextmanager
-    def bar(self, what: str, total: int | None, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
+    def bar(self, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
         self.lines.append(what)
         yield lambda count: None

@@ -5,8 +5,6 @@ NAME=!COMMAND, the value is the output of the command, such as a query to a keyr
 the node (payload/secrets.sh), so that no value becomes part of a script, a command line or a record.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

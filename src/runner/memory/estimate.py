@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from runner.errors import RunnerError
-from runner.memory.shape import count_weights, linear_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from runner.memory.shape import Shape, Weights
+from runner.memory.shape import Shape, Weights, count_weights, linear_layers
 
 
 @dataclass(frozen=True)

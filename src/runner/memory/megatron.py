@@ -4,8 +4,6 @@ The formulas for activations are those of "Reducing Activation Recomputation in 
 et al., 2022), for fused attention and sequence parallelism.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

@@ -1,19 +1,13 @@
 """The shape of a language model, from its config.json or from flags. The weights are not read."""
 
-from __future__ import annotations
-
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from runner.errors import RunnerError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from typing import Any
-
 
 GIB = 1024**3
 # GiB that torch.cuda reports (total_memory), rounded down. For other GPUs, use `--gpu_memory`.

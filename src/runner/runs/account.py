@@ -132,11 +132,9 @@ def account(run: Run, now: float) -> Account:
             for each, spent in _of_node(name, group, begin, min(max(_left(name, group), begin), end)):
                 of_attempts[each.attempt.number].add(spent, weight)
                 of_nodes.setdefault(name, Classes()).add(spent, weight)
-    done = tuple(
-        AttemptAccount(each.attempt.number, each.cause, each.rung, of_attempts[each.attempt.number])
-        for each in attempts
-    )
-    return Account(run, "gpu" if gpus else "cpu", done, of_nodes, tuple(dict.fromkeys(notes)))
+    rungs = [rung.name if (rung := each.attempt.rung) else "" for each in attempts]
+    done = map(AttemptAccount, of_attempts, (each.cause for each in attempts), rungs, of_attempts.values())
+    return Account(run, "gpu" if gpus else "cpu", tuple(done), of_nodes, tuple(dict.fromkeys(notes)))
 
 
 def _of_node(name: str, group: Sequence[Phases], begin: float, end: float) -> Iterator[tuple[Phases, Classes]]:
@@ -160,11 +158,16 @@ def _left(name: str, group: Sequence[Phases]) -> float:
 
 
 def _allocations(attempts: Sequence[Phases]) -> list[list[Phases]]:
-    """The attempts of each allocation. Without a scheduler, a restart keeps the process, and its job id."""
+    """The attempts of each allocation. Without a scheduler, a restart keeps the process, and its job id.
+
+    An attempt that got its nodes before the last attempt began has the same allocation, even if the disk was too full
+    to record how it followed.
+    """
     groups: list[list[Phases]] = []
     for each in attempts:
         before, job = groups[-1][-1] if groups else each, each.attempt.job_id
-        kept = before.rung == "in_place" or job.startswith("local-") or (each.event("held") or math.inf) < before.begin
+        in_place = before.attempt.text("next").startswith("in_place") or job.startswith("local-")
+        kept = in_place or (each.event("held") or math.inf) < before.begin
         if not (groups and kept and before.attempt.job_id == job):
             groups.append([])
         groups[-1].append(each)

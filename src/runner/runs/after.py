@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from runner.environments.mount import Mount
+from runner.environments.edf import Mount
 from runner.errors import RunnerError
 from runner.project import Project
 from runner.runs.job import Job

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from runner.environments.edf import Mount
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.project import Project

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from runner.environments.edf import Mount
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.machine.files import explain

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.detection import find_site
-from runner.environments.attachment import Attachment
 from runner.environments.engines import attach, choose, with_site
-from runner.environments.environment import Environment, default_environment, emit_edf, load_environment
+from runner.environments.environment import Attachment, Environment, default_environment, emit_edf, load_environment
 from runner.errors import RunnerError, unknown
 from runner.machine import process
 from runner.machine.report import Report

@@ -41,6 +41,7 @@ _FAULTS = ("hang", "node_failure", "script_failure")
 _SILENT_SECONDS = 120.0  # an attempt without a sign of life for so long no longer runs
 _LATE_SECONDS = 0.5  # the line about the saves before `trained` is written just after it
 _JUMP_SECONDS = 60.0  # if an event is so far outside its attempt, a clock was wrong
+_STALL_SECONDS = 10.0  # if steps take so much longer than usual, and five times as long, the training stood still
 _MOST_NODES = 100_000
 
 Stretches = list[tuple[str, float]]
@@ -85,10 +86,6 @@ class Phases:
 
     def event(self, name: str, node: object = "") -> float | None:
         return self.times.get((name, str(node)))
-
-    @cached_property
-    def rung(self) -> str:
-        return self.attempt.text("next").partition("\n")[0]
 
     @property
     def cause(self) -> str:
@@ -143,6 +140,9 @@ class Phases:
             steps = entry.step - step
             is_saved = any(step < each <= entry.step for each in saved)
             work = self.split("useful", at, entry.time, working=steps * self.pace if is_saved else math.inf)
+            idle = work[0][1] - at - steps * self.pace
+            if idle > max(_STALL_SECONDS, 4 * steps * self.pace):
+                found.append((warm_up if entry is entries[0] else "unknown", at := at + idle))
             share = min(max((self.highest - step) / steps, 0.0), 1.0)
             for kind, until in [("repeated", at + (work[0][1] - at) * share), *work]:
                 if until > found[-1][1]:
@@ -173,8 +173,9 @@ class Phases:
             return end
         if self.fault:
             signs = [at for (event, _), at in self.times.items() if event in ("program_end", "stalled", "detected")]
-            if self.entries:  # the time of the fault is not known
-                signs.append(max(self.entries[-1].time, self.attempt.time("heartbeat") or 0.0) + self.pause)
+            if self.entries:  # the time of the fault is not known; any new line in a log is a heartbeat
+                beat = 0.0 if self.attempt.text("trainer") else self.attempt.time("heartbeat") or 0.0
+                signs.append(max(self.entries[-1].time, beat) + self.pause)
             return min([*signs, self.last_sign])
         ends = (self.event("program_end", node), self.event("step_end"), self.ended, end)
         return next(at for at in ends if at is not None)
@@ -203,8 +204,7 @@ def read_phases(run: Run, now: float, notes: list[str]) -> list[Phases]:
     highest = 0.0
     found: list[Phases] = []
     for attempt in run.attempts:
-        number = attempt.number
-        if phases := _read(attempt, run, entries.get(number, []), sorted(costs.get(number, [])), notes):
+        if phases := _read(attempt, run, entries[attempt.number], sorted(costs[attempt.number]), notes):
             phases.highest = highest
             highest = max([highest, *(entry.step for entry in phases.entries)])
             found.append(phases)
@@ -264,8 +264,7 @@ def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, s
             continue
         for line in lines:
             seconds, event, node = (*line.split(), "", "", "")[:3]
-            at = _number(seconds)
-            if at is None or not event.isidentifier():
+            if (at := _number(seconds)) is None or not event.isidentifier():
                 bad += 1
                 continue
             key = (event, node if event in _OF_NODES else "")
@@ -277,10 +276,10 @@ def _read_times(folder: Path, place: str, notes: list[str]) -> dict[tuple[str, s
 
 def _read_metrics(
     path: Path, notes: list[str]
-) -> tuple[dict[int, list[_Entry]], dict[int, list[tuple[float, str, float]]]]:
+) -> tuple[defaultdict[int, list[_Entry]], defaultdict[int, list[tuple[float, str, float]]]]:
     """The training entries of each attempt, and what saving and evaluation cost."""
-    entries: dict[int, list[_Entry]] = defaultdict(list)
-    costs: dict[int, list[tuple[float, str, float]]] = defaultdict(list)
+    entries: defaultdict[int, list[_Entry]] = defaultdict(list)
+    costs: defaultdict[int, list[tuple[float, str, float]]] = defaultdict(list)
     without_time = 0
     try:
         path.open("rb").close()

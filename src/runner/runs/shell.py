@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.detection import find_site
-from runner.environments.attachment import Attachment
+from runner.environments.edf import Mount
 from runner.environments.engines import attach, choose
-from runner.environments.environment import Environment, emit_edf, load_environment
-from runner.environments.mount import Mount
+from runner.environments.environment import Attachment, Environment, emit_edf, load_environment
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.machine import folders, process

@@ -6,6 +6,7 @@ import time
 
 import pytorch_lightning as lightning
 import torch
+from pytorch_lightning.callbacks import TQDMProgressBar
 from trainer import CHECKPOINTS, RANK, RANKS, after, note
 
 STEPS, SAVE_EVERY, SECONDS = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -28,7 +29,10 @@ class Model(lightning.LightningModule):
 
 
 class Notes(lightning.Callback):
-    """Records the steps, and saves a checkpoint every SAVE_EVERY steps."""
+    """Records the steps, and saves a checkpoint after each epoch: after SAVE_EVERY steps.
+
+    In an epoch that a checkpoint has interrupted, Lightning's progress bar does not show the number of the epoch.
+    """
 
     def __init__(self) -> None:
         self.state = ""
@@ -45,15 +49,15 @@ class Notes(lightning.Callback):
     def on_train_batch_end(
         self, trainer: lightning.Trainer, module: lightning.LightningModule, outputs: object, batch: object, number: int
     ) -> None:
-        step = trainer.global_step
-        self.state = after(self.state, step)
+        self.state = after(self.state, trainer.global_step)
         if RANK == 0:
-            note("step", step)
-        if step % SAVE_EVERY == 0 or step == STEPS:
-            trainer.save_checkpoint(NEWEST.with_suffix(".partial"))
-            if RANK == 0:
-                NEWEST.with_suffix(".partial").replace(NEWEST)
-                note("saved", step)
+            note("step", trainer.global_step)
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        trainer.save_checkpoint(NEWEST.with_suffix(".partial"))
+        if RANK == 0:
+            NEWEST.with_suffix(".partial").replace(NEWEST)
+            note("saved", trainer.global_step)
 
 
 def main() -> None:
@@ -61,9 +65,9 @@ def main() -> None:
     notes = Notes()
     trainer = lightning.Trainer(
         max_steps=STEPS, accelerator="cpu", strategy="ddp", devices=1, num_nodes=RANKS, logger=False,
-        enable_checkpointing=False, callbacks=[notes], default_root_dir=CHECKPOINTS,
+        enable_checkpointing=False, callbacks=[notes, TQDMProgressBar()], default_root_dir=CHECKPOINTS,
     )  # fmt: skip
-    data = torch.utils.data.TensorDataset(torch.randn(8 * STEPS * RANKS, 8))
+    data = torch.utils.data.TensorDataset(torch.randn(4 * SAVE_EVERY * RANKS, 8))
     loader = torch.utils.data.DataLoader(data, batch_size=4)
     trainer.fit(Model(), loader, ckpt_path=str(NEWEST) if NEWEST.exists() else None)
     if RANK == 0:

@@ -19,7 +19,7 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.reference import Reference, registry_reference
-from runner.images.sources.registry.image import LayeredImage, open_registry_image
+from runner.images.sources.registry.repository import LayeredImage, open_registry_image
 from runner.images.sources.registry.tokens import parse_challenges
 from runner.images.sources.registry.web import Patience, Web, is_loopback, proxy_for
 from runner.machine import probe

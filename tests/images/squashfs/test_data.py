@@ -21,11 +21,10 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import ViewReader
-from runner.images.squashfs import copying
+from runner.images.squashfs import disk
 from runner.images.squashfs.compression import Compress, Compression
-from runner.images.squashfs.data import NO_FRAGMENT, DataWriter, FileData, Run
+from runner.images.squashfs.data import NO_FRAGMENT, DataWriter, Directory, FileData, Leaf, Run
 from runner.images.squashfs.tables import write_tables
-from runner.images.squashfs.tree import Directory, Leaf
 from runner.images.squashfs.workers import BATCH, UNDER_WAY
 from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Zeros, file
@@ -85,7 +84,7 @@ def test_the_bytes_do_not_depend_on_the_order_in_which_names_were_put_in(tmp_pat
 def test_a_copied_run_reads_as_the_first(by_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes are the same; only where it lies, and the numbers of its fragments, are others."""
     if not by_kernel:
-        monkeypatch.setattr(copying, "_by_kernel", lambda *_: 0)
+        monkeypatch.setattr(disk, "_by_kernel", lambda *_: 0)
     below, above = contents(3, 120), contents(4, 60)
     with (tmp_path / "old").open("wb") as out, DataWriter(out, SMALL, 2) as data:
         put(data, contents(5, 30))

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.images.squashfs import disk as module
-from runner.images.squashfs.copying import Block, Memory, write_pieces
-from runner.images.squashfs.disk import MOST_UNWRITTEN, Disk
+from runner.images.squashfs.disk import MOST_UNWRITTEN, Block, Disk, Memory, write_pieces
 
 
 def opened(path: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:

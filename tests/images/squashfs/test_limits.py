@@ -14,9 +14,8 @@ import pytest
 
 from runner.errors import RunnerError
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.data import DataWriter
+from runner.images.squashfs.data import DataWriter, Directory, Leaf
 from runner.images.squashfs.tables import write_tables
-from runner.images.squashfs.tree import Directory, Leaf
 from tests.images.squashfs import readers, trees
 from tests.images.squashfs.trees import Link, Zeros, directory, file, special, symlink
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.images.squashfs.compression import Compression
-from runner.images.squashfs.data import DataWriter
+from runner.images.squashfs.data import DataWriter, Directory, Leaf, device_number
 from runner.images.squashfs.tables import write_tables
-from runner.images.squashfs.tree import Directory, Leaf, device_number
 
 
 @dataclass(frozen=True)

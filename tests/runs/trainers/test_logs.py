@@ -145,7 +145,9 @@ EXPECTED: dict[str, tuple[str, int, Values, Values]] = {
 }
 
 
-def read(log: bytes, awk: tuple[str, ...], patterns: str, folder: Path) -> tuple[str, list[Values]]:
+def read(
+    log: bytes, awk: tuple[str, ...], patterns: str, folder: Path, written: float = 2.0
+) -> tuple[str, list[Values]]:
     """The trainer whose lines were found, and the entries."""
     (folder / "trainer.awk").write_text(payload.files()["payload/trainer.awk"])
     (folder / "trainers").write_text(patterns)
@@ -153,13 +155,24 @@ def read(log: bytes, awk: tuple[str, ...], patterns: str, folder: Path) -> tuple
     done = subprocess.run(
         (*awk, "-v", "now=2", "-v", "before=1", "-v", "attempt=1", "-v", "world=4", "-v", "last=1", "-f",
          folder / "trainer.awk", folder / "trainers", "-"),
-        input=b"\1f 0 job.log\n" + text + b"\1e\n", capture_output=True, check=True,
+        input=b"\1f 0 %.3f job.log\n" % written + text + b"\1e\n", capture_output=True, check=True,
         env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
     )  # fmt: skip
     assert done.stderr == b""
     lines = done.stdout.decode().splitlines()
     names = [line.removeprefix("trainer ") for line in lines if line.startswith("trainer ")]
     return (names or [""])[-1], [json.loads(line) for line in lines if line.startswith("{")]
+
+
+@pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])
+@pytest.mark.parametrize(("written", "last"), [(1.5, 1.5), (0.5, 2.0), (9.0, 2.0)])
+def test_the_last_step_was_taken_when_the_log_was_written(
+    tmp_path: Path, awk: tuple[str, ...], written: float, last: float
+) -> None:
+    """Not when it was read, one second after the reading before; but the file server's clock may be wrong."""
+    patterns = trainer.render(None, Project(None, tmp_path, tmp_path))
+    _, found = read(b"step 1 loss 2\nstep 2 loss 2\n", awk, patterns, tmp_path, written)
+    assert [entry["time"] for entry in found] == [1 + (last - 1) / 2, last]
 
 
 @pytest.mark.parametrize("awk", AWKS, ids=lambda awk: awk[0])

@@ -132,10 +132,15 @@ def test_all_logs_are_read_as_of_the_same_moment(tmp_path: Path) -> None:
         "#!/bin/sh\n[ $1 != -c ] || echo 2 | tee -a a.err >>'b c.out'; exec /usr/bin/tail \"$@\"\n"
     )
     (run / "tail").chmod(0o755)
+    for name, written in (("a.err", 1000.25), ("b c.out", 1000.5)):
+        os.utime(run / name, (written, written))
     script = "PATH=.:$PATH RUNNER_ATTEMPT=none old_state=; . payload/trainer.sh; "
     script += "declare -A read_bytes=([a.err]=0 [b\\ c.out]=0 [missing]=7); new_text"
     done = subprocess.run(("bash", "-uc", script), cwd=run, capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("\1f 0 a.err\nbar 1\n\1e\n\1f 0 b c.out\nloss 1\n\1e\n", "")
+    assert (done.stdout, done.stderr) == (
+        "\1f 0 1000.250 a.err\nbar 1\n\1e\n\1f 0 1000.500 b c.out\nloss 1\n\1e\n",
+        "",
+    )
 
 
 def test_a_hang_is_found(tmp_path: Path) -> None:

@@ -8,16 +8,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import ModuleType
 
-from runner.environments.attachment import Attachment
-from runner.environments.engines.shared import MountSyntax, check_names, without_defaults
-from runner.environments.environment import Environment
-from runner.environments.mount import parse_mount
+from runner.environments.edf import parse_mount
+from runner.environments.engines import ce
+from runner.environments.engines.shared import (
+    MountSyntax,
+    check_mounts,
+    check_names,
+    refuse_annotations,
+    without_defaults,
+)
+from runner.environments.environment import Attachment, Environment, emit_edf
 from runner.errors import unknown
 from runner.site import Site
 
 ENGINES = ("ce", "sarus", "pyxis", "enroot", "podman", "docker", "apptainer", "sandbox", "host")
-"""the names of the modules. Each has `attach(environment, site) -> Attachment`, MOUNTS (its mount syntax), and DECIDED:
-the fields in which runner expands `${VAR:-default}`, because the engine does not"""
+"""the names of the modules. Each has `attach(environment, site) -> Attachment`, COMMENT (the first line of the EDF in
+the run folder), MOUNTS (its mount syntax), and DECIDED: the fields in which runner expands `${VAR:-default}`, because
+the engine does not"""
 PLUGINS = {"environment": "ce", "edf": "sarus", "container-image": "pyxis"}
 """srun's flag of each plug-in -> its engine; the first that a cluster has is chosen"""
 
@@ -37,10 +44,15 @@ def attach(
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     full, notes = decided(environment, site, name, environ)
+    module = _module(name)
     if name != "host":
         check_names(full, name)
-    attachment: Attachment = _module(name).attach(full, site)
-    return replace(attachment, notes=(*notes, *attachment.notes))
+    if name not in {"ce", "sarus", "host"}:  # they read the EDF themselves, or mount nothing
+        refuse_annotations(full, name)
+        check_mounts(full, name, module.MOUNTS, flags=name != "pyxis")  # pyxis passes flags on unchanged
+    attachment: Attachment = module.attach(full, site)
+    files = {ce.FILE: emit_edf(full, module.COMMENT), **attachment.files}
+    return replace(attachment, files=files, notes=(*notes, *attachment.notes))
 
 
 def mount_syntax(engine: str) -> MountSyntax:

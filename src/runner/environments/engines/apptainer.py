@@ -3,26 +3,14 @@
 Source: Apptainer 1.3 user guide, "Environment and Metadata", "Bind Paths and Mounts" (2026-11-21).
 """
 
-from __future__ import annotations
-
-from runner.environments.attachment import Attachment
-from runner.environments.engines.ce import FILE, check_edf
+from runner.environments.edf import Mount
+from runner.environments.engines.ce import check_edf
 from runner.environments.engines.pyxis import image_text
-from runner.environments.engines.shared import (
-    MountSyntax,
-    check_mounts,
-    dialect,
-    fixed_workdir,
-    refuse,
-    refuse_annotations,
-    slashed,
-    split_env,
-)
-from runner.environments.environment import Environment, emit_edf
-from runner.environments.mount import Mount
+from runner.environments.engines.shared import MountSyntax, dialect, fixed_workdir, refuse, slashed, split_env
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-_COMMENT = "What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same."
+COMMENT = "What the container of this run sees; the options of `apptainer exec` in job.sbatch say the same."
 
 
 MOUNTS = MountSyntax(":,\n", frozenset({"ro", "rw", "bind", "rbind"}))
@@ -37,13 +25,11 @@ def mount_text(index: int, mount: Mount) -> str:
 def attach(environment: Environment, site: Site) -> Attachment:
     """The words before the command. Variables are passed as APPTAINERENV_NAME, which can contain any text."""
     check_edf(environment, "apptainer")
-    refuse_annotations(environment, "apptainer")
     if environment.entrypoint:
         why = "`apptainer exec` never runs the entrypoint, and `apptainer run` does not accept a command"
         raise refuse(
             environment, "entrypoint", "apptainer", why, "put the entrypoint's program at the start of the command"
         )
-    check_mounts(environment, "apptainer", MOUNTS)
     exports, inside = split_env(environment)
     image, workdir = image_text(environment, "apptainer"), fixed_workdir(environment)
     prefix = (
@@ -58,7 +44,6 @@ def attach(environment: Environment, site: Site) -> Attachment:
         *inside,
     )
     return Attachment(
-        files={FILE: emit_edf(environment, _COMMENT)},
         prefix=prefix,
         exports={f"APPTAINERENV_{name}": value for name, value in exports.items()},
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from runner.environments.attachment import Attachment
 from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, bare_squashfs, map_texts, refuse
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
 FILE = "environment.toml"
@@ -69,7 +68,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
     lost = "" if environment.env.get("PATH") or not image.is_absolute() else lost_path(image)
     notes = (f"PATH of the image is lost in the engine's login shell: set PATH = {lost!r} in [env]",) if lost else ()
     flags = (f"--environment=${{RUNNER_RUN}}/{FILE}",)
-    return Attachment(files={FILE: emit_edf(environment, COMMENT)}, flags=flags, notes=notes)
+    return Attachment(flags=flags, notes=notes)
 
 
 def lost_path(image: Path) -> str:

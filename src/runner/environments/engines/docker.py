@@ -1,13 +1,11 @@
 """docker: uses the same script as podman. It runs images from its storage or a registry, but not squashfs files."""
 
-from __future__ import annotations
-
-from runner.environments.attachment import Attachment
 from runner.environments.engines import podman
 from runner.environments.engines.shared import refuse
-from runner.environments.environment import Environment
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
+COMMENT = podman.COMMENT
 MOUNTS = podman.MOUNTS
 DECIDED: tuple[str, ...] = ()
 

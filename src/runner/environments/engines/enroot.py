@@ -3,25 +3,14 @@
 Source: NVIDIA/enroot 4.1.2, doc/cmd/start.md and src/runtime.sh (2026-04-29).
 """
 
-from __future__ import annotations
-
-from runner.environments.attachment import Attachment
-from runner.environments.engines.ce import FILE, check_edf
+from runner.environments.edf import Mount
+from runner.environments.engines.ce import check_edf
 from runner.environments.engines.pyxis import NO_LOGIN_SHELL, image_text
-from runner.environments.engines.shared import (
-    MountSyntax,
-    check_mounts,
-    dialect,
-    inside_words,
-    refuse,
-    refuse_annotations,
-    script,
-)
-from runner.environments.environment import Environment, emit_edf
-from runner.environments.mount import Mount
+from runner.environments.engines.shared import MountSyntax, dialect, inside_words, refuse, script
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-_COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
+COMMENT = "What the container of this run sees; the flags of `enroot start` in job.sbatch say the same."
 # overrides settings that the user may have made for other containers
 EXPORTS = {
     **NO_LOGIN_SHELL,
@@ -41,8 +30,6 @@ def mount_text(index: int, mount: Mount) -> str:
 def attach(environment: Environment, site: Site) -> Attachment:
     """The words before the command. The host's variables are passed by a configuration file, the EDF's by name."""
     check_edf(environment, "enroot")
-    refuse_annotations(environment, "enroot")
-    check_mounts(environment, "enroot", MOUNTS)
     if not environment.is_squashfs:
         raise refuse(
             environment,
@@ -61,7 +48,7 @@ def attach(environment: Environment, site: Site) -> Attachment:
         image_text(environment, "enroot"),
     )
     conf = script("enroot.conf").replace("@entrypoint@", "yes" if environment.entrypoint else "")
-    files = {FILE: emit_edf(environment, _COMMENT), "payload/enroot.conf": conf}
+    files = {"payload/enroot.conf": conf}
     # enroot writes --env to a file line by line, which loses quotes and line breaks
     inside = inside_words(environment.env, environment.workdir)
     return Attachment(files=files, prefix=(*start, *inside), exports=EXPORTS)

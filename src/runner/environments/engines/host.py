@@ -1,14 +1,10 @@
 """No container: the command runs on the node as it is, with the environment's variables."""
 
-from __future__ import annotations
-
-from runner.environments.attachment import Attachment
-from runner.environments.engines.ce import FILE
 from runner.environments.engines.shared import MountSyntax, dialect, refuse
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-_COMMENT = "The environment that this run asked for. It ran without a container: image and annotations had no effect."
+COMMENT = "The environment that this run asked for. It ran without a container: image and annotations had no effect."
 
 MOUNTS = MountSyntax()
 DECIDED = ("",)
@@ -35,6 +31,4 @@ def attach(environment: Environment, site: Site) -> Attachment:
     folder = (f"--chdir={dialect(environment.workdir, 'workdir')}",) if environment.workdir else ()
     words = (*folder, *unset, *fixed)
     notes = (f"running without a container: the image {environment.image!r} is not used",) if environment.image else ()
-    return Attachment(
-        files={FILE: emit_edf(environment, _COMMENT)}, prefix=("env", *words) if words else (), notes=notes
-    )
+    return Attachment(prefix=("env", *words) if words else (), notes=notes)

@@ -1,25 +1,13 @@
 """podman and docker: `run --rm`, through a script that reads the image's variables first."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from runner.environments.attachment import Attachment
-from runner.environments.engines.ce import FILE
 from runner.environments.engines.sandbox import conf
-from runner.environments.engines.shared import (
-    MountSyntax,
-    bare_squashfs,
-    check_mounts,
-    refuse,
-    refuse_annotations,
-    script,
-    slashed,
-)
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.engines.shared import MountSyntax, bare_squashfs, refuse, script, slashed
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-_COMMENT = "What the container of this run sees; payload/container.conf says the same to payload/container.sh."
+COMMENT = "What the container of this run sees; payload/container.conf says the same to payload/container.sh."
 
 MOUNTS = MountSyntax(":,", frozenset({"ro", "rw", "rbind", "bind"}))
 DECIDED: tuple[str, ...] = ()
@@ -30,12 +18,9 @@ def attach(environment: Environment, site: Site, engine: str = "podman") -> Atta
     if bare_squashfs(environment) or not environment.image:
         why = f"{environment.image!r} is neither the path of a squashfs file nor the name of an image"
         raise refuse(environment, "image", engine, why, "write an absolute path, or NAME:TAG")
-    check_mounts(environment, engine, MOUNTS)
-    refuse_annotations(environment, engine)
     gpus = "1" if site.gpus_per_node and not environment.devices else ""
     return Attachment(
         files={
-            FILE: emit_edf(environment, _COMMENT),
             "payload/container.sh": script("container.sh"),
             "payload/environment.sh": script("environment.sh"),
             "payload/container.conf": conf(

@@ -3,26 +3,15 @@
 Source: NVIDIA/pyxis 0.24.0, args.c and README (2026-04-29).
 """
 
-from __future__ import annotations
-
-from runner.environments.attachment import Attachment
-from runner.environments.engines.ce import FILE, check_edf
-from runner.environments.engines.shared import (
-    MountSyntax,
-    check_mounts,
-    dialect,
-    fixed_workdir,
-    refuse,
-    refuse_annotations,
-    split_env,
-)
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.engines.ce import check_edf
+from runner.environments.engines.shared import MountSyntax, dialect, fixed_workdir, refuse, split_env
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
 # Otherwise, enroot starts a login shell, whose /etc/profile resets PATH in every Debian-based image. pyxis passes this
 # variable on. Source: NVIDIA/enroot 4.1.2, src/runtime.sh, and pyxis 0.24.0, pyxis_slurmstepd.c (2026-04-29).
 NO_LOGIN_SHELL = {"ENROOT_LOGIN_SHELL": "n"}
-_COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
+COMMENT = "What the container of this run sees; the flags of srun in job.sbatch say the same to pyxis."
 
 
 # pyxis splits the list at commas and its entries at colons, without any escape, and puts each entry into a bash script
@@ -44,8 +33,6 @@ def attach(environment: Environment, site: Site) -> Attachment:
     The image's variables override those of the job, except those that --container-env names.
     """
     check_edf(environment, "pyxis")
-    refuse_annotations(environment, "pyxis")
-    check_mounts(environment, "pyxis", MOUNTS, flags=False)  # pyxis passes flags on unchanged
     exports, inside = split_env(environment)
     workdir = fixed_workdir(environment)
     mounts = [dialect(mount.text(MOUNTS.join), f"mounts.{index}") for index, mount in enumerate(environment.mounts)]
@@ -59,6 +46,4 @@ def attach(environment: Environment, site: Site) -> Attachment:
         "--no-container-remap-root",
         *((f"--container-env={','.join(exports)}",) if exports else ()),
     )
-    return Attachment(
-        files={FILE: emit_edf(environment, _COMMENT)}, flags=flags, prefix=inside, exports={**exports, **NO_LOGIN_SHELL}
-    )
+    return Attachment(flags=flags, prefix=inside, exports={**exports, **NO_LOGIN_SHELL})

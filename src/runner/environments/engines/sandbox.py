@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from runner.environments.attachment import Attachment
-from runner.environments.engines.ce import FILE
-from runner.environments.engines.shared import (
-    MountSyntax,
-    check_mounts,
-    refuse,
-    refuse_annotations,
-    script,
-    single_quoted,
-)
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.engines.shared import MountSyntax, refuse, script, single_quoted
+from runner.environments.environment import Attachment, Environment
 from runner.site import Site
 
-_COMMENT = "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
+COMMENT = "What the container of this run sees; payload/sandbox.conf says the same to payload/sandbox.sh."
 
 MOUNTS = MountSyntax("", frozenset({"ro", "rw", "rbind", "bind", "sqsh"}))
 DECIDED: tuple[str, ...] = ()
@@ -38,16 +29,15 @@ def attach(environment: Environment, site: Site) -> Attachment:
             else "set `image` to a squashfs file (`runner import`), or use --engine host, without a container",
         )
     for index, device in enumerate(environment.devices):
-        if not device.startswith("/dev/"):
-            why = f"the sandbox shows all of /dev, but does not support device classes such as {device!r}"
+        if not device.startswith(("/dev/", "nvidia.com/gpu=")):
+            why = f"the sandbox shows all of /dev and supports nvidia.com/gpu=…, but not {device!r}"
             raise refuse(environment, f"devices.{index}", "sandbox", why, "use the engine podman or sarus")
-    refuse_annotations(environment, "sandbox")
-    check_mounts(environment, "sandbox", MOUNTS)
     return Attachment(
         files={
-            FILE: emit_edf(environment, _COMMENT),
             "payload/sandbox.sh": script("sandbox.sh"),
             "payload/environment.sh": script("environment.sh"),
+            "payload/gpus.sh": script("gpus.sh"),
+            "payload/cdi.awk": script("cdi.awk"),
             "payload/sandbox.conf": conf(environment, {"engine": "sandbox"}),
         },
         prefix=("bash", "${RUNNER_RUN}/payload/sandbox.sh"),

@@ -5,14 +5,11 @@ Source: sarus-suite/raster@20f75bd src/lib.rs, src/common.rs and schema; sarus-s
 Suite user guide (docs of CSCS, 2026-08-20).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
-from runner.environments.attachment import Attachment
 from runner.environments.engines.ce import COMMENT, FILE
 from runner.environments.engines.shared import MOUNT_OPTIONS, MountSyntax, map_texts, refuse, slashed, texts
-from runner.environments.environment import Environment, emit_edf
+from runner.environments.environment import Attachment, Environment, emit_edf
 from runner.expansion import names, parts, sarus_text
 from runner.site import Site
 

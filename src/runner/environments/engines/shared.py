@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from runner.environments.edf import Mount
 from runner.environments.environment import Environment
-from runner.environments.mount import Mount
 from runner.errors import RunnerError
 from runner.expansion import Variable, expand, join, literal, names, parts
 
@@ -122,19 +122,16 @@ def map_texts(environment: Environment, change: Callable[[str, str], str]) -> En
     )
 
 
-def texts(environment: Environment) -> Iterator[tuple[str, str]]:
+def texts(environment: Environment) -> list[tuple[str, str]]:
     """(field, text) of each text in which variables are expanded."""
-    yield "image", environment.image
-    if environment.workdir is not None:
-        yield "workdir", environment.workdir
-    for index, mount in enumerate(environment.mounts):
-        yield f"mounts.{index}", mount.text()
-    for index, device in enumerate(environment.devices):
-        yield f"devices.{index}", device
-    for name, value in environment.env.items():
-        yield f"env.{name}", value
-    for name, value in environment.annotations.items():
-        yield f"annotations.{name}", value
+    found: list[tuple[str, str]] = []
+
+    def note(text: str, field: str) -> str:
+        found.append((field, text))
+        return text
+
+    map_texts(environment, note)
+    return found
 
 
 def without_defaults(
@@ -173,22 +170,9 @@ def without_defaults(
 # loader, or because the engine does not pass them on. Source: pyxis 0.24.0, pyxis_slurmstepd.c, the list of variables
 # kept from enroot.
 _HOST_ONLY_PREFIXES = (
-    *(
-        "SLURM_",
-        "SLURMD_",
-        "SRUN_",
-        "SBATCH_",
-        "SALLOC_",
-        "SPANK_",
-        "PMI_",
-        "PMIX_",
-        "PYXIS_",
-        "ENROOT_",
-        "LD_",
-        "BASH",
-    ),
-    *("APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_", "DOCKER_", "CONTAINER_", "CONTAINERS_", "LC_"),
-    *("PODMAN_", "RUNNER_", "XDG_", "HIST", "EPOCH", "COMP_", "COPROC", "PROMPT_", "MAIL", "READLINE_"),
+    *("SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SALLOC_", "SPANK_", "PMI_", "PMIX_", "PYXIS_", "ENROOT_", "LD_"),
+    *("BASH", "APPTAINER_", "APPTAINERENV_", "SINGULARITY_", "SINGULARITYENV_", "DOCKER_", "CONTAINER_", "CONTAINERS_"),
+    *("LC_", "PODMAN_", "RUNNER_", "XDG_", "HIST", "EPOCH", "COMP_", "COPROC", "PROMPT_", "MAIL", "READLINE_"),
 )
 _HOST_ONLY = {
     *("PATH", "HOME", "IFS", "ENV", "CDPATH", "SHELLOPTS", "UID", "EUID", "PPID", "GROUPS", "TMPDIR", "PWD", "OLDPWD"),

@@ -1,24 +1,20 @@
 """The linter: checks each file of an environment, then the merged environment on a site. Also checks batch scripts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.environments.edf import find_edf
+from runner.environments.edf import Mount, find_edf
 from runner.environments.engines import attach
 from runner.environments.engines.shared import Inexpressible
 from runner.environments.environment import MAXIMUM_LEVELS, Environment, load_environment
 from runner.environments.lint import hooks, image, mounts, script, variables
 from runner.environments.lint.codes import SEVERITIES
 from runner.environments.lint.file import check_file, read_all
-from runner.environments.lint.finding import Finding, finding
+from runner.environments.lint.finding import Finding, Rule, Setting, Subject, finding
 from runner.environments.lint.mounts import check_mounts
-from runner.environments.lint.script_text import Line, Script, is_script, option, parse_script
-from runner.environments.lint.subject import Rule, Setting, Subject
-from runner.environments.mount import Mount
+from runner.environments.lint.script import Line, Script, is_script, option, parse_script
 from runner.errors import RunnerError
 from runner.expansion import expand
 from runner.located_toml import Document, Place

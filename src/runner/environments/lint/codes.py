@@ -1,7 +1,5 @@
 """Every lint code: severity, meaning, fix. `runner env check --list` prints them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 SEVERITIES = ("error", "warning", "note")

@@ -1,7 +1,5 @@
 """Rules for one EDF file: keys, types, texts. They find all errors, even in a file that no engine can load."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections.abc import Iterator, Mapping

@@ -3,12 +3,9 @@
 Source: CSCS documentation, container-engine/resource-hook.md and software/alps-extended-images.md (2026-08-20).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
-from runner.environments.lint.finding import Finding
-from runner.environments.lint.subject import Subject
+from runner.environments.lint.finding import Finding, Subject
 from runner.environments.rewriting import Set
 from runner.errors import nearest
 from runner.expansion import names

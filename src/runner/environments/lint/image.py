@@ -1,14 +1,11 @@
 """Rules for the image: its name, its file, its architecture."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
 from runner.environments.engines.ce import lost_path
 from runner.environments.engines.shared import bare_squashfs
-from runner.environments.lint.finding import Finding
-from runner.environments.lint.subject import Subject
+from runner.environments.lint.finding import Finding, Subject
 from runner.environments.rewriting import Set
 from runner.errors import RunnerError
 from runner.expansion import names

@@ -1,17 +1,13 @@
 """Rules for mounts: their text in a file, sources, targets, the home folder, and writable folders."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from runner.environments.edf import Mount, parse_mount, split_fields
 from runner.environments.engines import mount_syntax
 from runner.environments.engines.shared import MountSyntax
-from runner.environments.lint.finding import Finding, finding
-from runner.environments.lint.subject import Subject
-from runner.environments.mount import Mount, parse_mount, split_fields
+from runner.environments.lint.finding import Finding, Subject, finding
 from runner.environments.rewriting import Set
 from runner.errors import RunnerError, nearest
 from runner.expansion import parts
@@ -131,18 +127,6 @@ RULES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """A problem of one mount whose text can be parsed."""
-
-    code: str
-    reason: str
-    fix: str
-    text: str = ""
-    """the corrected mount; empty if only the user can correct it"""
-    severity: str = ""
-
-
 def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
     """The problems of each mount of a file, for an engine. Mounts without a target share one note."""
     mounts = document.data.get("mounts")
@@ -163,9 +147,10 @@ def check_mounts(document: Document, engine: str) -> Iterator[Finding]:
             continue
         if len(fields) == 1 and engine != "sarus":
             without_target.append(index)
-        for fault in _faults(text, fields, engine, syntax):
-            changes = (Set(("mounts", str(index)), fault.text),) if fault.text else ()
-            yield finding(fault.code, field, place, fault.reason, fault.fix, fault.severity, changes)
+        for code, reason, fix, new in _faults(text, fields, engine, syntax):
+            changes = (Set(("mounts", str(index)), new),) if new else ()
+            severity = "error" if code == "mount-without-target" else ""
+            yield finding(code, field, place, reason, fix, severity, changes)
     if without_target:
         yield _without_target(document, mounts, without_target, engine)
 
@@ -197,18 +182,21 @@ def _without_target(document: Document, mounts: list[str], indexes: list[int], e
     )
 
 
+_Fault = tuple[str, str, str, str]
+
+
 def _faults(text: str, fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterator[_Fault]:
+    """(code, reason, fix, the corrected mount) of each problem of a mount that can be parsed. The last is empty if only
+    the user can correct the mount."""
     if len(fields) == 1 and engine == "sarus":
         new = f"{text}:{text}"
-        yield _Fault(
-            "mount-without-target", f"{text!r} has no target, which Sarus Suite needs", f"write '{new}'", new, "error"
-        )
+        yield "mount-without-target", f"{text!r} has no target, which Sarus Suite needs", f"write '{new}'", new
     if len(fields) == 3:
         yield from _flags(fields, engine, syntax)
     for path in fields[:2]:
         if bad := syntax.bad_character(path if engine == "sarus" else _with_defaults(path)):
             reason = f"{path!r} contains {bad}, which a mount of {engine} cannot contain"
-            yield _Fault("mount-separator", reason, "rename the folder, or mount a symlink to it: ln -s FOLDER LINK")
+            yield "mount-separator", reason, "rename the folder, or mount a symlink to it: ln -s FOLDER LINK", ""
             return
 
 
@@ -224,11 +212,11 @@ def _flags(fields: tuple[str, ...], engine: str, syntax: MountSyntax) -> Iterato
     if wrong in text:
         reason = f"the flags {text!r} are joined by {wrong!r}; {engine} needs {syntax.join!r}"
         new = f"{source}:{target}:{syntax.join.join(flags)}"
-        yield _Fault("mount-flag-separator", reason, f"write '{new}'", new)
+        yield "mount-flag-separator", reason, f"write '{new}'", new
     for flag in flags:
         if flag not in syntax.flags and not flag.startswith(("x-", "size=", "uid=", "gid=", "mode=", "idmap")):
             reason = f"the mounts of {engine} have no flag {flag!r}"
-            yield _Fault("mount-flag-unknown", reason, _near_flag(flag, syntax.flags))
+            yield "mount-flag-unknown", reason, _near_flag(flag, syntax.flags), ""
 
 
 def _near_flag(flag: str, known: frozenset[str]) -> str:

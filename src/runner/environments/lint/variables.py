@@ -1,13 +1,10 @@
 """Rules for variables: defined, in braces, expanded; values in [env]; secrets."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
 from runner.environments.engines.shared import texts
-from runner.environments.lint.finding import Finding
-from runner.environments.lint.subject import Subject
+from runner.environments.lint.finding import Finding, Subject
 from runner.environments.rewriting import Set
 from runner.expansion import Variable, names, parts
 from runner.machine.secrets import looks_secret
@@ -82,12 +79,8 @@ def env_refers_to_env(subject: Subject) -> Iterator[Finding]:
 _TUNING = re.compile(r"(NCCL|FI|OFI_NCCL)_[A-Z0-9_]+")
 # these do not conflict with anything that the hook sets
 _HARMLESS_TUNING = {
-    "NCCL_DEBUG",
-    "NCCL_DEBUG_SUBSYS",
-    "NCCL_DEBUG_FILE",
-    "FI_LOG_LEVEL",
-    "FI_LOG_PROV",
-    "FI_EFA_USE_HUGE_PAGE",
+    *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"),
+    *("FI_LOG_LEVEL", "FI_LOG_PROV", "FI_EFA_USE_HUGE_PAGE"),
 }
 _NCCL_NETWORK = ("NCCL_SOCKET_IFNAME", "NCCL_CROSS_NIC", "NCCL_NET_GDR_LEVEL")  # usually set only for NCCL
 _SWITCHED_OFF = {

@@ -12,14 +12,12 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.build.host_settings import release
-from runner.images.build.run import run_logged
+from runner.images.build.steps import Step, run_logged
 from runner.images.engine import Engine
-from runner.images.image import Image
 from runner.images.recipe import Base, Recipe
 from runner.images.reference import split_tag
-from runner.images.sources.engine_storage import Store
+from runner.images.sources.engine_storage import Image, Store
 from runner.machine import folders, process
-from runner.machine.plan import Step
 from runner.machine.report import Report
 
 _PROBE_SECONDS = 8.0  # a registry that needs longer for a manifest is too slow for gigabytes of layers
@@ -165,18 +163,19 @@ def _make_debian(base: Base, build: BuildContext, refresh: bool) -> ResolvedBase
         return made
     build.report.say(f"building the base {base} with mmdebstrap: {len(base.packages)} packages and their dependencies")
     output: list[str] = []
-    first, *rest = debian_steps(base, build.engine, build.platform, made.reference)
-    if run_logged(first, build.log, build.listener(output)) != 0:
-        raise RunnerError("mmdebstrap failed", "\n".join(output[-5:]), f"read the log {build.log}")
-    for step in rest:
-        process.run(step.argv, env=step.env)
+    with folders.temporary("runner-debian-", build.log.parent) as folder:
+        first, *rest = debian_steps(base, build.engine, build.platform, made.reference, folder / "root.tar")
+        if run_logged(first, build.log, build.listener(output)) != 0:
+            raise RunnerError("mmdebstrap failed", "\n".join(output[-5:]), f"read the log {build.log}")
+        for step in rest:
+            process.run(step.argv, env=step.env)
     return made
 
 
-def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> tuple[Step, ...]:
-    """The steps that make a Debian base: imported under a temporary name, then tagged.
+def debian_steps(base: Base, engine: Engine, platform: str, reference: str, archive: Path) -> tuple[Step, ...]:
+    """The steps that make a Debian base by way of the file `archive`: imported under a temporary name, then tagged.
 
-    The final name comes last, so that a broken pipe never leaves an incomplete base under it.
+    The final name comes last, so that a broken import never leaves an incomplete base under it.
     """
     suite, architecture = base.debian or "", platform.split("/")[1]
     # mmdebstrap copies the host's mirror, proxy, name and name servers: remove them from the image. The public servers
@@ -195,12 +194,13 @@ def debian_steps(base: Base, engine: Engine, platform: str, reference: str) -> t
         *((f"--include={','.join(base.packages)}",) if base.packages else ()),
         f"--customize-hook={clean}",
         suite,
-        "-",
+        str(archive),
     )
     unfinished = f"{reference}-unfinished"
-    take = (engine.name, "import", "--change", 'CMD ["/bin/bash"]', "-", unfinished)
+    take = (engine.name, "import", "--change", 'CMD ["/bin/bash"]', str(archive), unfinished)
     return (
-        Step(f"Debian {suite} root file system", make, engine.env, pipe_to=take),
+        Step(f"Debian {suite} root file system", make, engine.env),
+        Step("import it", take, engine.env),
         Step("give it its name", (engine.name, "tag", unfinished, reference), engine.env),
         Step("drop the temporary name", (engine.name, "rmi", "--no-prune", unfinished), engine.env)
         if engine.name == "docker"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from runner import __version__
 from runner.errors import RunnerError
-from runner.images.build import content, host_settings
+from runner.images.build import host_settings
 from runner.images.build.base import (
     BuildContext,
     BuildOptions,
@@ -21,15 +21,21 @@ from runner.images.build.base import (
     resolve_base,
     shown,
 )
-from runner.images.build.containerfile import declares_base, with_arguments
 from runner.images.build.host_settings import HostSettings
-from runner.images.build.run import run_logged, run_quietly
+from runner.images.build.steps import Step, bash, run_logged, run_quietly
 from runner.images.engine import Engine, choose_engine, open_store
-from runner.images.image import Image
-from runner.images.recipe import Recipe, check_platform
+from runner.images.recipe import (
+    Recipe,
+    check_platform,
+    content_hash,
+    context_files,
+    declares_base,
+    files_hash,
+    with_arguments,
+)
+from runner.images.sources.engine_storage import Image
 from runner.machine import files, folders, process
 from runner.machine.folders import cache_folder
-from runner.machine.plan import Step, bash
 from runner.machine.report import Report
 
 
@@ -89,7 +95,9 @@ def dry_run(recipe: Recipe, options: BuildOptions, environ: Mapping[str, str], r
     before: tuple[Step, ...] = ()
     if base.reference.startswith("localhost/runner/base-") and context.store.find(base.reference) is None:
         made = next(entry for entry in recipe.bases if entry.debian)
-        before = debian_steps(made, context.engine, context.platform, base.reference)
+        folder = Step("a folder for the root file system", ("mkdir", "-p", str(context.staging)))
+        archive = context.staging / "root.tar"
+        before = (folder, *debian_steps(made, context.engine, context.platform, base.reference, archive))
         report.warn(
             f"the script below builds a Debian base, but `runner build` would first try to pull {recipe.bases[0]}"
         )
@@ -126,7 +134,7 @@ def plan_build(
     text = with_arguments(recipe.containerfile.read_text(), settings.arguments)
     steps = [Step("a private folder for the files of the build", ("install", "-d", "-m", "700", str(staging)))]
     steps.append(Step("its context", ("mkdir", "-p", str(folder))))
-    listed = content.context_files(recipe)
+    listed = context_files(recipe)
     if listed:
         # from a list, because the file names of a large project do not fit on a command line
         names = staging / "files"
@@ -181,7 +189,7 @@ def image_labels(recipe: Recipe, base: ResolvedBase, tag: str) -> dict[str, str]
         "org.opencontainers.image.title": recipe.name,
         **shown(base),
         "runner.recipe": recipe.name,
-        "runner.recipe.files": content.files_hash(recipe),
+        "runner.recipe.files": files_hash(recipe),
         "runner.content": tag,
         "runner.version": __version__,
     }
@@ -242,7 +250,7 @@ def report_settings(settings: HostSettings, engine: Engine, environ: Mapping[str
 
 
 def _tag(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> str:
-    return content.content_hash(recipe, base.digest, recipe.build_args, context.platform)
+    return content_hash(recipe, base.digest, recipe.build_args, context.platform)
 
 
 def _built_before(recipe: Recipe, base: ResolvedBase, context: BuildContext) -> Image | None:

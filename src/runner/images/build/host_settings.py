@@ -4,8 +4,6 @@ Everything is mounted below /dev of the build's containers. /dev is a separate f
 files nor empty mount points stay in the image. `ARG` lines name the paths, because `ENV` would stay in the image.
 """
 
-from __future__ import annotations
-
 import configparser
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

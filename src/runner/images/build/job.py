@@ -4,8 +4,6 @@ Source: CSCS documentation, "Building container images on Alps": graphroot below
 allocation.
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -44,43 +42,13 @@ def goes_to_a_job(site: Site, environ: Mapping[str, str]) -> bool:
 
 def script(job: BuildJob) -> str:
     """The batch script, in plain bash. It depends only on `job`. Pure."""
-    folder = shlex.quote(str(job.folder))
-    return f"""\
-#!/bin/bash
-# Builds an image and imports it to one squashfs file, in one job: podman's storage is in this node's memory.
-set -euo pipefail
-folder={folder}
-storage="{job.storage}/runner-$SLURM_JOB_ID"
+    import jinja2
 
-leave() {{
-    code=$?
-    if [ "$EUID" != 0 ]; then # files of subordinate ids: podman removes them while it still has its storage.conf
-        podman unshare rm -rf "$storage" 2> /dev/null || true
-    fi
-    umount --lazy "$storage/root/overlay" 2> /dev/null || true
-    rm -rf "$storage" || true
-    echo "$code" > "$folder/exit_code"
-}}
-trap leave EXIT
-trap 'exit 143' TERM INT
-
-umask 077
-mkdir -p "$storage/tmp"
-cat > "$storage/storage.conf" << EOF
-[storage]
-driver = "overlay"
-graphroot = "$storage/root"
-rootless_storage_path = "$storage/root"
-runroot = "$storage/run"
-EOF
-umask 022
-export CONTAINERS_STORAGE_CONF="$storage/storage.conf" TMPDIR="$storage/tmp"
-export RUNNER_IMAGES={shlex.quote(str(job.images))}
-
-cd {shlex.quote(str(job.project))}
-{shlex.join(job.words)} > "$folder/path" &
-wait $!
-"""
+    path = Path(__file__).with_name("job.sbatch.j2")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    values = {name: shlex.quote(str(getattr(job, name))) for name in ("folder", "images", "project")}
+    template = environment.from_string(path.read_text(encoding="utf-8"))
+    return template.render(values, storage=job.storage, words=shlex.join(job.words))
 
 
 def submission(job: BuildJob, site: Site, flags: Sequence[str]) -> tuple[str, ...]:

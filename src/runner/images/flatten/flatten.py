@@ -15,14 +15,22 @@ Rules: OCI image-spec 1.1, layer.md. Where the specification does not define the
 Layers are numbered from 0, the top one.
 """
 
-from __future__ import annotations
-
 import stat
 
-from runner.images.flatten.links import Awaited, LinkTargets, Passed, Work
-from runner.images.flatten.view import IMPLICIT, PHANTOM, WHITEOUT, View, close, refused
+from runner.images.flatten.view import (
+    IMPLICIT,
+    PHANTOM,
+    WHITEOUT,
+    Awaited,
+    LinkTargets,
+    Passed,
+    View,
+    Work,
+    close,
+    refused,
+)
 from runner.images.layers.tar import Entry
-from runner.images.squashfs.tree import Directory, Leaf, device_number
+from runner.images.squashfs.data import Directory, Leaf, device_number
 
 _GONE = Leaf(0, 0, 0, 0, (), None, -1)  # a name that hides lower layers
 _TIMES = 4096  # shared between files

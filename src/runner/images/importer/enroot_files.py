@@ -4,8 +4,6 @@ Source: the output of `import` of enroot 4.1.2. The text here is our own. All va
 quotes, which every POSIX shell interprets in the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

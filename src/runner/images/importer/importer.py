@@ -1,7 +1,5 @@
 """Import an image as one squashfs file: its names, its lock and its sidecar. The file appears only when complete."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -193,6 +191,8 @@ def _make(plan: ImportPlan, report: Report, options: ImportOptions) -> tuple[Squ
                 f"{previous.squashfs.name} is damaged: {packed.layers_damaged} of its layers were read again from the "
                 "image; remove the file, or import its image with --no-cache"
             )
+    if trace := plan.packing.trace:
+        report.say(f"{packed.traced:,} of the {len(trace):,} files of the trace are stored together")
     phases = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in packed.seconds.items())
     report.detail(f"{packed.layers} layers ({packed.layers_reused} copied), {packed.entries} entries: {phases}")
     return squashfs, packed

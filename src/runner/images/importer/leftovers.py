@@ -1,7 +1,5 @@
 """Find and remove files of killed imports, which are recognized by a lock that is free again."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -2,26 +2,67 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import stat
+import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import BinaryIO
 
 from runner.errors import RunnerError
 from runner.images.flatten.flatten import Flattener
+from runner.images.importer.hot import HotRegion, Trace
 from runner.images.importer.layer_index import LayerFrame, LayerIndex, LayerLog, LayerRecord, needed_hash, write_index
 from runner.images.layers.decode import decoded
 from runner.images.layers.layer import Layer, LayeredImage, Reader
 from runner.images.layers.tar import Entry, entries
 from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression
-from runner.images.squashfs.data import DataWriter, FileData, Run
+from runner.images.squashfs.data import DataWriter, FileData, Leaf, Run
 from runner.images.squashfs.tables import write_tables
-from runner.images.squashfs.tree import Leaf
-from runner.machine.tuning import keep_freed_memory, set_for_streams
+
+# parameters of mallopt, from glibc's malloc.h: sizes above which memory is mapped separately, and returned
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory for later allocations.
+
+    Otherwise, each buffer of 100 KiB to 1 MiB gets new pages from the kernel, which costs 5% of an import's CPU time.
+    With another C library, this does nothing.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest value that glibc accepts
+        mallopt(_M_TRIM_THRESHOLD, 64 << 20)
+
+
+_SWITCH_SECONDS = 0.0002
+
+
+@contextmanager
+def set_for_streams() -> Iterator[None]:
+    """Tune Python for threads that process streams while one thread builds a large tree. Restored on exit.
+
+    By default, threads that inflate and hash wait up to 5 ms for the thread that parses, and the garbage collector
+    repeatedly scans the whole tree, which costs 10% of the time. The block must not create large reference cycles.
+    """
+    interval, collecting = sys.getswitchinterval(), gc.isenabled()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.disable()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        if collecting:
+            gc.enable()
+
 
 # increase when the same image is packed to different bytes. 1 was tar2sqfs
 PACKING = 2
@@ -43,6 +84,8 @@ class PackOptions:
     """SOURCE_DATE_EPOCH: the latest time of any file, and the time of the squashfs itself"""
     verify_diff_ids: bool = True
     """verify diff_ids too; the digests of blobs are always verified"""
+    trace: Trace | None = None
+    """what a start reads: it is stored in one region"""
 
     @property
     def run_settings(self) -> str:
@@ -53,7 +96,8 @@ class PackOptions:
     def settings(self) -> str:
         """The settings that determine the bytes of the squashfs, besides its image."""
         epoch = "" if self.epoch is None else f", times to {self.epoch}"
-        return f"{self.run_settings}, owners {self.owners}, xattrs {self.xattrs}{epoch}"
+        trace = f", trace {sha256(repr(self.trace).encode()).hexdigest()[:12]}" if self.trace else ""
+        return f"{self.run_settings}, owners {self.owners}, xattrs {self.xattrs}{epoch}{trace}"
 
 
 @dataclass
@@ -66,6 +110,8 @@ class Packed:
     layers_damaged: int = 0
     """layers that are damaged in the earlier squashfs, and were read again"""
     entries: int = 0
+    traced: int = 0
+    """files of the trace that the image has"""
     index: list[tuple[LayerRecord, bytes]] = field(default_factory=list)
 
     @contextmanager
@@ -108,7 +154,11 @@ def pack_image(
                     packer.read(layer, advance)
         with packed.phase("tables"):
             root = flattener.finish()
+            hot = options.trace and HotRegion(options.trace, root, writer, file, options.compression)
             write_tables(file, writer, root, time=options.epoch or 0, compression=options.compression)
+            if hot:
+                hot.write_list()
+                packed.traced = hot.files
     return packed
 
 

@@ -1,7 +1,5 @@
 """Decide what an import reads and writes, before anything is written."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shlex
@@ -11,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.errors import RunnerError
+from runner.images.importer.hot import Trace, read_trace
 from runner.images.importer.layer_index import LayerIndex, open_index
 from runner.images.importer.pack import PackOptions
 from runner.images.layers.layer import LayeredImage
+from runner.images.recipe import image_name
 from runner.images.sources.open import Access
 from runner.images.squashfs.compression import Compression
 from runner.images.squashfs_file import Squashfs, index_path, read_squashfs
@@ -67,6 +67,8 @@ class ImportOptions:
     """simultaneous connections to a registry"""
     striping: str = STRIPING
     """arguments of `lfs setstripe`, for a target on Lustre"""
+    trace: Path | None = None
+    """what a start reads (default: the trace beside the recipe of the image)"""
 
     def __post_init__(self) -> None:
         Compression.parse(self.compression)
@@ -132,6 +134,7 @@ def plan_import(name: str, image: LayeredImage, request: ImportRequest) -> Impor
         options.xattrs,
         epoch=_epoch(request.environ),
         verify_diff_ids=options.verify == "all",
+        trace=_trace(image, request),
     )
     content = content_of(image, packing)
     target = options.output.absolute() if options.output else request.images / f"{name}-{content}.sqsh"
@@ -185,6 +188,14 @@ def _candidates(plan: ImportPlan) -> list[Path]:
         others = []
     found += [path.with_suffix(".sqsh") for path in others[:_LOOKED_AT]]
     return list(dict.fromkeys(found))
+
+
+def _trace(image: LayeredImage, request: ImportRequest) -> Trace | None:
+    """The given trace, else that of the image's recipe, containers/NAME.trace; None if there is neither."""
+    recipe = (image.config.get("Labels") or {}).get("runner.recipe")
+    paths = (path for root in request.project.roots for path in sorted((root / "containers").glob("*.trace")))
+    path = request.options.trace or next((path for path in paths if image_name(path.stem) == recipe), None)
+    return read_trace(path) if path else None
 
 
 def _epoch(environ: Mapping[str, str]) -> int | None:

@@ -4,8 +4,6 @@ A chunk is at most 4 MiB, so a small layer that inflates to gigabytes never fill
 threads on both sides wake each other too often. Source: RFC 1952, RFC 8878.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import IO, cast
 

@@ -3,8 +3,6 @@
 Source: GNU tar 1.34 manual, "Storing Sparse Files": the old format (type S) and PAX 0.0, 0.1 and 1.0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from runner.images.layers.layer import Reader

@@ -3,8 +3,6 @@
 Sources: POSIX.1-2017, pax, "ustar Interchange Format" and "pax Header"; GNU tar 1.34 manual, appendix "Tar Internals".
 """
 
-from __future__ import annotations
-
 import functools
 
 from isal import isal_zlib

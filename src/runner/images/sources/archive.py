@@ -5,8 +5,6 @@ file that is both: `docker-archive:` reads its manifest.json, `oci-archive:` its
 Source: image-spec 1.1, image-layout.md; Moby's image specification 1.2, "Combined Image JSON + Filesystem Changeset".
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
@@ -19,7 +17,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.layers.layer import Layer, LayeredImage, Reader
-from runner.images.sources.layout import is_called, read_small
+from runner.images.sources.layout import is_called, open_regular, opened, read_small, unreadable
 from runner.images.sources.manifest import (
     CONFIG_BYTES,
     MANIFEST_BYTES,
@@ -31,7 +29,6 @@ from runner.images.sources.manifest import (
     refuse_layers,
     runtime_config,
 )
-from runner.images.sources.section import open_regular, opened, unreadable
 from runner.machine import probe
 
 _MEMBERS = 100_000

@@ -3,24 +3,71 @@
 podman is used through its executable, because it has no daemon; docker through its socket, with the docker SDK.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from runner.errors import RunnerError
-from runner.images.image import Image, from_inspect
 from runner.images.layers.layer import Layer, LayeredImage, Reader
+from runner.images.reference import split_tag
 from runner.images.sources.manifest import refuse_architecture
-from runner.machine import process, sessions
+from runner.machine import probe, process, sessions
 from runner.machine.report import Report
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image in the storage of podman or docker."""
+
+    name: str
+    """without the tag: `localhost/runner/cpu`"""
+    tag: str
+    """the tag; for images that runner builds, the content hash (12 hex digits); empty: none"""
+    engine: str
+    id: str
+    """sha256 of the image's configuration, hex"""
+    architecture: str
+    """as OCI names it: amd64, arm64"""
+    size_bytes: int
+    config: Mapping[str, Any]
+    """the runtime part of the OCI configuration: Env, Entrypoint, Cmd, WorkingDir, Labels, Volumes"""
+    digest: str = ""
+    """the digest of the manifest, `sha256:…`; empty if the engine does not know it"""
+    repo_digests: tuple[str, ...] = ()
+
+    @property
+    def reference(self) -> str:
+        """NAME:TAG, or the id of an image without a name."""
+        if not self.name:
+            return self.id
+        return f"{self.name}:{self.tag}" if self.tag else self.name
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self.config.get("Labels") or {}
+
+
+def from_inspect(data: Mapping[str, Any], engine: str, reference: str = "") -> Image:
+    """The image that `podman image inspect` or docker's `GET /images/NAME/json` describes."""
+    name, tag = split_tag(reference) if reference else ("", "")
+    return Image(
+        name=name,
+        tag=tag,
+        engine=engine,
+        id=str(data["Id"]).removeprefix("sha256:"),
+        architecture=probe.oci_architecture(str(data.get("Architecture") or "")),
+        size_bytes=int(data.get("Size") or 0),
+        config=data.get("Config") or {},
+        digest=str(data.get("Digest") or ""),
+        repo_digests=tuple(data.get("RepoDigests") or ()),
+    )
+
 
 LABEL = "runner.import.process"
 """label with the process that created a container: MACHINE PID BOOT:START"""
@@ -30,33 +77,6 @@ _LIST_SECONDS = 5.0
 _REMOVE_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class Container:
-    """A container that runner created: its id and labels."""
-
-    id: str
-    labels: Mapping[str, str]
-
-
-class Store(Protocol):
-    """The storage of one engine."""
-
-    def find(self, reference: str) -> Image | None:
-        """The image with a name or id; None if the storage does not have it. Pulls nothing."""
-
-    def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
-        """Create, but do not start, a container with a name and labels. Returns its id."""
-
-    def export(self, container: str) -> AbstractContextManager[Reader]:
-        """The container's file tree as a tar stream. Raises RunnerError at the end if the engine fails."""
-
-    def containers(self, label: str) -> tuple[Container, ...]:
-        """The containers, running or not, with a label."""
-
-    def remove(self, container: str) -> None:
-        """Remove, by id or name, a container that runner created. A missing container is not an error."""
-
-
 class PodmanStore:
     """podman's storage through its executable."""
 
@@ -64,6 +84,7 @@ class PodmanStore:
         self.env = env
 
     def find(self, reference: str) -> Image | None:
+        """The image with a name or id; None if the storage does not have it. Pulls nothing."""
         done = process.run(("podman", "image", "inspect", reference), env=self.env, check=False)
         if done.exit_code == 0:
             return from_inspect(json.loads(done.stdout)[0], "podman", reference)
@@ -72,6 +93,7 @@ class PodmanStore:
         raise process.failed(done, "podman info   (prints what is wrong with the storage)")
 
     def create(self, image: Image, name: str, labels: Mapping[str, str]) -> str:
+        """Create, but do not start, a container with a name and labels. Returns its id."""
         flags = tuple(f"--label={key}={value}" for key, value in labels.items())
         # volumes that the image declares must be plain folders: their content belongs in the squashfs
         argv = ("podman", "create", "--pull=never", "--image-volume=ignore", "--network=none", *flags)
@@ -81,6 +103,7 @@ class PodmanStore:
 
     @contextmanager
     def export(self, container: str) -> Iterator[Reader]:
+        """The container's file tree as a tar stream. Raises RunnerError at the end if the engine fails."""
         process.need(("podman",))
         # podman keeps both ends of its stdout open, so it does not notice that its reader has died (4.3.1). It would
         # then hold the container's lock forever, and block `podman ps`. With this, it dies when we do.
@@ -108,19 +131,24 @@ class PodmanStore:
             child.stderr.close()
             child.wait()
 
-    def containers(self, label: str) -> tuple[Container, ...]:
+    def containers(self, label: str) -> dict[str, Mapping[str, str]]:
+        """The ids of the containers, running or not, that have a label, each with all its labels."""
         argv = ("podman", "ps", "--all", "--filter", f"label={label}", "--format", "json")
         # podman locks each container for this, and another running import holds the lock of its container
         found = json.loads(process.run(argv, env=self.env, timeout_seconds=_LIST_SECONDS).stdout or "null") or ()
-        return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
+        return {entry["Id"]: entry.get("Labels") or {} for entry in found}
 
     def remove(self, container: str) -> None:
+        """Remove, by id or name, a container that runner created. A missing container is not an error."""
         argv = ("podman", "rm", "--force", "--ignore", "--volumes", container)
         process.run(argv, env=self.env, check=False, timeout_seconds=_REMOVE_SECONDS)
 
 
 class DockerStore:
-    """docker's storage through its socket. If the daemon stops, `requests` raises an error, which is an OSError."""
+    """docker's storage through its socket, with the methods of PodmanStore.
+
+    If the daemon stops, `requests` raises an error, which is an OSError.
+    """
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -146,16 +174,19 @@ class DockerStore:
         finally:
             chunks.close()
 
-    def containers(self, label: str) -> tuple[Container, ...]:
+    def containers(self, label: str) -> dict[str, Mapping[str, str]]:
         with _asking("list containers"):
             found = self.client.api.containers(all=True, filters={"label": label})
-        return tuple(Container(entry["Id"], entry.get("Labels") or {}) for entry in found)
+        return {entry["Id"]: entry.get("Labels") or {} for entry in found}
 
     def remove(self, container: str) -> None:
         import docker.errors
 
         with _asking("remove a container"), suppress(docker.errors.NotFound):
             self.client.api.remove_container(container, v=True, force=True)
+
+
+Store = PodmanStore | DockerStore
 
 
 def connect_docker(environ: Mapping[str, str]) -> DockerStore:
@@ -253,12 +284,12 @@ def clear_containers(store: Store, report: Report) -> None:
     except RunnerError as error:
         report.detail(f"cannot look for containers that interrupted imports left behind: {error.why}")
         return
-    for container in containers:
-        machine, _, process_name = container.labels.get(LABEL, "").partition(" ")
+    for container, labels in containers.items():
+        machine, _, process_name = labels.get(LABEL, "").partition(" ")
         pid, _, identity = process_name.partition(" ")
         if machine == _machine() and pid.isdigit() and sessions.identity(int(pid)) != identity:
-            report.say(f"removing container {container.id[:12]}, which an interrupted import left behind")
-            store.remove(container.id)
+            report.say(f"removing container {container[:12]}, which an interrupted import left behind")
+            store.remove(container)
 
 
 def _machine() -> str:

@@ -1,20 +1,17 @@
 """Open the image that the user named, from any source, so that its layers can be read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from runner.errors import RunnerError, unknown
-from runner.images.build.content import files_hash
 from runner.images.engine import Engine, choose_engine, open_store
-from runner.images.image import Image
 from runner.images.layers.layer import LayeredImage
-from runner.images.recipe import load_recipe, recipe_names
+from runner.images.recipe import files_hash, load_recipe, recipe_names
 from runner.images.reference import Source, registry_reference
 from runner.images.sources import archive, layout
+from runner.images.sources.engine_storage import Image
 from runner.machine import probe
 from runner.machine.report import Report
 from runner.project import Project
@@ -50,7 +47,7 @@ def open_image(source: Source, access: Access, report: Report) -> Iterator[Layer
         with archive.open_archive(path) as files:
             yield read(files, source.tag, architecture=architecture, reference=str(source))
     elif source.scheme == "docker":
-        from runner.images.sources.registry.image import open_registry_image
+        from runner.images.sources.registry.repository import open_registry_image
         from runner.images.sources.registry.web import Web
 
         reference = replace(registry_reference(source.reference), user=source.user)

@@ -11,8 +11,6 @@ Images of a container that is kept while it runs may be in volatile-layers.json.
 Source: containers/storage 1.43, images.go, layers.go, store.go, drivers/overlay/overlay.go, drivers/vfs/driver.go.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json
@@ -29,9 +27,9 @@ from pathlib import Path
 from typing import IO
 
 from runner.errors import RunnerError
-from runner.images.image import Image
 from runner.images.layers.layer import Layer, LayeredImage, Reader
 from runner.images.sources import tar_split
+from runner.images.sources.engine_storage import Image
 from runner.images.sources.manifest import (
     CONFIG_BYTES,
     LAYERS,

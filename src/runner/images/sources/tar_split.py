@@ -14,8 +14,6 @@ when the other end of the socket is closed. It runs apart because a user's stora
 only a process in podman's user namespace may read; and so that this work has a processor of its own.
 """
 
-from __future__ import annotations
-
 import binascii
 import gzip
 import json

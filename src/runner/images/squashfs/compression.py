@@ -110,6 +110,16 @@ class Compression:
         filters = [{"id": lzma.FILTER_LZMA2, "preset": level, "dict_size": self.block_size}]
         return lambda data: lzma.compress(data, lzma.FORMAT_XZ, lzma.CHECK_CRC32, None, filters)
 
+    def decompressor(self) -> Callable[[bytes], bytes]:
+        """A function that reads a block that `compressor` packed."""
+        if self.name == "lz4":
+            import lz4.block  # slow to import
+
+            return lambda data: lz4.block.decompress(data, self.block_size)
+        if self.name == "zstd":
+            return zstandard.ZstdDecompressor().decompress
+        return lzma.decompress if self.name == "xz" else zlib.decompress
+
 
 def _version(name: str) -> str:
     """The version of the compression library, on which the bytes may depend."""

@@ -1,4 +1,4 @@
-"""File contents of a squashfs: compressed blocks in runs, one run per layer.
+"""File contents of a squashfs, compressed blocks in runs, one run per layer; and the tree of files that has them.
 
 A run's bytes depend only on its contents and their order, not on its position or the number of threads. So a run can
 be copied from one squashfs to another.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import BinaryIO
 
@@ -17,8 +17,7 @@ from isal import isal_zlib
 from runner.errors import RunnerError
 from runner.images.layers.layer import Reader, view
 from runner.images.squashfs.compression import SUPERBLOCK_SIZE, Compression, compressor_options
-from runner.images.squashfs.copying import Block, write_all
-from runner.images.squashfs.disk import Disk
+from runner.images.squashfs.disk import Block, Disk, write_all
 from runner.images.squashfs.workers import PLAIN, Workers
 
 FRAGMENT = struct.Struct("<QI")
@@ -263,3 +262,39 @@ def _broken_off(size: int, got: int) -> RunnerError:
     return RunnerError(
         "a file of the image is truncated", f"only {got} of its {size} bytes are there", "pull or build the image again"
     )
+
+
+Xattrs = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(slots=True, eq=False)
+class Leaf:
+    """Any inode but a directory. Hard links are several names for one Leaf."""
+
+    mode: int  # with the type bits
+    uid: int
+    gid: int
+    mtime: int  # seconds since 1970, limited to 0 to 2**32 - 1
+    xattrs: Xattrs
+    data: FileData | bytes | int | None  # of a file, a symlink's target, a device (see `device_number`), nothing
+    layer: int
+    links: int = field(default=0, init=False)  # number of visible names; counted by write_tables
+
+
+@dataclass(slots=True, eq=False)
+class Directory:
+    """A directory and its children."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    xattrs: Xattrs
+    children: dict[bytes, Leaf | Directory] = field(default_factory=dict)
+    layer: int = -1  # the layer of its attributes; -1: no entry of its own
+    opaque: int = -1  # layers below this one are hidden; -1: none
+
+
+def device_number(major: int, minor: int) -> int:
+    """Linux's 32-bit encoding of a device. Source: Linux 6.1, include/linux/kdev_t.h, new_encode_dev."""
+    return (minor & 0xFF) | (major & 0xFFF) << 8 | (minor & 0xFFF00) << 12

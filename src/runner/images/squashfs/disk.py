@@ -1,18 +1,104 @@
-"""A thread for the disk: it writes blocks and copies runs while the processor works.
+"""Writes and copies, by the kernel if it can; and a thread that does them while the processor works.
 
-Without it the reader, the bottleneck, would wait for each write (a third of its time if the kernel allocates pages
-slowly), and copies and the writeback of the page cache would follow the work instead of overlapping it.
+Without that thread the reader, the bottleneck, would wait for each write (a third of its time if the kernel allocates
+pages slowly), and copies and the writeback of the page cache would follow the work instead of overlapping it.
 """
 
-from __future__ import annotations
-
+import errno
 import os
+import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import BinaryIO
 
-from runner.images.squashfs.copying import Block, Memory, copy_range, write_pieces
+from runner.errors import RunnerError
+
+_PIECE = 64 << 20  # per call, so that Ctrl-C takes effect
+_BUFFER = 1 << 20
+_MOST_PIECES = 1024  # of one call: Linux's limits.h, UIO_MAXIOV
+# file systems, kernels and files that copy_file_range does not support
+_REFUSED = (errno.EXDEV, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+
+
+def write_all(file: BinaryIO, data: bytes | memoryview) -> None:
+    """Write all of `data`: an unbuffered file may accept only a part."""
+    written = file.write(data)
+    while written < len(data):
+        written += file.write(data[written:])
+
+
+def write_pieces(target: int, pieces: Sequence[bytes | memoryview], position: int) -> int:
+    """Write the pieces to a descriptor in order, from `position` on; returns their bytes."""
+    end = position
+    for start in range(0, len(pieces), _MOST_PIECES):
+        some = pieces[start : start + _MOST_PIECES]
+        expected, written = sum(map(len, some)), os.pwritev(target, some, end)
+        end += written
+        if written < expected:  # a signal, or the disk is nearly full
+            end += write_pieces(target, [memoryview(b"".join(some))[written:]], end)
+    return end - position
+
+
+def copy_range(source: int, source_offset: int, target: int, target_offset: int, length: int) -> None:
+    """Copy bytes between open descriptors without moving their positions.
+
+    Raises RunnerError if `source` ends too early, OSError for the disk.
+    """
+    done = _by_kernel(source, source_offset, target, target_offset, length)
+    while done < length:
+        data = os.pread(source, min(_BUFFER, length - done), source_offset + done)
+        if not data:
+            raise RunnerError(
+                "the previous squashfs file of this image is damaged",
+                f"the file is {length - done} bytes too short",
+                "import without the cache: --no-cache",
+            )
+        while data:
+            written = os.pwrite(target, data, target_offset + done)
+            done += written
+            data = data[written:]
+
+
+def _by_kernel(source: int, source_offset: int, target: int, target_offset: int, length: int) -> int:
+    """How many bytes copy_file_range copied; fewer than `length` if it fails or the file ends."""
+    done = 0
+    while done < length:
+        try:
+            count = os.copy_file_range(
+                source, target, min(_PIECE, length - done), source_offset + done, target_offset + done
+            )
+        except OSError as error:
+            if error.errno in _REFUSED:
+                return done
+            raise
+        if count == 0:
+            return done
+        done += count
+    return done
+
+
+Block = bytes | memoryview
+
+
+class Memory:
+    """Counts the memory that blocks hold: a view holds its whole buffer, counted once for consecutive views."""
+
+    __slots__ = ("_source",)
+
+    def __init__(self) -> None:
+        self._source: object = None  # of the last block, where that was a view
+
+    def more(self, block: Block) -> int:
+        """Bytes that this block holds in addition to the one before."""
+        if not isinstance(block, memoryview):
+            return len(block)
+        if block.obj is self._source:
+            return 0
+        self._source = block.obj
+        return memoryview(block.obj).nbytes
+
 
 _STEP = 64 << 20  # bytes that are sent to the disk at a time
 _SYNC_FILE_RANGE_WRITE = 2
@@ -144,3 +230,71 @@ def _begin_writing_out(descriptor: int, offset: int, length: int) -> None:
     call = getattr(ctypes.CDLL(None), "sync_file_range", None)
     if call is not None:
         call(descriptor, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
+
+
+METADATA_SIZE = 8192
+_HEADER = struct.Struct("<H")
+_PLAIN = 0x8000
+
+
+class MetadataStream:
+    """A stream of records in blocks of 8 KiB; full blocks go to `emit` at once. A record may span blocks.
+
+    They are never compressed: they take 60 bytes more for a file, and squashfuse_ll finds paths four times faster (5000
+    of 50,000 in 0.13 s, not 0.48 s with zstd and 0.93 s with gzip).
+    """
+
+    __slots__ = ("_emit", "buffer", "start")
+
+    def __init__(self, emit: Callable[[bytes], object]) -> None:
+        self._emit = emit
+        self.start = 0  # of the current block: bytes emitted before it
+        self.buffer = bytearray()  # always shorter than a block
+
+    def reference(self) -> int:
+        """The reference of the next record: start of its block << 16 | offset in the block."""
+        return self.start << 16 | len(self.buffer)
+
+    def write(self, record: bytes | bytearray) -> None:
+        self.buffer += record
+        while len(self.buffer) >= METADATA_SIZE:
+            self._flush(bytes(self.buffer[:METADATA_SIZE]))
+            del self.buffer[:METADATA_SIZE]
+
+    def finish(self) -> None:
+        if self.buffer:
+            self._flush(bytes(self.buffer))
+            self.buffer.clear()
+
+    def _flush(self, plain: bytes) -> None:
+        block = _HEADER.pack(len(plain) | _PLAIN) + plain
+        self._emit(block)
+        self.start += len(block)
+
+
+class FileStream(MetadataStream):
+    """A metadata stream that goes to a file from `position` on."""
+
+    __slots__ = ("_file", "blocks", "position")
+
+    def __init__(self, file: BinaryIO, position: int) -> None:
+        super().__init__(self._append)
+        self._file = file
+        self.position = position
+        self.blocks: list[int] = []  # where each block begins in the file
+
+    def _append(self, block: bytes) -> None:
+        self.blocks.append(self.position)
+        write_all(self._file, block)
+        self.position += len(block)
+
+
+def write_lookup_table(file: BinaryIO, position: int, records: Iterable[bytes], head: bytes = b"") -> tuple[int, int]:
+    """Write a table with a list of its blocks; returns the start of `head` and that list, and their end."""
+    stream = FileStream(file, position)
+    for record in records:
+        stream.write(record)
+    stream.finish()
+    index = head + struct.pack(f"<{len(stream.blocks)}Q", *stream.blocks)
+    write_all(file, index)
+    return stream.position, stream.position + len(index)

@@ -1,7 +1,5 @@
 """Inodes as squashfs packs them. Source: Linux 6.1, fs/squashfs/squashfs_fs.h, struct squashfs_*_inode."""
 
-from __future__ import annotations
-
 import stat
 import struct
 from array import array
@@ -11,9 +9,8 @@ from typing import BinaryIO
 
 from runner.errors import RunnerError
 from runner.images.squashfs.compression import ABSENT
-from runner.images.squashfs.data import FileData
-from runner.images.squashfs.metadata import METADATA_SIZE, FileStream, MetadataStream, write_lookup_table
-from runner.images.squashfs.tree import Directory, Leaf
+from runner.images.squashfs.data import Directory, FileData, Leaf
+from runner.images.squashfs.disk import METADATA_SIZE, FileStream, MetadataStream, write_lookup_table
 
 DIRECTORY, FILE, SYMLINK, BLOCK_DEVICE, CHARACTER_DEVICE, FIFO, SOCKET = range(1, 8)
 _EXTENDED = 7  # added to the type of an inode that has more fields

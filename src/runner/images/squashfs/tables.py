@@ -10,11 +10,9 @@ from typing import BinaryIO
 import zstandard
 
 from runner.images.squashfs.compression import ABSENT, Compression, Superblock
-from runner.images.squashfs.copying import write_all
-from runner.images.squashfs.data import DataWriter
+from runner.images.squashfs.data import DataWriter, Directory
+from runner.images.squashfs.disk import FileStream, MetadataStream, write_all, write_lookup_table
 from runner.images.squashfs.inodes import DIRECTORY, InodePacker, ListingWriter, leaf_type
-from runner.images.squashfs.metadata import FileStream, MetadataStream, write_lookup_table
-from runner.images.squashfs.tree import Directory
 
 _UNWRITTEN = (1 << 64) - 1
 _DEVICE_BLOCK = 4096  # a squashfs is padded to it, for loop devices

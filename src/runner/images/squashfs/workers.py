@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from runner.errors import RunnerError
 from runner.images.squashfs.compression import Compress, Compression
-from runner.images.squashfs.copying import Block, Memory
+from runner.images.squashfs.disk import Block, Memory
 
 Owner = TypeVar("Owner")
 # called with the packed bytes of some blocks, and the owner and size word of each, in order

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.environments.mount import Mount, parse_mount
+from runner.environments.edf import Mount, parse_mount
 from runner.environments.rewriting import APPEND, Change, Set
 from runner.errors import RunnerError
 from runner.expansion import expand, literal, names

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from runner.bash import Word
-from runner.environments.mount import split_fields
+from runner.environments.edf import split_fields
 from runner.images.reference import HUB_NAMES, parse_reference
 from runner.runs.adopt.adopted import Adopted
 from runner.runs.adopt.options import Option

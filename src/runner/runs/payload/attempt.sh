@@ -29,7 +29,7 @@ say() { printf 'job.sbatch: %s\n' "$*" >&2; }
 # sbatch passes the variables of the submitting shell to the job, and Slurm overrides only those that apply to this job. If
 # you submit from within another job, the remaining SLURM_* variables describe that other job. Unset them.
 forget_outer_job() {
-    unset RUNNER_TASK RUNNER_TASKS RUNNER_ATTEMPT RUNNER_SAVE_AND_EXIT RUNNER_NODELIST
+    unset RUNNER_TASK RUNNER_TASKS RUNNER_ATTEMPT RUNNER_SAVE_AND_EXIT RUNNER_NODELIST RUNNER_REQUESTED_NODES
     # A task of a sweep runs `bash job.sbatch`, and belongs to an array. If Slurm itself started this script, $0 is a
     # file in its spool folder, and the job is not part of an array.
     [ "${0##*/}" = job.sbatch ] || unset "${!SLURM_ARRAY_@}"
@@ -57,7 +57,7 @@ export RUNNER_AFTER=
 # the script again.
 #   next_attempt GPUS [again]    GPUS: total over all nodes; again: this job was submitted to continue an earlier one
 next_attempt() {
-    local number waited=0
+    local number waited=0 nodes chosen
     # shellcheck disable=SC2154 # alone.sh
     only_one_attempt "$any_number"
     may_start "${2:-}"
@@ -86,12 +86,14 @@ next_attempt() {
     skip_preflight "$number"
     # shellcheck disable=SC2034 # restart.sh reads the log from this offset
     log_bytes=$(stat -c %s job.log 2>/dev/null || echo 0)
-    say "attempt $number on ${SLURM_JOB_NODELIST:-$(uname -n)}"
+    nodes=${SLURM_JOB_NODELIST:-$(uname -n)}
+    ! chosen=$(nodes_in_place "$number") || nodes=$(compressed "$chosen") # Slurm's variable names lost nodes, too
+    say "attempt $number on $nodes"
     compare_image
     read_secrets
     # shellcheck disable=SC2034 # notify.sh reads the metrics from this offset
     metrics_bytes=$(stat -c %s metrics.jsonl 2>/dev/null || echo 0)
-    notify start "started on ${SLURM_JOB_NODELIST:-$(uname -n)}" & # in the background, so that the job does not wait
+    notify start "started on $nodes" & # in the background, so that the job does not wait
     notifiers+=($!)
 }
 
@@ -312,7 +314,7 @@ wait_for() {
         read -r code _ <"$RUNNER_ATTEMPT/first_failure"
     elif [ -e "$RUNNER_ATTEMPT/continue" ]; then
         code=75
-    elif [ "$code" != 0 ] && compgen -G "$RUNNER_ATTEMPT/finished/*" >/dev/null && all_tasks_finished; then
+    elif [ "$code" != 0 ] && all_tasks_finished; then
         code=0 # payload/watch.sh has ended the step
     fi
     return "$code"

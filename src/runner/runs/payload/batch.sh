@@ -93,6 +93,14 @@ find_nodes() {
     next_nodes=$(hostnames "$SLURM_JOB_NODELIST" | paste -s -d ,)
 }
 
+# Succeed unless a signal has arrived that the script could not get any more: it does not come again.
+# shellcheck disable=SC2034 # in_place.sh
+may_go_on() {
+    [[ " ${arrived[*]} " != *" TERM "* ]] || ending=yes
+    missed+=("${arrived[@]}")
+    [ "${#missed[@]}" = 0 ] || { obstacle="the script has missed the signal ${missed[*]}" && return 1; }
+}
+
 # Run Slurm's copy of the script again, in the same process. Returns only if that fails.
 again() {
     local overlap
@@ -157,6 +165,7 @@ has_signal() {
 }
 
 arrived=() # signals that must be passed on, one after the other
+missed=()  # those that came when the script had ended
 
 # pass_on SIGNAL: give a signal to the script, unless Slurm has already done so.
 pass_on() {
@@ -171,7 +180,7 @@ pass_on() {
     else
         ! has_signal "${canaries[0]}" || group=-
         say "passing the signal $1 on to the script${group:+ and its processes}"
-        kill -s "$1" -- "$group$child"
+        kill -s "$1" -- "$group$child" 2>/dev/null || missed+=("$1")
     fi
     kill -KILL "${canaries[@]}" 2>/dev/null
     start_canaries
@@ -239,6 +248,7 @@ kill -KILL "${watchers[@]}" "${canaries[@]}" 2>/dev/null
 end_reader "$reader" "$wake"
 jobs=$(cat "$RUNNER_ATTEMPT/jobs" 2>/dev/null)
 rm -f "$RUNNER_ATTEMPT/jobs"
+[ "$code" = 0 ] || [[ " ${arrived[*]} " != *" TERM "* ]] || ending=yes # Slurm ends the job, but the script ended before
 finish_attempt "$code"
 # If the disk is full, the list is not complete, and the code has to do.
 if ((code <= 128)) || [[ $jobs != *written || $jobs =~ \ $child\ (Exit|Done) ]]; then exit "$code"; fi

@@ -53,13 +53,15 @@ driver_errors() {
     local uptime
     read -r uptime _ </proc/uptime
     dmesg 2>/dev/null | awk -v "since=$((${uptime%.*} - $1))" '
+        BEGIN { program = "^(13|31|43|45|68|94|137)$" }
         match($0, /^\[ *[0-9]+\.[0-9]+\]/) {
             time = substr($0, 2, RLENGTH - 2)
             if (time + 0 >= since && match($0, /NVRM: Xid \([^)]*\): [0-9]+/)) {
                 found = substr($0, RSTART + 6, RLENGTH - 6)
                 number = found
                 sub(/.*: /, "", number)
-                if (number !~ /^(13|31|43|45|68|94|137)$/) { print found; exit }
+                if (number ~ program && match($0, /previous Xid [0-9]+/)) number = substr($0, RSTART + 13, RLENGTH - 13)
+                if (number !~ program) { print found; exit }
             }
         }'
 }

@@ -6,8 +6,9 @@
 /GPU has fallen off the bus|fallen off the bus and is not responding|GPU is lost|ERROR_GPU_IS_LOST/ { gpu = gpu ? gpu : $0 }
 /Unable to determine the device handle for GPU/ { gpu = gpu ? gpu : $0 }
 
-# Programs themselves cause some Xids: https://docs.nvidia.com/deploy/xid-errors
-/NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): [0-9]+/ && !/: (13|31|43|45|68|94|137),/ { gpu = gpu ? gpu : $0 }
+# Programs themselves cause some Xids: https://docs.nvidia.com/deploy/xid-errors. Unless the line names another one before it.
+/NVRM: Xid \(PCI:[0-9A-Fa-f:.]+\): [0-9]+/ && (!/\): (13|31|43|45|68|94|137),/ ||
+    /previous Xid [0-9]/ && !/previous Xid (13|31|43|45|68|94|137)([^0-9]|$)/) { gpu = gpu ? gpu : $0 }
 
 # a collective that never ended
 /Watchdog caught collective operation timeout|Heartbeat monitor timed out|timed out in blocking wait/ { network = network ? network : $0 }

@@ -96,7 +96,7 @@ is_silent() {
     ((now - last > ${RUNNER_LOST_SECONDS:-180})) || return
     read -r pid <alive
     # shellcheck disable=SC2016 # the shell on the other node expands it
-    ! timeout 60 srun --overlap --nodes=1 --ntasks=1 --nodelist="$first" --job-name=runner-guard \
+    ! timeout -k 5 60 srun --overlap --nodes=1 --ntasks=1 --nodelist="$first" --job-name=runner-guard \
         bash -c '[ "/proc/$1/cwd" -ef "$2" ]' bash "$pid" "$RUNNER_RUN" 2>/dev/null
 }
 

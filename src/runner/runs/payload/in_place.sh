@@ -32,8 +32,15 @@ stay() {
         : >"$RUNNER_ATTEMPT/replaced" # for processes on nodes that do not answer
         again
     fi
+    [ "$1" != node_failure ] || [ -n "$ending" ] || [ -e "$RUNNER_SAVE_AND_EXIT" ] || check_marked
     [ -z "$ending" ] || obstacle= # what the checks found has no meaning then
     trap '' TERM
+}
+
+# Check the nodes that the logs blame, unless find_nodes has done so: other runs avoid a node only if it fails the check.
+check_marked() {
+    local mark
+    for mark in "$RUNNER_ATTEMPT"/busy-node-*; do [ ! -e "$mark" ] || check_nodes "$(marked_node "$mark")"; done
 }
 
 # Succeed unless Slurm's signal before the time limit has arrived: it does not come again.
@@ -150,7 +157,8 @@ record_rungs() {
         old { old = !/^  \],$/; next }
         /^  "state": "preparing"/ { exit 1 }
         { print }' "${files[@]}" run.json >.run.json.partial 2>/dev/null &&
-        [ "$(tail -n 1 .run.json.partial)" = "}" ] && mv .run.json.partial run.json && return
+        [ "$(tail -n 1 .run.json.partial)" = "}" ] && chmod --reference=run.json .run.json.partial &&
+        mv .run.json.partial run.json && return
     rm -f .run.json.partial
 }
 
@@ -231,11 +239,13 @@ may_stay() {
     [ -r "$0" ]
 }
 
-# Slurm is ending the job: wait up to 30 s for its TERM, so that a cancelled job does not start again.
+# Slurm is ending the job: wait up to 30 s for its TERM, or for its message if TERM came while this script ignored it, so that a
+# cancelled job does not start again.
 await_term() {
     local waited
     exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 300; waited++)); do
+        ((waited % 10)) || ! messages_of_this_attempt | grep -q '\*\*\* JOB ' || ending=yes
         [ -z "$ending" ] || return 0
         read -r -t 0.1 -u 9 _
     done

@@ -97,7 +97,7 @@ use_nodes() {
     count=$(tr ',' '\n' <<<"$1" | wc -l)
     tasks=${limit[tasks_per_node]:-1}
     export RUNNER_NODELIST=$1 RUNNER_NODES=$count RUNNER_TASKS=$((count * tasks))
-    export RUNNER_WORLD_SIZE=$((count * ${limit[processes_per_node]:-1}))
+    export RUNNER_REQUESTED_NODES=${limit[nodes]:-$count} RUNNER_WORLD_SIZE=$((count * ${limit[processes_per_node]:-1}))
     SLURM_JOB_NODELIST=$(compressed "$1")
     export SLURM_JOB_NODELIST SLURM_NODELIST=$SLURM_JOB_NODELIST SLURM_JOB_NUM_NODES=$count SLURM_NNODES=$count
     export SLURM_NTASKS=$RUNNER_TASKS SLURM_NPROCS=$RUNNER_TASKS SLURM_TASKS_PER_NODE="$tasks(x$count)"
@@ -173,6 +173,7 @@ check_nodes() {
     # Slurm refuses the whole step if it cannot start on one of the nodes
     [ -s "$folder/.answers" ] || [ "${#asked[@]}" = 1 ] || [ -n "$ending" ] || ask_nodes "$folder/.answers" "${asked[@]}"
     while read -r node reason; do
+        [[ " ${asked[*]} " == *" $node "* ]] || continue
         write_line "$folder/$node" "$reason"
         [ "$reason" = fit ] || { say "node $node is unfit: $reason" && note_bad_node "$node" "$reason"; }
     done <"$folder/.answers"
@@ -187,8 +188,9 @@ check_nodes() {
 # ask_nodes FILE NODES…: run check.sh in one step for each word (nodes, separated by commas), and append the answers to FILE. Do
 # not wait for a node that does not answer.
 ask_nodes() {
-    local file=$1 nodes count words gpus seconds pids=() waited number=${RUNNER_ATTEMPT##*/} expected=0
+    local file=$1 nodes count words gpus seconds pids=() waited number=${RUNNER_ATTEMPT##*/} expected=0 answer
     shift
+    answer="^($(tr ', ' '||' <<<"$*")) " # a TaskProlog of the site may print other lines
     words=$(sed -n 's/^held //p; s/^nodes //p' "$RUNNER_ATTEMPT/started" | tail -n 1)
     gpus=$(($(sed -n 's/^gpus //p' "$RUNNER_ATTEMPT/started") / $(hostnames "$words" | wc -l)))
     seconds=$(($(file_time) - $(stat -c %Y "$RUNNER_ATTEMPT/started")))
@@ -204,8 +206,8 @@ ask_nodes() {
     exec 9<> <(:) # an empty pipe: `read -t` on it pauses without starting a process
     for ((waited = 0; waited < 10 * ${RUNNER_CHECK_SECONDS:-20}; waited++)); do
         read -r -t 0.1 -u 9 _
-        (($(wc -l <"$file") < expected)) || break
-        kill -0 "${pids[@]}" 2>/dev/null || break # one of them has ended
+        (($(sed -n -E "/$answer/p" "$file" | wc -l) < expected)) || break
+        kill -0 "${pids[@]}" 2>/dev/null || break # all of them have ended
         [ -z "$ending" ] || break
     done
     kill -KILL "${pids[@]}" 2>/dev/null
@@ -291,6 +293,7 @@ keep_guard() {
     while is_child "$BASHPID"; do
         write_line ./alive "$$"
         if [ -z "$pid" ] || ! kill -0 "$pid" 2>/dev/null; then
+            RUNNER_ATTEMPT=$RUNNER_RUN/attempts/$(newest_attempt) # this process outlives the attempt
             for node in $(present_nodes) ''; do [ "$node" = "${SLURMD_NODENAME:-}" ] || known_unfit "$node" >/dev/null || break; done
             if [ -n "$node" ]; then run_guard "$node"; else echo "no other node"; fi >.guard-ready 2>/dev/null </dev/null &
             pid=$!

@@ -2,8 +2,8 @@
 # bytes is right only with LC_ALL=C.
 #   awk -v now=TIME -v before=TIME -v attempt=N -v world=N -v last=0|1 -f trainer.awk TRAINERS -
 #   TRAINERS   the patterns (the file `trainers` of the run folder); each pattern matches the text before a number
-#   stdin      records that begin with \001: `s KEY VALUE` is the state from the last call, `f N NAME` begins a log, at byte N. The text of
-#              a log ends with \001e, without a line feed before it if the last line is not complete yet.
+#   stdin      records that begin with \001: `s KEY VALUE` is the state from the last call, `f N TIME NAME` begins a log, at byte N, which
+#              was written at TIME. The text of a log ends with \001e, without a line feed before it if the last line is not complete yet.
 #   stdout     lines for metrics.jsonl, which begin with {; then `bytes N NAME`: how much of a log was read; `saved STEP PATH`:
 #              the trainer reported a checkpoint; `trainer NAME`: the trainer whose lines were found; `s KEY VALUE`: the state
 NR == FNR {
@@ -32,7 +32,8 @@ NR == FNR {
 }
 /^\001f / {
     bytes = $2
-    file = substr($0, length($2) + 5)
+    if ($3 + 0 > written) written = $3 + 0
+    file = substr($0, length($2) + length($3) + 6)
     next
 }
 {
@@ -236,7 +237,8 @@ function json(number) {
     return sprintf("%.8g", number)
 }
 
-# Print the entries. Their times are spread over the time since the last call, because only that is known.
+# Print the entries. Their times are spread from the last call until the logs were written, because only that is known. If the
+# clock of the file server differs, they are spread until now.
 function finish(    t, i, key) {
     t = state["trainer"]
     if (t) {
@@ -249,5 +251,6 @@ function finish(    t, i, key) {
             add(t, 0 + state["at." t]) # a step without a loss: a sign of progress
     }
     if (count) state["shown"] = newest
+    if (written > before && written < now) now = written
     for (i = 1; i <= count; i++) printf "%s, \"time\": %.2f}\n", entries[i], before + (now - before) * i / count
 }

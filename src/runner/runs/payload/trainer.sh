@@ -16,20 +16,23 @@ follow_log() {
     trap '' USR2 TERM # the batch script handles them
     if [ ! -s "$RUNNER_RUN/trainers" ] || program_writes_metrics; then return; fi
     size=$(bytes_of "$metrics")
-    printf -v before '%(%s)T' -1
+    before=$(seconds_now)
     until [ "$last" = 1 ]; do
         read -r -t "$pause" -u "$wake" _
         kill -0 "$pid" 2>/dev/null || last=1
         # A step is added one pause after it was read. By then, a program that writes its own metrics has written them.
         [ "$(bytes_of "$metrics")" = "$size" ] || return
         add_metrics
-        printf -v now '%(%s)T' -1
+        now=$(seconds_now)
         read_logs
         [ "$last" = 0 ] || add_metrics
         size=$(bytes_of "$metrics")
         before=$now
     done
 }
+
+# EPOCHREALTIME: bash 5. Its decimal point depends on the locale.
+seconds_now() { LC_ALL=C && printf '%s\n' "${EPOCHREALTIME:-$(date +%s.%N)}"; }
 
 bytes_of() { stat -L -c %s "$1" 2>/dev/null || echo 0; }
 
@@ -43,7 +46,7 @@ add_metrics() {
 
 # Read what is new in the logs. Sets `found` to lines for metrics.jsonl, and `state` for the next call.
 read_logs() {
-    local line log grown='' world old_state=$state
+    local line log grown='' world old_state=$state second=${now%.*}
     world=$(task_variable RUNNER_WORLD_SIZE)
     state=
     while IFS= read -r line; do
@@ -67,27 +70,27 @@ read_logs() {
     # three times as long; before the second step, how long is not known.
     [ -e "$RUNNER_ATTEMPT/trainer" ] || return 0
     if [ -n "$grown" ]; then
-        ((grew == 0 || now - grew <= silence)) || silence=$((now - grew))
-        grew=$now
+        ((grew == 0 || second - grew <= silence)) || silence=$((second - grew))
+        grew=$second
     fi
-    if [ -n "$grown" ] || ((steps < 2 || now - grew <= 3 * silence)); then touch "$RUNNER_ATTEMPT/heartbeat"; fi 2>/dev/null
+    if [ -n "$grown" ] || ((steps < 2 || second - grew <= 3 * silence)); then touch "$RUNNER_ATTEMPT/heartbeat"; fi 2>/dev/null
 }
 
 # Print the state and the new text of each log, in the form that trainer.awk reads.
 new_text() {
-    local log bytes offset logs
+    local log bytes offset logs written
     mapfile -t logs < <(logs_to_read | sort -u)
     printf '%s' "$old_state"
-    while read -r bytes log; do
+    while read -r bytes written log; do
         offset=${read_bytes[$log]:-0}
         ((bytes >= offset)) || offset=0 # the program cut its log
         ((bytes > offset)) || continue
         ((bytes - offset <= 16000000)) || offset=$((bytes - 16000000))
-        printf '\001f %s %s\n' "$offset" "$log"
+        printf '\001f %s %s %s\n' "$offset" "$written" "$log"
         # shellcheck disable=SC2020 # a set of characters
         tail -c "+$((offset + 1))" "$log" 2>/dev/null | head -c $((bytes - offset)) | tr '\r\000\001' '\n\n '
         printf '\001e\n'
-    done < <(stat -L -c '%s %n' "${logs[@]}" 2>/dev/null) # all at once: a loss and its progress bar may be in two logs
+    done < <(LC_ALL=C stat -L -c '%s %.3Y %n' "${logs[@]}" 2>/dev/null) # all at once: a loss and its progress bar may be in two logs
 }
 
 # Print the logs: those that were given, and those of the last rank, where some trainers print their steps.

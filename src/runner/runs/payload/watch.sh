@@ -18,6 +18,12 @@ watch_over() {
         now=$(moment)
         passed=$((now - before < 2 * pause + 1 ? now - before : 2 * pause + 1))
         before=$now
+        lost_signs
+        if [ -s "$RUNNER_ATTEMPT/silent" ]; then
+            note_stall
+            end_step "$1" "no sign of life from $(tr '\n' ' ' <"$RUNNER_ATTEMPT/silent")for $silence s"
+            return
+        fi
         if [ -s "$RUNNER_ATTEMPT/first_failure" ]; then
             gone=$((gone + passed)) patience=40
             read -r code _ <"$RUNNER_ATTEMPT/first_failure"
@@ -26,15 +32,9 @@ watch_over() {
         elif [ -e "$RUNNER_ATTEMPT/replaced" ]; then
             gone=$((gone + passed))
             ((gone < 40)) || end_step "$1" "another attempt began 40 s ago, but this one is still running"
-        elif compgen -G "$RUNNER_ATTEMPT/finished/*" >/dev/null && all_tasks_finished; then
+        elif compgen -G "$RUNNER_ATTEMPT/finished/*" >/dev/null && all_tasks_finished; then # a user's own script has no such files
             gone=$((gone + passed)) # where a slurmstepd has died, srun waits for it for ever
             ((gone < 40)) || end_step "$1" "all tasks ended 40 s ago, but the step is still running"
-        fi
-        lost_signs
-        if [ -s "$RUNNER_ATTEMPT/silent" ]; then
-            note_stall
-            end_step "$1" "no sign of life from $(tr '\n' ' ' <"$RUNNER_ATTEMPT/silent")for ${RUNNER_NODE_SECONDS:-90} s"
-            return
         fi
         idle=$((idle + passed))
         [ "$sign" = "$seen" ] || idle=0
@@ -70,12 +70,17 @@ note_stall() {
 }
 
 declare -A asked=() # node, or `all` -> when lost_signs asked it last
+silence=            # seconds without a sign of life after which lost_signs asks a node
 
 # Write the nodes that Slurm has not missed yet, but that are lost, to attempts/N/silent, and mark them as unfit for the next
 # attempt. Their sign of life (payload/usage.sh) is older than RUNNER_NODE_SECONDS although another node's is not, and Slurm
-# can start a process on that node, but not on them. Each node is asked once in RUNNER_NODE_SECONDS.
+# can start a process on that node, but not on them. Each node is asked once in RUNNER_NODE_SECONDS. If a task has failed, it
+# may have lost its connection to a lost node, and all other tasks may have ended: a third of the time is enough, and the other
+# node is that of the batch script.
 lost_signs() {
     local limit=${RUNNER_NODE_SECONDS:-90} now time path node number fresh='' silent=''
+    silence=$limit
+    [ ! -s "$RUNNER_ATTEMPT/first_failure" ] || { silence=$((limit / 3)) && fresh=${SLURMD_NODENAME:-}; }
     now=$(moment)
     ((now - ${asked[all]:--limit} >= limit / 6)) && [ -n "${SLURM_JOB_ID:-}" ] || return 0
     asked[all]=$now now=$(file_time)
@@ -83,7 +88,7 @@ lost_signs() {
     while read -r time path; do
         number=${path##*/}
         read -r _ node _ <"$path"
-        if ((now - time < limit)); then
+        if ((now - time < silence)); then
             fresh=$node
         elif [ -n "$node" ] && ((asked[all] - ${asked[$node]:--limit} >= limit)) &&
             ! grep -q ' program_end ' "$RUNNER_ATTEMPT/times-node-$number" 2>/dev/null; then
@@ -99,13 +104,13 @@ lost_signs() {
     printf '%s' "$silent" >"$RUNNER_ATTEMPT/silent"
     mkdir -p "$RUNNER_ATTEMPT/fit"
     for node in $silent; do
-        echo "no sign of life for $limit s" | tee "$RUNNER_ATTEMPT/fit/$node" >"$RUNNER_ATTEMPT/busy-node-${late[$node]}"
+        echo "no sign of life for $silence s" | tee "$RUNNER_ATTEMPT/fit/$node" >"$RUNNER_ATTEMPT/busy-node-${late[$node]}"
     done
 }
 
 # answers NODE: succeed if Slurm can start a process on this node of the job. If not, srun waits for about 11 s.
 answers() {
-    timeout 30 srun --overlap --job-name=runner-check --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$1" true \
+    timeout -k 5 30 srun --overlap --job-name=runner-check --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$1" true \
         </dev/null >/dev/null 2>&1
 }
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.environments.attachment import Attachment
+from runner.environments.environment import Attachment
 from runner.errors import RunnerError
 from runner.machine import files, process, sessions
 from runner.machine.report import Report

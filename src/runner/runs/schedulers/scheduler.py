@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from runner.errors import unknown
 
 if TYPE_CHECKING:
-    from runner.environments.attachment import Attachment
+    from runner.environments.environment import Attachment
     from runner.machine.report import Report
     from runner.runs.after import Dependencies
     from runner.runs.job import Job

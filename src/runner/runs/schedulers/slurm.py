@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner import quoting
-from runner.environments.attachment import Attachment
+from runner.environments.environment import Attachment
 from runner.errors import RunnerError
 from runner.machine import files, process
 from runner.machine.report import Report

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.environments.attachment import Attachment
+from runner.environments.environment import Attachment
 from runner.errors import RunnerError
 from runner.runs.job import Resources
 from runner.runs.schedulers.scheduler import ACTIVE, JobStatus

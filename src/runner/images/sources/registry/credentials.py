@@ -1,7 +1,5 @@
 """Logins for a registry, from the files of enroot, podman and docker. No password is ever printed or logged."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import json

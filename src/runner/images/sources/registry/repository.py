@@ -1,16 +1,18 @@
 """One repository of a registry: its manifests, blobs and tags. Source: OCI distribution-spec 1.1."""
 
-from __future__ import annotations
-
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from runner.errors import RunnerError
+from runner.images.layers.layer import LayeredImage, Reader
 from runner.images.reference import DOCKER_HUB, Reference
-from runner.images.sources.registry.credentials import Search
+from runner.images.sources.manifest import INDEX_TYPES, MANIFEST_BYTES, MANIFEST_TYPES, Descriptor, read_image
+from runner.images.sources.registry.credentials import Search, find_login
 from runner.images.sources.registry.tokens import Tokens, describe, error_message
+from runner.images.sources.registry.transfer import Downloads
 from runner.images.sources.registry.web import Answer, Tries, Web, check_passing, host_of, is_loopback, origin
 from runner.images.sources.registry.web_errors import Transient, Untrusted
 
@@ -164,3 +166,65 @@ class Repository:
         if reference.registry == DOCKER_HUB:
             fix += "; for an image of another registry, write docker://REGISTRY#IMAGE:TAG, for example docker://nvcr.io#nvidia/pytorch:24.06-py3"
         return RunnerError(f"{reference} does not exist", f"{why}{f': {error_text}' if error_text else ''}", fix)
+
+
+def ask_digest(reference: Reference, environ: Mapping[str, str], allow_http: int) -> str:
+    """The digest that a tag has in its registry now."""
+    web = Web(environ, allow_http=allow_http)
+    try:
+        login = find_login(reference.registry, reference.repository, reference.user, environ)
+        types = (*INDEX_TYPES, *MANIFEST_TYPES)
+        manifest = Repository(reference, web, login).manifest(reference.tag, types, MANIFEST_BYTES)
+        return f"sha256:{hashlib.sha256(manifest.body).hexdigest()}"
+    finally:
+        web.close()
+
+
+@contextmanager
+def open_registry_image(reference: Reference, web: Web, architecture: str) -> Iterator[LayeredImage]:
+    """The image in its registry, its layers readable inside `with`; on leaving, every thread and connection ends."""
+    try:
+        search = find_login(reference.registry, reference.repository, reference.user, web.environ)
+        repository = Repository(reference, web, search)
+        downloads = Downloads(repository.blob, web, registry=reference.registry, connections=web.connections)
+        try:
+            yield read(reference, repository, downloads, architecture=architecture)
+        finally:
+            downloads.close()
+    finally:
+        web.close()
+
+
+def read(name: Reference, repository: Repository, downloads: Downloads, *, architecture: str) -> LayeredImage:
+    """The image of `name`: its manifest found by tag or digest, its layers opened through `downloads`."""
+    document = repository.manifest(name.version, (*INDEX_TYPES, *MANIFEST_TYPES), MANIFEST_BYTES)
+    if document.media_type.startswith("application/vnd.docker.distribution.manifest.v1+"):
+        raise RunnerError(
+            f"cannot read {name}",
+            "the registry has it only as `schema 1`, an obsolete format without a configuration",
+            "convert the image: skopeo copy --format v2s2 docker://... docker://...",
+        )
+    blobs = RegistryBlobs(repository, downloads)
+    announced = document.digest if document.digest.startswith("sha256:") else ""
+    image = read_image(document.body, name.digest or announced, blobs, architecture=architecture, reference=str(name))
+    return replace(image, expect=lambda layers: downloads.expect([(one.digest, one.size_bytes) for one in layers]))
+
+
+class RegistryBlobs:
+    """The blobs of an image in a registry, for read_image."""
+
+    def __init__(self, repository: Repository, downloads: Downloads) -> None:
+        self._repository = repository
+        self._downloads = downloads
+
+    def read(self, descriptor: Descriptor, limit: int) -> bytes:
+        """A manifest of an index, or a configuration, which registries keep among the blobs."""
+        documents = (*INDEX_TYPES, *MANIFEST_TYPES)
+        if descriptor.media_type and descriptor.media_type not in documents:
+            return self._repository.config(descriptor.digest, limit)
+        accept = (descriptor.media_type,) if descriptor.media_type else documents
+        return self._repository.manifest(descriptor.digest, accept, limit).body
+
+    def opener(self, descriptor: Descriptor) -> Callable[[], AbstractContextManager[Reader]]:
+        """A function that opens a layer's blob."""
+        return lambda: self._downloads.open(descriptor.digest, descriptor.size_bytes)

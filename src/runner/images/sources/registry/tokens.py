@@ -3,8 +3,6 @@
 Source: the distribution project, docs/spec/auth/token.md and oauth.md; RFC 7617 (Basic).
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
 from runner.errors import RunnerError
 from runner.images.sources.registry import web_errors
-from runner.images.sources.registry.web_errors import Transient
+from runner.images.sources.registry.web_errors import Transient, Unreachable
 
 if TYPE_CHECKING:
     import ssl
@@ -344,7 +344,7 @@ class Tries:
         if trouble.status == 429:
             return _too_many(what, self._registry, trouble)
         often = "1 attempt" if self.count == 1 else f"{self.count} attempts"
-        return RunnerError(
+        return Unreachable(
             what, f"{often}; the last one failed: {trouble.why}", "try again when the network and the registry work"
         )
 

@@ -28,6 +28,10 @@ class Transient(Exception):
         self.status = like.status if like else status
 
 
+class Unreachable(RunnerError):
+    """A server that does not answer."""
+
+
 class Untrusted(RunnerError):
     """A server whose certificate cannot be verified: it may be an attacker."""
 
@@ -59,19 +63,19 @@ def unreachable(error: BaseException, host: str, proxy: str, *, first: bool) -> 
     if not first:
         return None
     if isinstance(error, exceptions.ProxyError):
-        return RunnerError(
+        return Unreachable(
             f"cannot reach {host}",
             f"the proxy {urlsplit(proxy).netloc.rpartition('@')[2]} refuses the connection: {words(cause, 0)}",
             "check HTTPS_PROXY and HTTP_PROXY; NO_PROXY lists the hosts to reach without a proxy",
         )
     if isinstance(cause, exceptions.NameResolutionError):
-        return RunnerError(
+        return Unreachable(
             f"cannot reach {host}",
             f"the host name cannot be resolved: {words(cause, 0)}",
             "check the registry's name; if this node has no network, import on a login node or set HTTPS_PROXY",
         )
     if isinstance(cause, exceptions.NewConnectionError | exceptions.ConnectTimeoutError):
-        return RunnerError(
+        return Unreachable(
             f"cannot reach {host}",
             words(cause, 0),
             "check the registry's name and port; behind a firewall, import on a login node or set HTTPS_PROXY",

@@ -1,11 +1,12 @@
-"""Steps as data, which can be run, or printed as a bash script that does the same."""
+"""The steps of a build as data, which are run here, or printed as a bash script that does the same."""
 
-from __future__ import annotations
-
+import os
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from runner.machine import files, process
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,6 @@ class Step:
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
-    pipe_to: tuple[str, ...] = ()
-    """a program that reads the stdout of this one; empty: none"""
     write: Path | None = None
     """a file to write instead of running a program; for secrets, because every user can read a program's arguments"""
     text: str = ""
@@ -40,8 +39,6 @@ def _line(step: Step) -> str:
         return _heredoc(step)
     assignments = [f"{name}={shlex.quote(value)}" for name, value in step.env.items()]
     command = " ".join([*assignments, shlex.join(step.argv)])
-    if step.pipe_to:
-        command += " | " + shlex.join(step.pipe_to)
     return f"( cd {shlex.quote(str(step.cwd))} && {command} )" if step.cwd else command
 
 
@@ -52,3 +49,33 @@ def _heredoc(step: Step) -> str:
         end += "_"
     mode = f"\nchmod {step.mode:o} {path}" if step.mode != 0o600 else ""
     return f"( umask 077 && cat > {path} ) << '{end}'\n{step.text}{end}{mode}"
+
+
+def run_logged(step: Step, log: Path, line: Callable[[str], None]) -> int:
+    """Run a step, pass each line of its output to `log` and to `line`, and return the exit code."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a", buffering=1, errors="replace") as kept:
+
+            def both(text: str) -> None:
+                kept.write(text + "\n")
+                line(text)
+
+            kept.write(f"# {step.why}\n")
+            return process.follow(step.argv, both, env=step.env, cwd=step.cwd)
+    except OSError as error:
+        raise files.explain(error, f"write the log {log}") from error
+
+
+def run_quietly(step: Step) -> None:
+    """Run a small step (copy, write, tag). Raises RunnerError if it fails."""
+    if not step.write:
+        process.run(step.argv, env=step.env, cwd=step.cwd)
+        return
+    try:
+        descriptor = os.open(step.write, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(step.text.encode(errors="surrogateescape"))
+            os.fchmod(descriptor, step.mode)
+    except OSError as error:
+        raise files.explain(error, f"write {step.write}") from error

@@ -1,0 +1,182 @@
+"""A folder of squashfs files for pyxis: whose files are used, who imports, which jobs use a file, what is removed."""
+
+import fcntl
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.images.squashfs_file import index_path, is_whole, read_squashfs, sidecar
+from runner.machine import files, process
+from runner.machine.report import Report
+
+_BEAT_SECONDS = 1.0  # how often an importing process touches its claim
+_DEAD_SECONDS = 10.0  # without a touch, by the clock of the process that waits
+_RECENT_SECONDS = 3600  # a `get` outside Slurm writes no lease
+_YOUNG_SECONDS = 600  # a lease counts so long even if squeue does not list its job
+_LEASE_SECONDS = 7 * 86400  # the same for jobs that squeue cannot know
+
+
+@dataclass(frozen=True)
+class Store:
+    """A folder, and the only user, besides root, whose files in it are used."""
+
+    folder: Path
+    owner: int
+
+    def danger(self, path: Path) -> str:
+        """Why other users could replace the path, or what its links lead to; empty if they cannot. Raises OSError."""
+        for step in (*reversed(path.parents), path):
+            status = step.lstat()
+            if status.st_uid not in (0, self.owner):
+                return f"{step} belongs to user {status.st_uid}"
+            if stat.S_ISLNK(status.st_mode):
+                if danger := self.danger(step.parent / step.readlink()):
+                    return danger
+            elif status.st_mode & 0o022 and not (status.st_mode & stat.S_ISVTX and status.st_uid == 0):
+                return f"its group or all users may write to {step}"
+        return ""
+
+    def take(self, name: str, step: str) -> Path | None:
+        """The path of a whole, trusted file, leased to the job step; None if there is none."""
+        path = self.folder / name
+        try:
+            safe = not path.is_symlink() and not self.danger(path) and not self.danger(sidecar(path))
+        except OSError:  # not there, or removed meanwhile
+            return None
+        if not safe or not is_whole(path) or not read_squashfs(path):
+            return None
+        with suppress(OSError):  # in another user's folder, only the lease is written
+            if step:
+                lease = self.folder / "leases" / f"{step}+{path.stem[-12:]}"
+                os.close(os.open(lease, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+                os.utime(lease, follow_symlinks=False)
+            os.utime(sidecar(path))
+        return path if path.exists() else None  # looked at after the lease was written: see `collect`
+
+    def fetch(self, name: str, step: str, make: Callable[[], object], report: Report) -> Path:
+        """The file, leased to the job step. One process makes it, and the others wait for it. Raises OSError."""
+        target, claim = self.folder / name, _Claim(self.folder / f".{name}.importing", report)
+        while not (path := self.take(name, step)):
+            with claim.hold() as held:
+                try:
+                    if held:
+                        make()
+                    if held and not self.take(name, step):
+                        raise RunnerError(f"cannot use {target}", "other users may write to it", f"rm {target}")
+                except RunnerError:
+                    if claim.is_ours():
+                        raise
+                    # another process took over, because this one was too slow: use the other one's file
+            if not held and not claim.end_if_dead(target):
+                time.sleep(0.1)
+        return path
+
+    def collect(self, limit_bytes: int, keep: set[str]) -> Iterator[Path]:
+        """Remove the files that were not used for the longest time until the others fit into the limit.
+
+        Files whose names are in `keep`, files that jobs use, and those of `runner import` (their link has another name)
+        stay. A file is hidden before the leases are read again: who has still seen it wrote a lease before.
+        """
+        jobs: set[str] | None = None
+        with suppress(FileNotFoundError):  # another process removes files too
+            made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.link == path]
+            total = sum(each.size_bytes for each in made)
+            with suppress(RunnerError):
+                listed = ("squeue", "--noheader", "--format=%A")
+                jobs = set(process.run(listed, timeout_seconds=30).stdout.split()) if total > limit_bytes else None
+            for used, path in sorted((sidecar(each.path).stat().st_mtime, each.path) for each in made):
+                idle = path.name not in keep and time.time() - used > _RECENT_SECONDS
+                if total > limit_bytes and idle and not self._is_leased(path, jobs):
+                    hidden = path.rename(path.with_name(f".{path.name}.removed"))
+                    if self._is_leased(path, jobs):
+                        hidden.rename(path)
+                        continue
+                    total -= hidden.stat().st_size
+                    for part in (hidden, index_path(path), sidecar(path)):
+                        part.unlink(missing_ok=True)
+                    yield path
+            for left in self.folder.glob(".*.removed"):  # by a process that was killed
+                if time.time() - left.stat().st_ctime > _RECENT_SECONDS:
+                    left.unlink()
+
+    def _is_leased(self, path: Path, jobs: set[str] | None) -> bool:
+        """Whether a job uses the file. `jobs`: those of this cluster; None if squeue does not answer."""
+        for lease in self.folder.glob(f"leases/*+*+*+*+{path.stem[-12:]}"):
+            cluster, job = lease.name.split("+")[:2]
+            known = jobs is not None and cluster == os.environ.get("SLURM_CLUSTER_NAME")
+            age = time.time() - (files.modified(lease) or 0.0)
+            if job in (jobs or ()) or age < (_YOUNG_SECONDS if known else _LEASE_SECONDS):
+                return True
+            with suppress(OSError):
+                lease.unlink()
+        return False
+
+
+class _Claim:
+    """The file that names the process which imports an image, and which touches it every second."""
+
+    def __init__(self, path: Path, report: Report) -> None:
+        self._path, self._report, job = path, report, os.environ.get("SLURM_JOB_ID", "none")
+        self._text = f"{os.uname().nodename}, process {os.getpid()}, job {job}, since {time.strftime('%F %T')}"
+        self._seen, self._since = ("", 0), 0.0  # text and last touch by another process, and since when unchanged
+
+    @contextmanager
+    def hold(self) -> Iterator[bool]:
+        """Hold the claim; yields False if another process holds it."""
+        try:
+            file = self._path.open("x")
+        except FileExistsError:
+            yield False
+            return
+        ended = threading.Event()
+
+        def beat() -> None:
+            while not ended.wait(_BEAT_SECONDS):
+                with suppress(OSError):
+                    os.utime(file.fileno())
+
+        beating = threading.Thread(target=beat, daemon=True)
+        with file:
+            try:
+                with suppress(OSError):  # without locks, only the touches count
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                beating.start()
+                file.write(self._text)
+                file.flush()
+                yield True
+            finally:
+                ended.set()
+                beating.join()
+                if files.text_of(self._path) in (self._text, ""):  # empty: the disk is full
+                    self._path.unlink(missing_ok=True)
+
+    def is_ours(self) -> bool:
+        """Whether no other process has taken over."""
+        return files.text_of(self._path) == self._text
+
+    def end_if_dead(self, target: Path) -> bool:
+        """Remove the claim if its process has ended or no longer touches it. Returns whether no process holds it."""
+        with suppress(OSError, RunnerError), self._path.open() as file:
+            seen = (file.read(), os.fstat(file.fileno()).st_mtime_ns)
+            if seen[0] and seen[0] != self._seen[0]:
+                self._report.say(f"waiting for the import of this image by {seen[0]}")
+            if seen != self._seen:
+                self._seen, self._since = seen, time.monotonic()
+            dead = time.monotonic() - self._since > _DEAD_SECONDS
+            if seen[0].partition(",")[0] == os.uname().nodename:
+                with suppress(OSError):  # the process lives, or there are no locks here
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    dead = True
+            if dead:
+                with files.locked(target.parent / "store", timeout_seconds=5):
+                    if files.text_of(self._path) == seen[0]:  # else another process has taken over
+                        target.with_name(f".{target.name}.lock").unlink(missing_ok=True)
+                        self._path.unlink(missing_ok=True)
+            return dead
+        return not self._path.exists()
