@@ -1,6 +1,7 @@
 """How real containers begin and end, for root and for an ordinary user; what is seen inside: test_equivalence.py."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,6 +76,40 @@ def test_the_sandbox_mounts_a_squashfs_file_as_data(tmp_path, busybox_sqsh):
     text = f'image = "{busybox_sqsh}"\nmounts = ["{busybox_sqsh}:/data:sqsh"]\n'
     done = run_inside(environment_of(tmp_path, text), "sandbox", tmp_path / "run", "cat", "/data/etc/passwd")
     assert done.stdout.startswith(b"root:x:0:0:")
+
+
+def test_the_sandbox_records_what_a_command_reads(tmp_path, busybox_sqsh):
+    """squashfuse writes a log to RUNNER_TRACE, from which `runner shell --trace` makes a trace."""
+    (tmp_path / "run").mkdir()
+    environment, log = environment_of(tmp_path, f'image = "{busybox_sqsh}"\n'), tmp_path / "log"
+    command = ("sh", "-c", "cat /etc/passwd && env")
+    done = run_inside(environment, "sandbox", tmp_path / "run", *command, environ={"RUNNER_TRACE": str(log)})
+    assert done.returncode == 0 and done.stdout.startswith(b"root:x:0:0:")
+    assert b"RUNNER_TRACE" not in done.stdout, "a container that the command starts is not recorded"
+    assert re.search(rb"open\[\d+\] flags: \S+ /etc/passwd\n", log.read_bytes())
+    assert re.search(rb"read\[\d+\] \d+ bytes from 0 ", log.read_bytes())
+
+
+def test_the_sandbox_reads_ahead_what_the_image_lists(tmp_path, busybox_sqsh):
+    """Pieces of at most 8 MiB, of the lines `hot OFFSET LENGTH` in the last 4 KiB; other lines are ignored."""
+    image, log, programs = tmp_path / "hot.sqsh", tmp_path / "log", tmp_path / "programs"
+    lines = b"hot 4096 16777217\nhot x 1\nhot 5 0\nother 1 2\nhot 7000000000 2\n"
+    image.write_bytes(busybox_sqsh.read_bytes() + lines.ljust(4096, b"\0"))
+    for folder in (tmp_path / "run", log, programs):
+        folder.mkdir()
+    # one file per call: the calls run at the same time
+    (programs / "dd").write_text(f'#!/bin/sh\necho "$@" > {log}/part-$$ && mv {log}/part-$$ {log}/call-$$\n')
+    (programs / "dd").chmod(0o755)
+    environment = environment_of(tmp_path, f'image = "{image}"\nmounts = ["{log}:/log"]\n')
+    wait = "until set -- /log/call-* && test $# = 4; do sleep 0.05; done"
+    path = {"PATH": f"{programs}:{os.environ['PATH']}"}
+    done = run_inside(environment, "sandbox", tmp_path / "run", "sh", "-c", wait, environ=path)
+    assert done.returncode == 0, done.stderr
+    calls = [dict(word.split("=") for word in call.read_text().split()) for call in log.iterdir()]
+    assert {call["if"] for call in calls} == {str(image)}
+    assert sorted((int(call["skip"]), int(call["count"])) for call in calls) == [
+        *((4096, 8 << 20), (4096 + (8 << 20), 8 << 20), (4096 + (16 << 20), 1), (7_000_000_000, 2)),
+    ]
 
 
 @pytest.mark.parametrize("unpack", ["", "1"])

@@ -62,10 +62,11 @@ count() {
   printf '%s' $(((${#1} - ${#without}) / ${#2}))
 }
 
-# Variables of the host that are not passed into the container, as with pyxis.
+# Variables of the host that are not passed into the container, as with pyxis. RUNNER_TRACE would record what is started
+# there, too.
 kept_out() {
   case $1 in
-    PATH | LD_LIBRARY_PATH | LD_PRELOAD | LANG | LANGUAGE | LC_ALL | BASH_FUNC_* | BASH_ENV | CONTAINERS_* | _CONTAINERS_* | SHLVL | PWD | OLDPWD | _) return 0 ;;
+    PATH | LD_LIBRARY_PATH | LD_PRELOAD | LANG | LANGUAGE | LC_ALL | BASH_FUNC_* | BASH_ENV | CONTAINERS_* | _CONTAINERS_* | SHLVL | PWD | OLDPWD | RUNNER_TRACE | _) return 0 ;;
     *) return 1 ;;
   esac
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# shellcheck disable=SC1091,SC2016,SC2034,SC2154  # two files are sourced; quoted references are for the shell inside
+# shellcheck disable=SC1091,SC2016,SC2034,SC2154  # three files are sourced; quoted references are for the shell inside
 # Runs a command inside a squashfs image, with the programs that every distribution packages: squashfuse (or unsquashfs)
 # and bubblewrap. Needs no daemon and no root. Usage: bash sandbox.sh COMMAND…
 # sandbox.conf beside this file describes the container.
@@ -10,7 +10,8 @@
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 source "$here/environment.sh"
-image='' workdir='' entrypoint='' writable='' mounts=() env=()
+source "$here/gpus.sh"
+image='' workdir='' entrypoint='' writable='' mounts=() env=() devices=()
 source "$here/sandbox.conf"
 
 me=$(id -u)
@@ -81,6 +82,7 @@ first_stage() {
   need unshare util-linux
   read_host
   check_image
+  create_devices
   ((me == 0)) && unshare --mount true 2> /dev/null || map=(--map-root-user)
   unshare "${map[@]}" --mount true 2> /dev/null ||
     fail "this user may not create namespaces on $node" "unshare ${map[*]} --mount is refused" \
@@ -126,6 +128,32 @@ mount_squashfs() {
   steady squashfuse -o uid=0,gid=0 "$1" "$2"
 }
 
+# Mounts the image at $base/lower. With RUNNER_TRACE, squashfuse writes to that file what programs open and read.
+mount_image() {
+  if [[ -z ${RUNNER_TRACE-} ]]; then
+    read_ahead "$image" > /dev/null 2>&1 &
+    mount_squashfs "$image" "$base/lower"
+    return
+  fi
+  steady squashfuse -d -s -o uid=0,gid=0 "$image" "$base/lower" > "$RUNNER_TRACE" 2>&1 &
+  until mountpoint -q "$base/lower"; do
+    kill -0 $! 2> /dev/null || return 1
+    sleep 0.05
+  done
+}
+
+# Reads ahead what a start reads: `runner import --trace` lists it in the last 4 KiB of the file.
+read_ahead() {
+  local offset length end piece=$((8 << 20))
+  tail -c 4096 -- "$1" | tr -d '\0' | sed -n 's/^hot \([1-9][0-9]* [1-9][0-9]*\)$/\1/p' |
+    while read -r offset length; do
+      for ((end = offset + length; offset < end; offset += piece)); do
+        printf '%d %d\n' "$offset" $((end - offset < piece ? end - offset : piece))
+      done
+    done |
+    xargs -r -n 2 -P 8 sh -c 'dd if="$0" of=/dev/null bs=1M iflag=skip_bytes,count_bytes skip="$1" count="$2"' "$1"
+}
+
 # Mounts the image at $base/lower, and a writable file system over it at $base/root.
 mount_root() {
   local lower=$1 options
@@ -134,7 +162,7 @@ mount_root() {
   if [[ -n $lower ]]; then
     mount --bind "$lower" "$base/lower"
   else
-    mount_squashfs "$image" "$base/lower" ||
+    mount_image ||
       fail "cannot mount $image on $node" "squashfuse failed; see the message above" "check the file: unsquashfs -s $image"
   fi
   options=lowerdir=$base/lower,upperdir=$base/upper,workdir=$base/work
@@ -195,7 +223,7 @@ bind_mounts() {
 }
 
 second_stage() {
-  local gid=$1 user=$2 uid=$3 start=$4 group=$5 lower=$6 bwrap base overlay='' binds=() command=() chdir=()
+  local gid=$1 user=$2 uid=$3 start=$4 group=$5 lower=$6 name bwrap base overlay='' binds=() device_binds=() command=() chdir=()
   shift 7
   bwrap=$(command -v bwrap)
   base=$scratch/runner-sandbox-$uid
@@ -205,6 +233,10 @@ second_stage() {
   mount_root "$lower"
   read_image "$base/root/etc/environment"
   read_edf
+  for name in /etc/hosts /etc/resolv.conf; do # without an overlay, a file that the image lacks cannot be created
+    [[ -z $overlay && ! -e $base/root$name ]] || binds+=(--ro-bind-try "$name" "$name")
+  done
+  add_gpus
   list_inside
   furnish "$gid" "$user" "$uid" "$group"
   bind_mounts
@@ -221,9 +253,8 @@ second_stage() {
   elif [[ -f $base/root/etc/rc && (-n $entrypoint || (-z $workdir && -n $overlay)) ]]; then
     command=(/bin/sh /etc/rc "$@")
   fi
-  exec env "${final[@]}" "$bwrap" --bind "$base/root" / --dev-bind /dev /dev --bind /proc /proc --bind /sys /sys \
-    --perms 1777 --tmpfs /tmp --ro-bind-try /etc/hosts /etc/hosts --ro-bind-try /etc/resolv.conf /etc/resolv.conf \
-    "${binds[@]}" "${chdir[@]}" -- "${command[@]}"
+  exec env "${final[@]}" "$bwrap" --bind "$base/root" / "${device_binds[@]}" --bind /proc /proc --bind /sys /sys \
+    --perms 1777 --tmpfs /tmp "${binds[@]}" "${chdir[@]}" -- "${command[@]}"
 }
 
 if [[ ${1-} == --second-stage ]]; then
