@@ -22,6 +22,7 @@ class Seen:
     headers: dict[str, str]
     span: tuple[int, int] | None
     form: str
+    method: str
 
 
 class Request(http.server.BaseHTTPRequestHandler):
@@ -31,11 +32,14 @@ class Request(http.server.BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self, form: str = "") -> None:
-        self.server.hostile.requests.append(Seen(self.path, dict(self.headers.items()), self.span, form))
+        self.server.hostile.requests.append(Seen(self.path, dict(self.headers.items()), self.span, form, self.command))
         self.server.hostile.behave(self)
 
     def do_POST(self) -> None:
         self.do_GET(self.rfile.read(int(self.headers["Content-Length"])).decode())
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
     def do_CONNECT(self) -> None:
         self.do_GET()
@@ -52,7 +56,7 @@ class Request(http.server.BaseHTTPRequestHandler):
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         """A whole, right answer; `Content_Type="x"` makes the header Content-Type."""
         self.head(status, {"Content-Length": str(len(body)), **{k.replace("_", "-"): v for k, v in headers.items()}})
-        self.wfile.write(body)
+        self.wfile.write(body if self.command != "HEAD" else b"")
 
     def head(self, status: int, headers: dict[str, str]) -> None:
         self.send_response(status)

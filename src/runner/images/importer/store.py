@@ -101,7 +101,7 @@ class Store:
                     for part in (hidden, index_path(path), sidecar(path)):
                         part.unlink(missing_ok=True)
                     yield path
-            for left in self.folder.glob(".*.removed"):  # by a process that was killed
+            for left in (*self.folder.glob(".*.removed"), *self.folder.glob(".*.importing")):  # by a killed process
                 if time.time() - left.stat().st_ctime > _RECENT_SECONDS:
                     left.unlink()
 

@@ -111,7 +111,9 @@ class Web:
         self._reached: set[str] = set()
         self._lock = threading.Lock()
 
-    def get(self, url: str, headers: Mapping[str, str] | None = None, *, authorization: str = "") -> Answer:
+    def get(
+        self, url: str, headers: Mapping[str, str] | None = None, *, authorization: str = "", method: str = "GET"
+    ) -> Answer:
         """The answer after redirects; `authorization` goes only to the host, port and scheme of `url` itself.
 
         Raises Transient for temporary failures, RunnerError for others.
@@ -119,7 +121,7 @@ class Web:
         first = origin(url)
         for _ in range(MAX_REDIRECTS + 1):
             secret = {"Authorization": authorization} if authorization and origin(url) == first else {}
-            answer = self._request("GET", url, {**(headers or {}), **secret})
+            answer = self._request(method, url, {**(headers or {}), **secret})
             if answer.status not in REDIRECTS or "Location" not in answer.headers:
                 return answer
             with answer:
