@@ -110,6 +110,9 @@ def test_the_sandbox_reads_ahead_what_the_image_lists(tmp_path, busybox_sqsh):
     assert sorted((int(call["skip"]), int(call["count"])) for call in calls) == [
         *((4096, 8 << 20), (4096 + (8 << 20), 8 << 20), (4096 + (16 << 20), 1), (7_000_000_000, 2)),
     ]
+    other = {**path, "SLURM_LOCALID": "1"}  # another task of the node, with the same page cache
+    assert run_inside(environment, "sandbox", tmp_path / "run", "sleep", "0.5", environ=other).returncode == 0
+    assert len(list(log.iterdir())) == len(calls)
 
 
 @pytest.mark.parametrize("unpack", ["", "1"])

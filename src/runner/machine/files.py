@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +116,8 @@ def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: b
 
 def write_new(prefix: str, suffix: str, text: str) -> Path:
     """Write a file under a new name in TMPDIR, readable by this user alone, and return its path."""
+    import tempfile  # slow to load, and rarely needed
+
     with tempfile.NamedTemporaryFile(
         "w", prefix=prefix, suffix=suffix, delete=False, errors="backslashreplace"
     ) as file:

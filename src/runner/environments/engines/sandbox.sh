@@ -131,7 +131,8 @@ mount_squashfs() {
 # Mounts the image at $base/lower. With RUNNER_TRACE, squashfuse writes to that file what programs open and read.
 mount_image() {
   if [[ -z ${RUNNER_TRACE-} ]]; then
-    read_ahead "$image" > /dev/null 2>&1 &
+    # the tasks of a node share its page cache
+    ((${SLURM_LOCALID:-0} > 0)) || read_ahead "$image" > /dev/null 2>&1 &
     mount_squashfs "$image" "$base/lower"
     return
   fi

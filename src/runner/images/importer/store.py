@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.errors import RunnerError
 from runner.images.squashfs_file import index_path, is_whole, read_squashfs, sidecar
-from runner.machine import files, process
+from runner.machine import files
 from runner.machine.report import Report
 
 _BEAT_SECONDS = 1.0  # how often an importing process touches its claim
@@ -83,6 +83,8 @@ class Store:
         Files whose names are in `keep`, files that jobs use, and those of `runner import` (their link has another name)
         stay. A file is hidden before the leases are read again: who has still seen it wrote a lease before.
         """
+        from runner.machine import process
+
         jobs: set[str] | None = None
         with suppress(FileNotFoundError):  # another process removes files too
             made = [each for path in self.folder.glob("*.sqsh") if (each := read_squashfs(path)) and each.link == path]
