@@ -33,19 +33,18 @@ _WORDS = {
 }
 
 
-def user_folder(environ: Mapping[str, str] | None = None) -> Path:
+def user_folder(environ: Mapping[str, str]) -> Path:
     """The folder of the user's own site files. They add sites, and override values of the shipped sites."""
-    environ = os.environ if environ is None else environ
     config = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
     return Path(config) / "runner" / "sites"
 
 
-def site_names(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+def site_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """The names of all known sites, including the user's own."""
     return tuple(sorted({path.stem for folder in (SHIPPED, user_folder(environ)) for path in folder.glob("*.toml")}))
 
 
-def site_documents(name: str, environ: Mapping[str, str] | None = None) -> tuple[Document, ...]:
+def site_documents(name: str, environ: Mapping[str, str]) -> tuple[Document, ...]:
     """The files that define a site, the strongest last: the files of its base, the shipped file, the user's file.
 
     Raises RunnerError that lists the known sites.
@@ -79,7 +78,7 @@ def _site_document(path: Path) -> Document:
     return document
 
 
-def load_site(name: str, environ: Mapping[str, str] | None = None) -> Site:
+def load_site(name: str, environ: Mapping[str, str] = os.environ) -> Site:
     """Load a site: the shipped file, overlaid by the user's file of the same name. `base` names a site to inherit from.
 
     Tables (env, quirks, …) are merged key by key; all other values are replaced as a whole. Raises RunnerError for an
@@ -125,7 +124,13 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
     origin = _origin(document, whole)
     if kind is tuple:
         items = strings(document, keys)
-        _check_names(document, key, items)
+        unfit = [item for item in items if key == "inside" and not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)]
+        if unfit:  # the batch script expands each word as `${!PREFIX*}`
+            raise RunnerError(
+                f"{document.place('values', key)}: {key} contains {unfit[0]!r}",
+                "each word must be the beginning of a variable name",
+                'inside = ["NCCL_"]',
+            )
         return items, {key: origin, **{f"{key}.{index}": origin for index in range(len(items))}}
     if kind is dict:
         table = string_table(document, keys)
@@ -140,17 +145,6 @@ def _value(document: Document, key: str) -> tuple[Any, dict[str, Origin]]:
             'container_storage = "/dev/shm/${USER}"',
         )
     return value, {key: origin}
-
-
-def _check_names(document: Document, key: str, items: tuple[str, ...]) -> None:
-    """Raise RunnerError for a prefix that no variable name can have. The batch script expands it as `${!PREFIX*}`."""
-    bad = [item for item in items if not re.fullmatch(r"[A-Za-z_]\w*", item, re.ASCII)] if key == "inside" else []
-    if bad:
-        raise RunnerError(
-            f"{document.place('values', key)}: {key} contains {bad[0]!r}",
-            "each word must be the beginning of a variable name",
-            'inside = ["NCCL_"]',
-        )
 
 
 def _table(document: Document, key: str) -> tuple[dict[str, str], dict[str, Origin]]:
@@ -207,9 +201,7 @@ def _measured() -> dict[str, Any]:
     }
 
 
-def signs(
-    name: str, environ: Mapping[str, str] | None = None, mentioned: Sequence[str] = ("detect",)
-) -> Iterator[tuple[str, str]]:
+def signs(name: str, environ: Mapping[str, str], mentioned: Sequence[str] = ("detect",)) -> Iterator[tuple[str, str]]:
     """The (kind, word) pairs by which a site is recognized, from the user's file, or else from the shipped one.
 
     The kind is `clusters`, `paths` or `partitions`. Those of a base do not count: a variant of a cluster is another
@@ -223,7 +215,7 @@ def signs(
             return
 
 
-def own_image_folder(name: str, environ: Mapping[str, str] | None = None) -> str | None:
+def own_image_folder(name: str, environ: Mapping[str, str]) -> str | None:
     """The image folder that a site's own files set, unexpanded; None if it is inherited from a base."""
     for document in _own_documents(name, environ, ("image_folder",)):
         keys = ("values", "image_folder")
@@ -232,7 +224,7 @@ def own_image_folder(name: str, environ: Mapping[str, str] | None = None) -> str
     return None
 
 
-def _own_documents(name: str, environ: Mapping[str, str] | None, words: Sequence[str]) -> Iterator[Document]:
+def _own_documents(name: str, environ: Mapping[str, str], words: Sequence[str]) -> Iterator[Document]:
     """The site's own files, the user's first. Files that contain none of the words are skipped.
 
     Skipping saves parsing them, because some commands look at every site.

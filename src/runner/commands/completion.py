@@ -94,12 +94,8 @@ def _values(action: argparse.Action) -> list[str]:
         return _sites()
     if action.dest == "engine":
         return list(_ENGINES)
-    kinds: dict[str, Callable[[], list[str]]] = {
-        "ENV": lambda: _names("edf"), "JOB": lambda: _names("jobs"), "SCRIPT": _scripts, "RUN": _runs,
-        "RECIPE": _recipes, "IMAGE": _recipes, "CAUSE": _causes, "CODE": _lint_codes,
-    }  # fmt: skip
     metavar = action.metavar if isinstance(action.metavar, str) else ""
-    return [word for kind in metavar.split("|") if kind in kinds for word in kinds[kind]()]
+    return [word for kind in metavar.split("|") for word in _words(kind)]
 
 
 def _sites() -> list[str]:
@@ -108,36 +104,32 @@ def _sites() -> list[str]:
     return list(site_names(os.environ))
 
 
-def _names(kind: str) -> list[str]:
+def _words(kind: str) -> Iterable[str]:
+    """The words for one placeholder; empty if it is not one of these."""
     from runner.project import find_project
 
-    return list(find_project().names(kind))
+    match kind:
+        case "ENV" | "JOB":
+            return find_project().names("edf" if kind == "ENV" else "jobs")
+        case "SCRIPT":
+            from runner.runs.program import script_names
 
+            return script_names(find_project())
+        case "RECIPE" | "IMAGE":
+            from runner.images.recipe import recipe_names
 
-def _scripts() -> list[str]:
-    from runner.project import find_project
-    from runner.runs.program import script_names
+            return recipe_names(find_project())
+        case "CAUSE":
+            from runner.runs.why.cause import all_causes
 
-    return list(script_names(find_project()))
+            return (cause.code for cause in all_causes())
+        case "CODE":
+            from runner.environments.lint.codes import CODES
 
-
-def _recipes() -> list[str]:
-    from runner.images.recipe import recipe_names
-    from runner.project import find_project
-
-    return list(recipe_names(find_project()))
-
-
-def _causes() -> list[str]:
-    from runner.runs.why.cause import all_causes
-
-    return [cause.code for cause in all_causes()]
-
-
-def _lint_codes() -> list[str]:
-    from runner.environments.lint.codes import CODES
-
-    return list(CODES)
+            return CODES
+        case "RUN":
+            return _runs()
+    return ()
 
 
 def _runs() -> list[str]:

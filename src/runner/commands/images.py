@@ -11,6 +11,7 @@ from runner.errors import RunnerError
 
 TYPE_CHECKING = False  # `typing` costs start-up time
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from runner.runs.gc import ImageUse
@@ -99,15 +100,22 @@ def collect_garbage(args: argparse.Namespace, console: Console) -> int:
         for use in going:
             remove_image(use)
     freed = sum(use.squashfs.size_bytes for use in going)
+    what = f"{len(going)} of {len(uses)} files"
+    return _print_removed([use.squashfs.path for use in going], what, freed, args, console)
+
+
+def _print_removed(
+    paths: Sequence[Path], what: str, freed_bytes: int, args: argparse.Namespace, console: Console, **more: object
+) -> int:
+    """Print the paths, and how much space they took; with --json also `more`."""
     if args.json:
-        console.answer_json(
-            {"removed": [str(use.squashfs.path) for use in going], "bytes": freed, "dry_run": args.dry_run}
-        )
+        removed = {"removed": [str(path) for path in paths], "bytes": freed_bytes, "dry_run": args.dry_run}
+        console.answer_json({**removed, **more})
         return 0
-    for use in going:
-        console.answer(str(use.squashfs.path))
+    for path in paths:
+        console.answer(str(path))
     done = ", would be removed" if args.dry_run else " removed"
-    console.say(f"{len(going)} of {len(uses)} files, {freed / 1e6:,.0f} MB{done}")
+    console.say(f"{what}, {freed_bytes / 1e6:,.0f} MB{done}")
     return 0
 
 
@@ -130,10 +138,10 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
     folder = runs_folder(args.site)
     console.say(f"folder: {folder}")
     now = datetime.now().astimezone()
-    found = select(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
-    for each in found.kept:
-        console.say(f"kept: {each.run.name}: {each.why}")
-    paths = [run.code if args.code else run.folder for run in found.going]
+    going, kept = select(list_runs(folder), parse_since(args.older, now, "--older"), tagged=args.tagged)
+    for run, why in kept:
+        console.say(f"kept: {run.name}: {why}")
+    paths = [run.code if args.code else run.folder for run in going]
     paths = [path for path in paths if path.is_dir() and any(path.iterdir())]
     freed = sum(size_bytes(path) for path in paths)
     if not args.dry_run:
@@ -143,12 +151,5 @@ def collect_runs(args: argparse.Namespace, console: Console) -> int:
                 folders.make(path)  # containers mount this folder, so it must exist
         for path in (*empty_sweeps(folder), *snapshot.unused_stores(folder)):
             remove(path)
-    if args.json:
-        console.answer_json({"removed": [str(path) for path in paths], "bytes": freed, "dry_run": args.dry_run,
-                             "kept": {each.run.name: each.why for each in found.kept}})  # fmt: skip
-        return 0
-    for path in paths:
-        console.answer(str(path))
-    done = ", would be removed" if args.dry_run else " removed"
-    console.say(f"{len(paths)} {'snapshots' if args.code else 'runs'}, {freed / 1e6:,.0f} MB{done}")
-    return 0
+    what = f"{len(paths)} {'snapshots' if args.code else 'runs'}"
+    return _print_removed(paths, what, freed, args, console, kept={run.name: why for run, why in kept})

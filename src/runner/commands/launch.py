@@ -87,7 +87,11 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     from runner.runs.launch import prepare
 
     project = find_project()
-    sweep = _sweep_of(args)
+    sweep = None
+    if args.sweep or args.at_once is not None:
+        from runner.runs.sweep import parse  # slow, and most launches have no sweep
+
+        sweep = parse(args.sweep, args.at_once)
     make_image = image_maker(project, os.environ, console) if args.build and not args.dry_run else None
     plan = prepare(launch_request(args), project, os.environ, console, make_image)
     tasks = _array_tasks(plan, args)
@@ -278,15 +282,6 @@ def _code(plan: RunPlan) -> Iterator[str]:
         yield f"  and {len(changed) - _FILES_SHOWN} more"
 
 
-def _sweep_of(args: argparse.Namespace) -> Sweep | None:
-    """The sweep that the command line of `launch` requests; None without --sweep."""
-    if not args.sweep and args.at_once is None:
-        return None
-    from runner.runs.sweep import parse
-
-    return parse(args.sweep, args.at_once)
-
-
 def _explain_sweep(plan: RunPlan, sweep: Sweep, console: Console) -> RunPlan:
     """Print the runs that a sweep would have, and return the plan of the first one."""
     from runner.runs.sweep import ARRAY, array_script, with_values
@@ -331,16 +326,13 @@ def _launch_sweep(
     else:
         console.answer(made[0].job_id.partition("_")[0] if args.parsable else name)
     sys.stdout.flush()
-    return _wait_for_all(made, console) if args.wait else 0
-
-
-def _wait_for_all(runs: tuple[Run, ...], console: Console) -> int:
-    """Wait for the runs of a sweep or array, and return the highest exit code."""
+    if not args.wait:
+        return 0
     from runner.runs.follow import result_code
     from runner.runs.run import reloaded
     from runner.runs.status import watch
 
-    last = watch(lambda: tuple(map(reloaded, runs)))
+    last = watch(lambda: tuple(map(reloaded, made)))
     for status in last:
         say_end(status, console)
     return max(map(result_code, last))

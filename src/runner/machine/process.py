@@ -19,15 +19,11 @@ PACKAGES = {
     "podman": "podman",
     "docker": "docker.io",
     "skopeo": "skopeo",
-    "mksquashfs": "squashfs-tools",
-    "unsquashfs": "squashfs-tools",
+    **dict.fromkeys(("mksquashfs", "unsquashfs"), "squashfs-tools"),
     "squashfuse": "squashfuse",
     "bwrap": "bubblewrap",
     "mmdebstrap": "mmdebstrap",
-    "sbatch": "slurm-client",
-    "srun": "slurm-client",
-    "squeue": "slurm-client",
-    "scancel": "slurm-client",
+    **dict.fromkeys(("sbatch", "srun", "squeue", "scancel"), "slurm-client"),
     "git": "git",
 }
 
@@ -110,13 +106,16 @@ def run(
             f"try again, or check the server that {argv[0]} contacts",
         ) from error
     except OSError as error:
-        raise RunnerError(
-            f"cannot start {argv[0]}", str(error), "check that the file is executable and was built for this machine"
-        ) from error
+        raise _cannot_start(argv[0], error) from error
     completed = Completed(tuple(argv), done.returncode, done.stdout, done.stderr)
     if check and done.returncode != 0:
         raise failed(completed)
     return completed
+
+
+def _cannot_start(program: str, error: OSError) -> RunnerError:
+    fix = "check that the file is executable and was built for this machine"
+    return RunnerError(f"cannot start {program}", str(error), fix)
 
 
 def python_with(module: str, candidates: Iterable[str | None], fix: str) -> str:
@@ -144,11 +143,7 @@ class Started:
                 errors="replace",
             )
         except OSError as error:
-            raise RunnerError(
-                f"cannot start {argv[0]}",
-                str(error),
-                "check that the file is executable and was built for this machine",
-            ) from error
+            raise _cannot_start(argv[0], error) from error
 
     def finish(self) -> Completed:
         """Wait until it has ended, and return its output."""

@@ -302,16 +302,12 @@ def check_run_folder(folder: Path, site: Site, engine: str) -> None:
         reasons |= {"%": "Slurm replaces `%j` and other patterns", "\\": "Slurm reads it as an escape"}
     if engine != "host":
         reasons |= {":": "a mount is SOURCE:TARGET", ",": "a comma separates mounts"}
-    for character, why in reasons.items():
-        if character in str(folder):
-            raise RunnerError(
-                f"cannot use the runs folder {str(folder)!r}",
-                f"the path contains {character!r}: {why}",
-                "choose another folder: export RUNNER_RUNS=/path/to/runs",
-            )
+    found = [f"{character!r}: {why}" for character, why in reasons.items() if character in str(folder)]
     if not str(folder).isprintable():
+        found.append("a line break or another character that cannot be printed")
+    if found:
         raise RunnerError(
             f"cannot use the runs folder {str(folder)!r}",
-            "the path contains a line break or another character that cannot be printed",
+            f"the path contains {found[0]}",
             "choose another folder: export RUNNER_RUNS=/path/to/runs",
         )

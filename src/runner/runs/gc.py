@@ -22,38 +22,23 @@ _LAUNCH_SECONDS = 3600
 """for this long, a launch that is not submitted yet counts as in progress"""
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A run to keep, and why."""
-
-    run: Run
-    why: str
-
-
-@dataclass(frozen=True)
-class Selection:
-    """What to remove, and what to keep although it is old enough."""
-
-    going: tuple[Run, ...]
-    kept: tuple[Kept, ...]
-
-
-def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> Selection:
-    """Divide the runs launched before a moment into those to remove and those to keep."""
+def select(runs: Sequence[Run], before: datetime, *, tagged: bool) -> tuple[list[Run], list[tuple[Run, str]]]:
+    """(the runs to remove, the runs to keep with the reason) of the runs launched before a moment."""
     # a run whose record has no valid time is kept
     old = [run for run in runs if run.launched is not None and run.launched < before.timestamp()]
     live = _live(runs)
     needed = {name for run in runs if run.name in live for name in run.after}
-    going, kept = [], []
+    going: list[Run] = []
+    kept: list[tuple[Run, str]] = []
     for run in old:
         why = live.get(run.name, "")
         why = why or ("a queued or running run waits for it" if run.name in needed else "")
         why = why or (f"tagged {', '.join(run.tags)}" if run.tags and not tagged else "")
         if why:
-            kept.append(Kept(run, why))
+            kept.append((run, why))
         else:
             going.append(run)
-    return Selection(tuple(going), tuple(kept))
+    return going, kept
 
 
 def _live(runs: Sequence[Run]) -> dict[str, str]:

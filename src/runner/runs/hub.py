@@ -235,8 +235,13 @@ def _settled(
         if state.fault:
             raise _error(f"the {each} is incomplete in the cache", state.fault)
     absent = [each for each, state in states.items() if not state.ready]
+    if not absent and OFFLINE in given:
+        return job, ()
+    if not absent and pushes(job.arguments, model_folders(project)):
+        what = "all models and datasets are prefetched; the job still uses the network, because it pushes to the hub"
+        return job, (what,)
     if not absent:
-        return _kept_offline(job, given, named, project)
+        return replace(job, env={**job.env, OFFLINE: "1"}), ()
     lacking = [each for each in absent if each.kind == "file" or (offline and not in_hub_cache(home, each))]
     if lacking:
         why = f"{f'{OFFLINE} is set, and ' if offline else ''}{home} does not contain it"
@@ -245,18 +250,6 @@ def _settled(
         return job, ()
     listed = ", ".join(map(str, absent))
     return job, (f"not prefetched: {listed}; the job will download it (to download it now: {_PREFETCH})",)
-
-
-def _kept_offline(
-    job: Job, given: Mapping[str, str], named: tuple[Repository, ...], project: Project
-) -> tuple[Job, tuple[str, ...]]:
-    if OFFLINE in given:
-        return job, ()
-    if pushes(job.arguments, model_folders(project)):
-        return job, (
-            "all models and datasets are prefetched; the job still uses the network, because it pushes to the hub",
-        )
-    return replace(job, env={**job.env, OFFLINE: "1"}), ()
 
 
 def _error(what: str, why: str) -> RunnerError:

@@ -304,11 +304,7 @@ def unused_stores(runs: Path) -> tuple[Path, ...]:
 
 
 def _has_links(store: Path) -> bool:
-    for folder, _, names in os.walk(store):
-        for name in names:
-            if os.lstat(f"{folder}/{name}").st_nlink > 1:
-                return True
-    return False
+    return any(os.lstat(f"{folder}/{name}").st_nlink > 1 for folder, _, names in os.walk(store) for name in names)
 
 
 def summed(snapshot: Snapshot) -> Snapshot:

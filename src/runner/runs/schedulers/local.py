@@ -49,19 +49,12 @@ def start(run: Run, waits: Dependencies, report: Report) -> Run:
     argv: tuple[str, ...] = ("bash", "job.sbatch")
     if waits.runs:
         files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
-        argv = ("bash", "payload/after.sh", *_words_of(waits))
+        argv = ("bash", "payload/after.sh")
+        for kind, others in (("ok", waits.succeeded), ("any", waits.ended)):
+            for other in others:
+                argv += (kind, other.job_id.removeprefix("local-"), str(other.folder))
     pid = process.detached(argv, run.log, cwd=run.folder)
     return replace(run.with_jobs(f"local-{pid}"), host=os.uname().nodename, process=sessions.identity(pid))
-
-
-def _words_of(waits: Dependencies) -> tuple[str, ...]:
-    """The arguments of payload/after.sh: `ok` or `any`, the process id and the folder of each run."""
-    return tuple(
-        word
-        for kind, runs in (("ok", waits.succeeded), ("any", waits.ended))
-        for run in runs
-        for word in (kind, run.job_id.removeprefix("local-"), str(run.folder))
-    )
 
 
 def start_sweep(
@@ -153,21 +146,17 @@ def explain_cancel(runs: Sequence[Run]) -> Iterator[str]:
 def cancel(jobs: Sequence[tuple[Run, tuple[str, ...]]], report: Report) -> None:
     """End the processes of each run: SIGTERM, then SIGKILL."""
     for run, _ in jobs:
-        _end(run, report)
-
-
-def _end(run: Run, report: Report) -> None:
-    pid = _pid(run)
-    if _by_hand(run):
-        _end_by_hand(run, report)
-        return
-    report.detail(f"{run.name}: sending SIGTERM to its processes, and SIGKILL after {GRACE_SECONDS:.0f} s")
-    if not sessions.end(pid, GRACE_SECONDS):
-        raise RunnerError(
-            f"cannot end {run.name}",
-            f"SIGKILL does not end the processes of session {pid}: they wait for a disk, or belong to another user",
-            f"list the processes: ps -s {pid}",
-        )
+        if _by_hand(run):
+            _end_by_hand(run, report)
+            continue
+        pid = _pid(run)
+        report.detail(f"{run.name}: sending SIGTERM to its processes, and SIGKILL after {GRACE_SECONDS:.0f} s")
+        if not sessions.end(pid, GRACE_SECONDS):
+            raise RunnerError(
+                f"cannot end {run.name}",
+                f"SIGKILL does not end the processes of session {pid}: they wait for a disk, or belong to another user",
+                f"list the processes: ps -s {pid}",
+            )
 
 
 def _end_by_hand(run: Run, report: Report) -> None:

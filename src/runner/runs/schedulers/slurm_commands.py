@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 SUBMIT = "submit.sh"
 """the file of a run folder that submits the user's own batch script (runs/batch.py)"""
 _FIELDS = ("JobArrayID", "State", "Reason", "NodeList", "TimeUsed", "TimeLeft", "exit_code")
+_FORMAT = ",".join(f"{name}:|" for name in _FIELDS)
+_SQUEUE = ("squeue", "--noheader", "--array")
 
 
 def submit(run_folder: Path, flags: Sequence[str] = (), *, script: str = "job.sbatch") -> tuple[str, ...]:
@@ -103,16 +105,8 @@ def status(job_ids: Sequence[str]) -> tuple[str, ...]:
     squeue fails for a single unknown id, but ignores unknown ids in a longer list. If the list exceeds the size of an
     argument (131,072 bytes on Linux), the command asks for all jobs of the user instead.
     """
-    wanted = ",".join(f"{name}:|" for name in _FIELDS)
     named = f"--jobs={','.join(job_ids)}"
-    return (
-        "squeue",
-        "--noheader",
-        "--array",
-        "--states=all",
-        named if len(named) < 120_000 else "--me",
-        f"--Format={wanted}",
-    )
+    return (*_SQUEUE, "--states=all", named if len(named) < 120_000 else "--me", f"--Format={_FORMAT}")
 
 
 def parse_status(stdout: str) -> Mapping[str, JobStatus]:
@@ -148,13 +142,7 @@ def _exit_code(text: str) -> int | None:
 
 def work_folders() -> tuple[str, ...]:
     """The squeue command for the working folders of the user's active jobs."""
-    return (
-        "squeue",
-        "--me",
-        "--array",
-        "--noheader",
-        f"--Format={','.join(f'{name}:|' for name in _FIELDS)},WorkDir:4096",
-    )
+    return (*_SQUEUE, "--me", f"--Format={_FORMAT},WorkDir:4096")
 
 
 def parse_work_folders(stdout: str) -> Mapping[str, tuple[str, JobStatus]]:
@@ -207,20 +195,17 @@ def shell(
             "--ntasks=1",
             f"--cpus-per-task={resources.cpus_per_task * resources.tasks_per_node}",
             *(gpu_request(resources.gpus_per_node, site) if site else ()),
-            *((f"--mem={resources.memory}",) if resources.memory else ()),
-            *((f"--time={time_limit_text(resources.time_minutes)}",) if resources.time_minutes else ()),
-            *((f"--partition={resources.partition}",) if resources.partition else ()),
-            *((f"--account={resources.account}",) if resources.account else ()),
+            *limits(resources),
         )
-    return (
-        "srun",
-        *place,
-        *(("--pty",) if pty else ()),
-        "--export=ALL",
-        *attachment.flags,
-        *attachment.prefix,
-        *command,
-    )
+    own = ("srun", *place, *(("--pty",) if pty else ()), "--export=ALL")
+    return (*own, *attachment.flags, *attachment.prefix, *command)
+
+
+def limits(resources: Resources) -> tuple[str, ...]:
+    """The flags of sbatch and srun for memory, time, partition and account, as far as they are set."""
+    time = time_limit_text(resources.time_minutes) if resources.time_minutes else None
+    given = {"mem": resources.memory, "time": time, "partition": resources.partition, "account": resources.account}
+    return tuple(f"--{name}={value}" for name, value in given.items() if value)
 
 
 def time_limit_text(total: int) -> str:
