@@ -31,10 +31,8 @@ def show_top(args: argparse.Namespace, console: Console) -> int:
     attempt = status.run.newest
     found: tuple[NodeUsage, ...] = ()
     if attempt is not None and attempt.exit_code is None and (status.active or status.state == "UNKNOWN"):
-        try:
+        with files.explained(f"read {attempt.folder}/usage"):
             found = attempt.usage
-        except OSError as error:
-            raise files.explain(error, f"read {attempt.folder}/usage") from error
     if not found:
         raise _no_samples(status)
     if args.json:

@@ -28,6 +28,15 @@ def explain(error: OSError, what: str) -> RunnerError:
 
 
 @contextlib.contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Raise the RunnerError of `explain` for an OSError in the block."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(error, what) from error
+
+
+@contextlib.contextmanager
 def partial(target: Path) -> Iterator[Path]:
     """Yield a path to write to. On success, sync it and rename it to `target`; otherwise, remove it.
 
@@ -102,16 +111,13 @@ def write(target: Path, content: str | bytes, *, mode: int = 0o666, keep_mode: b
     The umask limits `mode`, as for open(2). With `keep_mode`, an existing file keeps its mode.
     """
     data = content.encode() if isinstance(content, str) else content
-    try:
-        with partial(target) as unfinished:
-            unfinished.unlink(missing_ok=True)  # left behind by a killed process with the same process id
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            with os.fdopen(os.open(unfinished, flags, mode), "wb") as file:
-                file.write(data)
-            if keep_mode:
-                unfinished.chmod(stat.S_IMODE(target.stat().st_mode))
-    except OSError as error:
-        raise explain(error, f"write {target}") from error
+    with explained(f"write {target}"), partial(target) as unfinished:
+        unfinished.unlink(missing_ok=True)  # left behind by a killed process with the same process id
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(unfinished, flags, mode), "wb") as file:
+            file.write(data)
+        if keep_mode:
+            unfinished.chmod(stat.S_IMODE(target.stat().st_mode))
 
 
 def write_new(prefix: str, suffix: str, text: str) -> Path:

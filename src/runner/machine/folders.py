@@ -25,9 +25,11 @@ def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
     one. If several processes try the same number, mkdir succeeds for only one. Raises RunnerError if the parent is
     read-only.
     """
-    try:
+    with files.explained(f"make a folder in {parent}"):
         parent.mkdir(parents=True, exist_ok=True)
-        with _ledger_lock(parent):
+        with ExitStack() as held:
+            with suppress(OSError):  # the file system has no locks, or another user owns this one
+                held.enter_context(files.locked(parent / "numbers"))
             given = _read_numbers(parent / NUMBERS)
             number = max(given.get(stem, 0), _highest(parent, stem))
             while True:
@@ -42,8 +44,6 @@ def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
                     return folder
                 except FileExistsError:
                     continue
-    except OSError as error:
-        raise files.explain(error, f"make a folder in {parent}") from error
 
 
 def _highest(parent: Path, stem: str) -> int:
@@ -59,21 +59,10 @@ def _read_numbers(ledger: Path) -> dict[str, int]:
         return {}
 
 
-@contextmanager
-def _ledger_lock(parent: Path) -> Iterator[None]:
-    """Hold the lock of NUMBERS; without a lock if the file system has none, or if another user owns it."""
-    with ExitStack() as held:
-        with suppress(OSError):
-            held.enter_context(files.locked(parent / "numbers"))
-        yield
-
-
 def make(folder: Path) -> None:
     """Create a folder and its parents, unless they exist."""
-    try:
+    with files.explained(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise files.explain(error, f"make the folder {folder}") from error
 
 
 def fill(folder: Path, texts: Mapping[str, str]) -> None:
@@ -81,13 +70,11 @@ def fill(folder: Path, texts: Mapping[str, str]) -> None:
 
     Unlike `files.write`, this does not sync each file: the folder becomes valid only with the record, written last.
     """
-    try:
+    with files.explained(f"write below {folder}"):
         for name, text in texts.items():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(text.encode(errors="surrogateescape"))  # a script of the user
-    except OSError as error:
-        raise files.explain(error, f"write below {folder}") from error
 
 
 def copy(names: Iterable[str], source: Path, target: Path, *, link: bool = False) -> None:
@@ -130,10 +117,8 @@ def beside(target: Path, suffix: str) -> Iterator[Path]:
 
 def move(folder: Path, target: Path) -> None:
     """Rename a folder. Raises RunnerError if that fails."""
-    try:
+    with files.explained(f"move {folder} to {target}"):
         folder.rename(target)
-    except OSError as error:
-        raise files.explain(error, f"move {folder} to {target}") from error
 
 
 def remove(folder: Path) -> None:

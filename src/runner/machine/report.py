@@ -37,8 +37,7 @@ class Quiet(Report):
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def detail(self, line: str) -> None:
-        self.lines.append(line)
+    detail = say
 
     def warn(self, line: str) -> None:
         self.lines.append(f"warning: {line}")

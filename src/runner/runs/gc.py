@@ -158,11 +158,8 @@ def chosen_images(words: Sequence[str], uses: Sequence[ImageUse], folder: Path) 
 def remove_image(use: ImageUse) -> None:
     """Remove an imported image, its symlinks, its index and its sidecar, under its lock."""
     path = use.squashfs.path
-    try:
-        with files.locked(path, timeout_seconds=5):
-            for name in use.links:
-                folders.discard(path.parent / name)
-            for part in (path, index_path(path), sidecar(path)):
-                folders.discard(part)
-    except OSError as error:
-        raise files.explain(error, f"remove {path}") from error
+    with files.explained(f"remove {path}"), files.locked(path, timeout_seconds=5):
+        for name in use.links:
+            folders.discard(path.parent / name)
+        for part in (path, index_path(path), sidecar(path)):
+            folders.discard(part)

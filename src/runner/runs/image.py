@@ -11,7 +11,7 @@ from runner.environments.edf import Mount
 from runner.environments.environment import Environment
 from runner.errors import RunnerError
 from runner.expansion import expand
-from runner.machine.files import explain
+from runner.machine.files import explained
 from runner.machine.probe import oci_architecture
 from runner.runs.hub import CACHE_MOUNT
 from runner.site import Site
@@ -75,11 +75,8 @@ def _file(environment: Environment, variables: Mapping[str, str]) -> LaunchImage
 def _foreign(stable: Path) -> LaunchImage:
     """A squashfs file that runner did not make (enroot, an admin). Raises RunnerError if it is not one."""
     path = stable.resolve()
-    try:
-        with path.open("rb") as file:
-            mark = file.read(4)
-    except OSError as error:
-        raise explain(error, f"read the image {path}") from error
+    with explained(f"read the image {path}"), path.open("rb") as file:
+        mark = file.read(4)
     if mark != b"hsqs":
         raise RunnerError(
             f"the image {path} is not a squashfs file",

@@ -143,10 +143,8 @@ def _with_sha256(image: LaunchImage, report: Report) -> LaunchImage:
         return image
     size = f"{squashfs.size_bytes / 1e9:.1f} GB"
     report.say(f"computing the SHA-256 of {squashfs.path.name} ({size}) for the run's lock file (once per image)")
-    try:
+    with files.explained(f"read {squashfs.path}"):
         return image._replace(squashfs=with_sha256(squashfs))
-    except OSError as error:
-        raise files.explain(error, f"read {squashfs.path}") from error
 
 
 def _write(plan: RunPlan, run: Run, report: Report) -> None:
