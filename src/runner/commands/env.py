@@ -129,8 +129,6 @@ def emit_environment(args: argparse.Namespace, console: Console) -> int:
     for note in notes:
         console.warn(note)
     if args.output:
-        from pathlib import Path
-
         from runner.machine import files, secrets
 
         secrets.refuse(text.encode(), args.output)

@@ -98,7 +98,15 @@ def launch_run(args: argparse.Namespace, console: Console) -> int:
     if args.dry_run:
         if sweep is not None:
             plan = _explain_sweep(plan, sweep, console)
-        return _explain(plan, project, console)
+        for line in explain(plan, os.environ, project):
+            console.say(line)
+        for note in plan.notes:
+            console.warn(note)
+        sys.stdout.flush()
+        # bytes, so that no newline is added or changed
+        sys.stdout.buffer.write(plan.script.encode(errors="surrogateescape"))
+        sys.stdout.buffer.flush()
+        return 0
     runs = plan.site.runs(os.environ, project)
     for note in plan.notes:
         console.warn(note)
@@ -141,20 +149,6 @@ def _confirmed(plan: RunPlan, console: Console, *, yes: bool, runs: int) -> bool
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _explain(plan: RunPlan, project: Project, console: Console) -> int:
-    """Print the batch script on stdout, and the submit command and the origin of every value on stderr."""
-
-    for line in explain(plan, os.environ, project):
-        console.say(line)
-    for note in plan.notes:
-        console.warn(note)
-    sys.stdout.flush()
-    # bytes, so that no newline is added or changed
-    sys.stdout.buffer.write(plan.script.encode(errors="surrogateescape"))
-    sys.stdout.buffer.flush()
-    return 0
-
-
 def _wait(run: Run, console: Console) -> int:
     """Show the output on stderr until the run has ended, and return its exit code. Ctrl-C does not cancel the job."""
     from runner.commands.console import LogFilter
@@ -181,34 +175,24 @@ _FILES_SHOWN = 12
 
 
 def explain(plan: RunPlan, environ: Mapping[str, str], project: Project) -> Iterator[str]:
-    """The lines for stderr."""
+    """The lines for stderr: the submit command, and the origin of every value."""
     if plan.batch is not None:
-        yield from _explain_batch(plan, project)
-        return
-    try:
-        runs = str(plan.site.runs(environ, project))
-    except RunnerError:  # the path contains a variable that is defined only on the site
-        runs = str(plan.site.run_folder)
-    yield f"would run: cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
-    yield f"image: {plan.image.reference or 'none (no container)'}"
+        from runner.runs.batch import command
+
+        yield f"would run: cd {plan.batch.folder} && {command(plan.batch, plan.job)}"
+        rows = [(f"--{name}", text, str(origin)) for name, (text, origin) in plan.batch.options.items()]
+    else:
+        try:
+            runs = str(plan.site.runs(environ, project))
+        except RunnerError:  # the path contains a variable that is defined only on the site
+            runs = str(plan.site.run_folder)
+        yield f"would run: cd {runs}/{plan.job.name}-NNNN && {scheduler_of(plan.site.scheduler).BY_HAND}"
+        yield f"image: {plan.image.reference or 'none (no container)'}"
+        rows = list(_values(plan))
     if (cost := estimate(plan.job)) is not None:
         yield f"cost: {cost.text}"
-    yield "settings, and where each comes from:"
-    yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in _values(plan)))
-    yield from _code(plan)
-
-
-def _explain_batch(plan: RunPlan, project: Project) -> Iterator[str]:
-    """The lines for stderr about a user's own batch script."""
-    from runner.runs.batch import command
-
-    assert plan.batch is not None
-    yield f"would run: cd {plan.batch.folder} && {command(plan.batch, plan.job)}"
-    if (cost := estimate(plan.job)) is not None:
-        yield f"cost: {cost.text}"
-    yield "options of sbatch, and where each comes from:"
-    rows = ((f"--{name}", text, _short(str(origin), project)) for name, (text, origin) in plan.batch.options.items())
-    yield from _columns(tuple(rows))
+    yield f"{'options of sbatch' if plan.batch else 'settings'}, and where each comes from:"
+    yield from _columns(tuple((name, value, _short(source, project)) for name, value, source in rows))
     yield from _code(plan)
 
 

@@ -47,14 +47,11 @@ def machine() -> Diagnosis:
 def architecture(site: Site) -> Diagnosis:
     """Whether images that are built here run on the site's nodes."""
     here = probe.architecture()
-    if site.architecture in {None, here}:
-        text = (
-            f"{here}, like the nodes of {site.name}"
-            if site.architecture
-            else f"{here}; the architecture of the nodes is not known"
-        )
-        fix = "" if site.architecture else f"set the architecture once: runner init --site {site.name}"
-        return Diagnosis("architecture", "ok", text, fix)
+    if site.architecture is None:
+        fix = f"set the architecture once: runner init --site {site.name}"
+        return Diagnosis("architecture", "ok", f"{here}; the architecture of the nodes is not known", fix)
+    if site.architecture == here:
+        return Diagnosis("architecture", "ok", f"{here}, like the nodes of {site.name}")
     text = f"this machine is {here}, but the nodes of {site.name} are {site.architecture}"
     return Diagnosis("architecture", "wrong", text, f"runner build --platform linux/{site.architecture}")
 
@@ -113,10 +110,10 @@ def sandbox() -> Diagnosis:
     """Whether this user can run images without an admin's help, and with which GPU driver."""
     reason = why_no_sandbox()
     if reason is not None:
-        fix = (
-            "" if reason.startswith("this user") else "apt-get install bubblewrap squashfuse squashfs-tools util-linux"
-        )
-        return Diagnosis("sandbox", "missing", f"images cannot run without another engine: {reason}", fix)
+        text, fix = f"images cannot run without another engine: {reason}", ""
+        if not reason.startswith("this user"):
+            fix = "apt-get install bubblewrap squashfuse squashfs-tools util-linux"
+        return Diagnosis("sandbox", "missing", text, fix)
     text = "--engine sandbox runs images on this machine"
     if not Path("/dev/nvidiactl").exists():
         return Diagnosis("sandbox", "ok", f"{text}, which has no NVIDIA GPU")

@@ -27,9 +27,8 @@ def image_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
         folder = site.images(environ)
     except RunnerError as error:
         return Diagnosis("image folder", "wrong", f"{error.what}: {error.why}", error.fix or "set RUNNER_IMAGES")
-    return _room(
-        "image folder", folder, _IMAGE_BYTES, "RUNNER_IMAGES", "free some space: an NGC image takes about 20 GB"
-    )
+    advice = "free some space: an NGC image takes about 20 GB"
+    return _room("image folder", folder, _IMAGE_BYTES, "RUNNER_IMAGES", advice)
 
 
 def run_folder(site: Site, environ: Mapping[str, str]) -> Diagnosis:
@@ -97,19 +96,14 @@ def striping(site: Site, environ: Mapping[str, str]) -> Diagnosis:
     except RunnerError as error:
         return Diagnosis("striping", "missing", f"{error.what}: {error.why}", error.fix)
     if not folder.exists():
-        return Diagnosis(
-            "striping", "missing", f"{folder} does not exist yet; it would inherit the striping of {nearest}", fix
-        )
+        text = f"{folder} does not exist yet; it would inherit the striping of {nearest}"
+        return Diagnosis("striping", "missing", text, fix)
     # a count for each part of a file; source: lfs-getstripe(1), Lustre 2.15
     counts = re.findall(r"stripe_count:\s*(-?\d+)", shown.stdout)
     if any(int(count) not in {0, 1} for count in counts):
         return Diagnosis("striping", "ok", f"{folder}: large files are striped")
-    return Diagnosis(
-        "striping",
-        "wrong",
-        f"{folder}: each image is stored on a single storage server, from which all nodes read",
-        fix,
-    )
+    text = f"{folder}: each image is stored on a single storage server, from which all nodes read"
+    return Diagnosis("striping", "wrong", text, fix)
 
 
 _NEARLY = 0.95
@@ -185,11 +179,10 @@ def credentials(environ: Mapping[str, str]) -> Diagnosis:
     if mode & 0o077:
         return Diagnosis("credentials", "wrong", f"{path} can be read by others (mode {mode:04o})", f"chmod 600 {path}")
     machines = set(re.findall(r"^\s*machine\s+(\S+)", text, re.MULTILINE))
-    for one, other in (("nvcr.io", "authn.nvidia.com"), ("authn.nvidia.com", "nvcr.io")):
+    registry, issuer = ("nvcr.io", "which is the registry"), ("authn.nvidia.com", "which issues the token")
+    for (one, _), (other, role) in ((registry, issuer), (issuer, registry)):
         if one in machines and other not in machines:
-            text = f"{path} has {one} but not {other}, " + (
-                "which issues the token" if one == "nvcr.io" else "which is the registry"
-            )
+            text = f"{path} has {one} but not {other}, {role}"
             return Diagnosis("credentials", "wrong", text, f"copy the line of {one} as `machine {other}`")
     return Diagnosis("credentials", "ok", f"{path} (mode {mode:04o}): {', '.join(sorted(machines)) or 'empty'}")
 

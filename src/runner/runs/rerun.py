@@ -99,13 +99,13 @@ def changed_script(locked: Locked) -> tuple[str, bool]:
 
 def losses(locked: Locked) -> tuple[str, ...]:
     """The parts that cannot be restored, one line each."""
-    found = []
     words = (*locked.tables.get("job", {}).get("command", ()), *locked.tables.get("job", {}).get("arguments", ()))
     now = hub.revisions(words, locked.folder, locked.tables.get("job.env", {}))
-    for name, before in locked.tables.get("revisions", {}).items():
-        if before != hub.NOT_HERE and now.get(name) != before:
-            found.append(f"{name}: the run used {before}; the cache now has {now.get(name, hub.NOT_HERE)}")
-    return tuple(found)
+    return tuple(
+        f"{name}: the run used {before}; the cache now has {now.get(name, hub.NOT_HERE)}"
+        for name, before in locked.tables.get("revisions", {}).items()
+        if before != hub.NOT_HERE and now.get(name) != before
+    )
 
 
 def need_image(locked: Locked, project: Project, environ: Mapping[str, str], report: Report, *, dry_run: bool) -> None:

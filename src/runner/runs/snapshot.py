@@ -142,27 +142,15 @@ def write_diff(snapshot: Snapshot, run_folder: Path) -> None:
     """Write git's diff against the commit to RUN/code.diff."""
     if snapshot.git and snapshot.git.modified:
         # git writes the file itself, so that line ends and bytes that are not UTF-8 are not changed
-        words = (
-            "diff",
-            "HEAD",
-            "--binary",
-            "--no-color",
-            "--no-ext-diff",
-            "--relative",
-            f"--output={run_folder}/{DIFF}",
-        )
-        process.run(command(snapshot.sources[0].root, *words))
+        words = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--relative")
+        process.run(command(snapshot.sources[0].root, *words, f"--output={run_folder}/{DIFF}"))
 
 
 def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git | None, list[str]]:
     """(the files of a folder, its state in git, messages for the user)."""
     if question is None:
-        without = work_tree(root) is not None  # otherwise, the folder is not in a git work tree
-        return (
-            _walk(root),
-            None,
-            ["git is not installed here: the commit and your changes are not recorded"] if without else [],
-        )
+        note = "git is not installed here: the commit and your changes are not recorded"
+        return _walk(root), None, [note] if work_tree(root) is not None else []
     answer = question.answer()
     if isinstance(answer, str):
         return _walk(root), None, [f"git does not answer ({answer}): the commit and your changes are not recorded"]
@@ -171,12 +159,8 @@ def _names(root: Path, question: Question | None) -> tuple[tuple[str, ...], Git 
     if len(code) > UNTRACKED_LIMIT:
         raise _too_many(root, code, git=True)
     others = sum(not name.startswith("runs/") for name in git.untracked) - len(code)
-    notes = (
-        [f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"]
-        if others
-        else []
-    )
-    return (*tracked, *code), replace(git, untracked=code), notes
+    note = f"{others} untracked files are left out of the code snapshot: caches, data, outputs or secrets"
+    return (*tracked, *code), replace(git, untracked=code), [note] if others else []
 
 
 def _too_many(root: Path, names: Sequence[str], *, git: bool) -> RunnerError:

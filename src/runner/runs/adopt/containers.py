@@ -14,27 +14,23 @@ from runner.runs.adopt.options import Option
 # options whose effect every engine has by default
 _NOT_NEEDED = {
     "rm": "the container is always removed; what it writes outside mounts is lost",
-    "interactive": "`runner shell` gives a prompt",
-    "tty": "`runner shell` gives a prompt",
+    **dict.fromkeys(("interactive", "tty"), "`runner shell` gives a prompt"),
     **dict.fromkeys(("sig-proxy", "http-proxy", "quiet", "tls-verify", "userns"), "every engine does this"),
-    "network": "the host's network is used",
-    "net": "the host's network is used",
-    "ipc": "/dev/shm is the host's",
+    **dict.fromkeys(("network", "net"), "the host's network is used"),
+    **dict.fromkeys(("ipc", "shm-size"), "/dev/shm is the host's"),
     "pid": "the container sees the host's processes",
     "uts": "the container has the host's name",
     "env-host": "the container gets the host's variables",
     "init": "runner's scripts start and stop the processes",
     "pull": "missing images are pulled",
-    "shm-size": "/dev/shm is the host's",
     "runtime": "the site provides the GPUs",
     "no-container-mount-home": "the home folder is mounted only if the EDF mounts it",
     "no-container-remap-root": "you have your own user ID in the container",
     "no-container-entrypoint-log": "the log is off by default",
 }
 _NOT_CARRIED_OVER = {
-    "user": "you have your own user ID in the container",
-    "privileged": "the container of a job has no extra rights",
-    "cap-add": "the container of a job has no extra rights",
+    **dict.fromkeys(("user", "container-remap-root"), "you have your own user ID in the container"),
+    **dict.fromkeys(("privileged", "cap-add"), "the container of a job has no extra rights"),
     "security-opt": "the site's settings decide",
     "ulimit": "put `ulimit` in task_prolog of the job file",
     "memory": "set memory in [resources] of the job file",
@@ -46,7 +42,6 @@ _NOT_CARRIED_OVER = {
     "tmpfs": "an EDF cannot mount a tmpfs; use /dev/shm, which is in memory",
     "platform": "the image must have the node's architecture",
     "container-name": "each run creates a new container",
-    "container-remap-root": "you have your own user ID in the container",
     "container-unshare": "the host's network, IPC and name are used",
 }
 # options whose value goes to the EDF

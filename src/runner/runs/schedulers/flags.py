@@ -35,15 +35,10 @@ _ONE_LOG = ("a run has one output file, job.log, which `runner logs` reads", "le
 _CONTAINER = ("the environment sets the container of the step", "set it in the EDF")
 
 _REFUSED_BY_BOTH = {
-    "nodes": _COUNTS,
-    "ntasks": _COUNTS,
-    "ntasks-per-node": _COUNTS,
+    **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), _COUNTS),
     "gpus-per-task": _GPUS_PER_TASK,
-    "output": _ONE_LOG,
-    "error": _ONE_LOG,
-    "open-mode": _ONE_LOG,
-    "environment": _CONTAINER,
-    "edf": _CONTAINER,
+    **dict.fromkeys(("output", "error", "open-mode"), _ONE_LOG),
+    **dict.fromkeys(("environment", "edf"), _CONTAINER),
 }
 CPUS = {"cpus-per-task", "cpus-per-gpu"}
 # pyxis has these options with and without `no-`. The environment sets one of the two, and srun fails if both are given
@@ -98,33 +93,29 @@ def refuse(words: Iterable[str], program: str, taken: Mapping[str, str] | None =
     """Raise RunnerError for a flag that would break the run. `taken`: option -> what has already set it."""
     for word in words:
         name, value = option(word, program)
+        what = f"cannot pass {word!r} on to {program}"
         if name in REFUSED[program]:
-            why, fix = REFUSED[program][name]
-            raise RunnerError(f"cannot pass {word!r} on to {program}", why, fix)
+            raise RunnerError(what, *REFUSED[program][name])
         choice = name.removeprefix("no-")
         if program == "sbatch" and choice.startswith("container-"):
             why = "the batch script itself would start in a container, which has no srun"
-            raise RunnerError(f"cannot pass {word!r} on to sbatch", why, f"use --srun={word}, or set it in the EDF")
+            raise RunnerError(what, why, f"use --srun={word}, or set it in the EDF")
         if choice in _CHOICES and any(each.removeprefix("no-") in _CHOICES for each in taken or {}):
-            raise RunnerError(f"cannot pass {word!r} on to srun", "the EDF sets this flag", _CHOICES[choice])
+            raise RunnerError(what, "the EDF sets this flag", _CHOICES[choice])
         if name == "export" and not (value or "").upper().startswith("ALL"):
             raise RunnerError(
-                f"cannot pass {word!r} on to {program}",
+                what,
                 "without ALL, Slurm drops all variables that the flag does not name, including PATH",
                 f"use --{program}=--export=ALL,NAME=VALUE, or set the variables in [env] of the job file",
             )
         if name == "distribution" and not (value or "").startswith("block"):
             raise RunnerError(
-                f"cannot pass {word!r} on to {program}",
+                what,
                 "ranks must be numbered node by node, so that rank / tasks_per_node is the node's number",
                 f"to change only the order within a node: --{program}=--distribution=block:cyclic",
             )
         if name in (taken or {}):
-            raise RunnerError(
-                f"cannot pass {word!r} on to {program}",
-                f"--{name} comes from {(taken or {})[name]}",
-                "change that setting instead",
-            )
+            raise RunnerError(what, f"--{name} comes from {(taken or {})[name]}", "change that setting instead")
 
 
 def refuse_of_site(words: Iterable[str], refused: Mapping[str, str], site: str) -> None:

@@ -60,19 +60,13 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         *slurm_commands.limits(resources),
         "--output=job.log",
         "--open-mode=append",
-        *_requeue(job, site),
+        # without [restart], the cluster's default
+        *((f"--{'' if site.restart_by == 'requeue' else 'no-'}requeue",) if job.restart else ()),
         # B: signal only the batch shell, because a signal to the step would end every process without a handler
         *((f"--signal=B:USR2@{job.save_seconds}",) if job.save_seconds else ()),
         *((f"--mail-user={job.mail_user}",) if job.mail_user else ()),
         *((f"--mail-type={','.join(job.mail_events).upper()}",) if job.mail_events else ()),
     )
-
-
-def _requeue(job: Job, site: Site) -> tuple[str, ...]:
-    """The flag that allows or forbids requeues; empty (the cluster's default) if the job has no [restart]."""
-    if job.restart is None:
-        return ()
-    return ("--requeue",) if site.restart_by == "requeue" else ("--no-requeue",)
 
 
 def _step(job: Job, attachment: Attachment, site: Site, directives: Sequence[str]) -> tuple[str, ...]:
