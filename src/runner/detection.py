@@ -41,10 +41,8 @@ def _detect(environ: Mapping[str, str]) -> tuple[str, str]:
                 return name, f"{word} exists on this machine"
     if not slurm:
         there = process.which("sbatch") is not None
-        return (
-            "local",
-            "sbatch is installed, but Slurm is not set up" if there else "sbatch is not installed on this machine",
-        )
+        why = "sbatch is installed, but Slurm is not set up" if there else "sbatch is not installed on this machine"
+        return "local", why
     if "container-image" in slurm_plugins() and "environment" not in slurm_plugins():
         return "generic-pyxis", "srun has --container-image"
     known = ", ".join(f"--{flag}" for flag in sorted(slurm_plugins() & {"environment", "edf"}))

@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     diff = subparsers.add_parser("diff", parents=[common])
     diff.add_argument("left", metavar="RUN", help="name, job id, `last` or path")
-    diff.add_argument(
-        "right",
-        metavar="RUN|.",
-        nargs="?",
-        default=".",
-        help="the run to compare with, or `.` (default): what RUN's launch would be now",
-    )
+    other = "the run to compare with, or `.` (default): what RUN's launch would be now"
+    diff.add_argument("right", metavar="RUN|.", nargs="?", default=".", help=other)
     diff.add_argument("--json", action="store_true", help="print JSON")
     add_wide(diff)
     diff.set_defaults(run=show_difference)

@@ -23,12 +23,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     add_wide(images)
     images.set_defaults(run=list_images)
     gc = subparsers.add_parser("gc", parents=[common])
-    gc.add_argument(
-        "files",
-        nargs="*",
-        metavar="FILE",
-        help="remove these squashfs files and the symlinks to them (default: all unused files)",
-    )
+    named = "remove these squashfs files and the symlinks to them (default: all unused files)"
+    gc.add_argument("files", nargs="*", metavar="FILE", help=named)
     gc.add_argument("--ended", action="store_true", help="also remove files used only by runs that have ended")
     what = gc.add_mutually_exclusive_group()
     what.add_argument(

@@ -17,28 +17,13 @@ if TYPE_CHECKING:
 
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     parser = subparsers.add_parser("import", parents=[common])
-    parser.add_argument(
-        "image",
-        nargs="?",
-        default=DEFAULT_RECIPE,
-        metavar="IMAGE",
-        help=(
-            "a recipe or image, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
-            "oci-archive:FILE, docker-archive:FILE"
-        ),
+    sources = (
+        "a recipe or image, podman://IMAGE, dockerd://IMAGE, docker://[USER@]REGISTRY#IMAGE[:TAG], oci:DIR[:TAG], "
+        "oci-archive:FILE, docker-archive:FILE"
     )
+    parser.add_argument("image", nargs="?", default=DEFAULT_RECIPE, metavar="IMAGE", help=sources)
     parser.add_argument("-o", "--output", metavar="FILE", help="write FILE, and create no symlink")
     parser.add_argument("--engine", metavar="NAME", help="podman or docker (default: podman, then docker)")
-    _add_packing(parser)
-    parser.add_argument("--trace", metavar="FILE", help="store together what a start reads (runner shell --trace)")
-    parser.add_argument("--force", action="store_true", help="the same as --no-cache; with -o, replace any file")
-    parser.add_argument("--no-cache", action="store_true", help="import again, from all layers")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
-    parser.set_defaults(run=import_squashfs)
-
-
-def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compression", default="lz4", metavar="NAME[:LEVEL]", help="lz4 (default), zstd:1, …")
     parser.add_argument("--owners", default="root", metavar="root|keep", help="owner of the files (default: root)")
     parser.add_argument("--xattrs", default="keep", metavar="keep|drop", help="extended attributes (default: keep)")
@@ -50,6 +35,12 @@ def _add_packing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-http", action="count", default=0, help="allow a registry without TLS; twice: also send your login"
     )
+    parser.add_argument("--trace", metavar="FILE", help="store together what a start reads (runner shell --trace)")
+    parser.add_argument("--force", action="store_true", help="the same as --no-cache; with -o, replace any file")
+    parser.add_argument("--no-cache", action="store_true", help="import again, from all layers")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be read, reused and written")
+    parser.set_defaults(run=import_squashfs)
 
 
 def import_squashfs(args: argparse.Namespace, console: Console) -> int:

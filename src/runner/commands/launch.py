@@ -41,16 +41,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
         "--sweep", action="append", default=[], metavar="NAME=V,V", help="launch a run for each combination of values"
     )
     launch.add_argument("--at-once", type=int, metavar="N", help="start at most N runs of a sweep at the same time")
-    launch.add_argument(
-        "--after", action="append", default=[], metavar="RUN", help="start when RUN has ended with exit code 0"
-    )
-    launch.add_argument(
-        "--after-any",
-        action="append",
-        default=[],
-        metavar="RUN",
-        help="start when RUN has ended, whatever its exit code",
-    )
+    for flag, end in (("--after", " with exit code 0"), ("--after-any", ", whatever its exit code")):
+        launch.add_argument(flag, action="append", default=[], metavar="RUN", help=f"start when RUN has ended{end}")
     launch.add_argument(
         "--from-snapshot", action="store_true", help="run a batch script from the run's copy of the code"
     )

@@ -45,12 +45,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--length", type=int, metavar="TOKENS", help="sequence length (default: 2048, but at most the model's maximum)"
     )
-    verb.add_argument(
-        "--deepspeed",
-        default=",".join(STAGES),
-        metavar="NAME|FILE[,…]",
-        help="presets or JSON files (default: zero0 to zero3)",
-    )
+    presets = "presets or JSON files (default: zero0 to zero3)"
+    verb.add_argument("--deepspeed", default=",".join(STAGES), metavar="NAME|FILE[,…]", help=presets)
     verb.add_argument(
         "--accumulation", type=int, default=1, metavar="N", help="forward passes per optimizer step (default: 1)"
     )
@@ -59,13 +55,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--attention", choices=("sdpa", "flash_attention_2", "eager"), default="sdpa")
     verb.add_argument("--activation_checkpointing", action="store_true", help="store only the input of each layer")
-    verb.add_argument(
-        "--lora_r",
-        type=int,
-        default=0,
-        metavar="RANK",
-        help="train with LoRA on all linear layers, and freeze the rest",
-    )
+    lora = "train with LoRA on all linear layers, and freeze the rest"
+    verb.add_argument("--lora_r", type=int, default=0, metavar="RANK", help=lora)
     verb.add_argument("--gpu", metavar="NAME", help="H100, A100-80GB, L4 … (default: the site's GPU)")
     verb.add_argument("--gpu_memory", metavar="SIZE", help="memory of one GPU, for example 80GiB")
     verb.add_argument("--json", action="store_true", help="print JSON, with all sizes in bytes")

@@ -64,14 +64,10 @@ class Parser(argparse.ArgumentParser):
         after = words[words.index(word) + 1 :][:1] if word in words and "=" not in word else []
         whole = " ".join([word, *(value for value in after if not value.startswith("-"))])
         close = nearest(word.partition("=")[0], self._option_string_actions, 0.75)
-        raise RunnerError(
-            f"{self._verb}: unknown option {whole!r}",
-            f"`{self.prog}` has no option {word.partition('=')[0]}",
-            "\n".join(
-                [*([f"did you mean {close}?"] if close else []), self.format_usage().strip(), f"{self.prog} --help"]
-            ),
-            exit_code=2,
-        )
+        why = f"`{self.prog}` has no option {word.partition('=')[0]}"
+        fix = [f"did you mean {close}?"] if close else []
+        fix += [self.format_usage().strip(), f"{self.prog} --help"]
+        raise RunnerError(f"{self._verb}: unknown option {whole!r}", why, "\n".join(fix), exit_code=2)
 
 
 def add_job(verb: argparse.ArgumentParser) -> None:

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     plot = subparsers.add_parser("plot", parents=[common])
     plot.add_argument("runs", nargs="*", metavar="RUN", help="name, job id, `last` (default) or path")
-    plot.add_argument(
-        "--metric",
-        default="loss",
-        metavar="NAME[,NAME]",
-        help="keys of metrics.jsonl, each in its own plot (default: loss)",
-    )
+    metrics = "keys of metrics.jsonl, each in its own plot (default: loss)"
+    plot.add_argument("--metric", default="loss", metavar="NAME[,NAME]", help=metrics)
     plot.add_argument("--axis", choices=("step", "tokens", "hours"), default="step", help="the x axis (default: step)")
     plot.add_argument("--png", metavar="FILE", help="write a PNG (needs matplotlib) and print its path")
     plot.add_argument("--json", action="store_true", help="print the points as JSON")

@@ -79,13 +79,10 @@ def _anew(locked: Locked, project: Project, runs: Path, args: argparse.Namespace
 
     words = [str(word) for word in locked.tables["run"]["command_line"]]
     if "launch" not in words or any(HIDDEN in word for word in words):
-        raise RunnerError(
-            f"{locked.name} cannot be rerun",
-            "the run's arguments contained a secret, and lock.toml never stores secrets"
-            if "launch" in words
-            else "lock.toml does not contain the run's command line",
-            "start a new run with `runner launch`",
-        )
+        why = "the run's arguments contained a secret, and lock.toml never stores secrets"
+        if "launch" not in words:
+            why = "lock.toml does not contain the run's command line"
+        raise RunnerError(f"{locked.name} cannot be rerun", why, "start a new run with `runner launch`")
     with folders.temporary("runner-rerun-") as folder:
         code = locked.tables.get("code", {})
         root = folder / "code"

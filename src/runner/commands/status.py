@@ -24,13 +24,9 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     status = subparsers.add_parser("status", parents=[common])
     status.add_argument("--json", action="store_true", help="print JSON")
     watch = subparsers.add_parser("watch", parents=[common])
+    named = f"name, sweep, job id, `last` or path (default: the newest {_NEWEST})"
     for parser, function in ((status, show_status), (watch, watch_status)):
-        parser.add_argument(
-            "runs",
-            nargs="*",
-            metavar="RUN",
-            help=f"name, sweep, job id, `last` or path (default: the newest {_NEWEST})",
-        )
+        parser.add_argument("runs", nargs="*", metavar="RUN", help=named)
         add_wide(parser)
         parser.add_argument("--all", action="store_true", help=f"all runs, not only the newest {_NEWEST}")
         parser.set_defaults(run=function)

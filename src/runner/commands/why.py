@@ -22,13 +22,8 @@ def add(subparsers: Verbs, common: argparse.ArgumentParser) -> None:
     )
     why.add_argument("run_word", metavar="RUN", nargs="?", help="name, job id, `last` or path (default: last)")
     why.add_argument("--log", nargs="+", metavar="FILE", help="the log of a job that runner did not start")
-    why.add_argument(
-        "--list",
-        nargs="?",
-        const="",
-        metavar="CAUSE",
-        help="list all causes, or explain CAUSE; a part of a name is enough",
-    )
+    listed = "list all causes, or explain CAUSE; a part of a name is enough"
+    why.add_argument("--list", nargs="?", const="", metavar="CAUSE", help=listed)
     why.add_argument("--json", action="store_true", help="print JSON")
     why.set_defaults(run=show_why)
 

@@ -18,7 +18,7 @@ NUMBERS = ".numbers.json"
 """a file beside numbered folders: stem -> the highest number ever used"""
 
 
-def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
+def take_numbered(parent: Path, stem: str) -> Path:
     """Create and return the folder PARENT/STEM-NNNN with a new number. Numbers of deleted folders are not reused.
 
     The file NUMBERS stores the highest number. If it is missing or damaged, the number follows the highest existing
@@ -34,7 +34,7 @@ def take_numbered(parent: Path, stem: str, digits: int = 4) -> Path:
             number = max(given.get(stem, 0), _highest(parent, stem))
             while True:
                 number += 1
-                folder = parent / f"{stem}-{number:0{digits}}"
+                folder = parent / f"{stem}-{number:04}"
                 # update NUMBERS first: skipping a number does no harm, but using one twice would
                 # in a shared folder, another user may own the file; the existing folders are counted then
                 with suppress(RunnerError):

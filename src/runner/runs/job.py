@@ -213,54 +213,31 @@ KEYS: Mapping[str, Key] = {
     "arguments": Key(tuple, adds=True),
     "check_arguments": Key(str),
     "nodes": Key(int, "--nodes", table="resources", metavar="N"),
-    "spare_nodes": Key(
-        int,
-        "--spare",
-        table="resources",
-        metavar="S",
-        help="request S more nodes, which replace nodes that fail while the job runs",
-    ),
+    "spare_nodes": Key(int, "--spare", table="resources", metavar="S",
+                       help="request S more nodes, which replace nodes that fail while the job runs"),
     "min_nodes": Key(int, table="resources"),
     "gpus_per_node": Key(int, "--gpus-per-node", shell=True, table="resources", site=True, metavar="N"),
     "tasks_per_node": Key(int, "--tasks-per-node", table="resources", metavar="N", help="processes per node"),
     "cpu_tasks_per_node": Key(int, table="resources"),
     "cpus_per_task": Key(int, "--cpus-per-task", shell=True, table="resources", metavar="N"),
-    "memory": Key(
-        str, "--memory", shell=True, table="resources", site=True, metavar="SIZE", help="memory per node: 450G"
-    ),
-    "time_minutes": Key(
-        str,
-        "--time",
-        shell=True,
-        table="resources",
-        key="time",
-        site=True,
-        is_time_limit=True,
-        metavar="LIMIT",
-        help="MINUTES, HH:MM:SS or D-HH:MM:SS",
-    ),
+    "memory": Key(str, "--memory", shell=True, table="resources", site=True, metavar="SIZE",
+                  help="memory per node: 450G"),
+    "time_minutes": Key(str, "--time", shell=True, table="resources", key="time", site=True, is_time_limit=True,
+                        metavar="LIMIT", help="MINUTES, HH:MM:SS or D-HH:MM:SS"),
     "partition": Key(str, "--partition", shell=True, table="resources", site=True),
     "account": Key(str, "--account", shell=True, table="resources", site=True),
-    "sbatch": Key(
-        tuple, "--sbatch", table="slurm", adds=True, metavar="FLAG", help="any flag for sbatch: --sbatch=FLAG"
-    ),
-    "srun": Key(
-        tuple, "--srun", shell=True, table="slurm", adds=True, metavar="FLAG", help="any flag for srun: --srun=FLAG"
-    ),
-    "chain": Key(
-        int,
-        "--chain",
-        in_file=False,
-        metavar="N",
-        help="submit N jobs, each of which continues where the previous job ended",
-    ),
+    "sbatch": Key(tuple, "--sbatch", table="slurm", adds=True, metavar="FLAG",
+                  help="any flag for sbatch: --sbatch=FLAG"),
+    "srun": Key(tuple, "--srun", shell=True, table="slurm", adds=True, metavar="FLAG",
+                help="any flag for srun: --srun=FLAG"),
+    "chain": Key(int, "--chain", in_file=False, metavar="N",
+                 help="submit N jobs, each of which continues where the previous job ended"),
     "preflight": Key(bool, "--no-preflight", help="do not check the nodes first"),
     "save_seconds": Key(int),
     "hang_seconds": Key(int),
     "save_every": Key(object),
-    "restart": Key(
-        Restart, "--restart", metavar="CAUSE=N", help="restart N times after CAUSE; can be repeated; replaces [restart]"
-    ),
+    "restart": Key(Restart, "--restart", metavar="CAUSE=N",
+                   help="restart N times after CAUSE; can be repeated; replaces [restart]"),
     "trainer": Key(str, "--trainer", metavar="NAME", help="how to read step and loss from the log (none: do not)"),
     "env": Key(dict, adds=True),
     "program_in_image": Key(bool),
@@ -271,7 +248,7 @@ KEYS: Mapping[str, Key] = {
     "notify": Key(tuple),
     "mail_user": Key(str, table="mail", key="user"),
     "mail_events": Key(tuple, table="mail", key="events"),
-}
+}  # fmt: skip
 
 
 class Setting(NamedTuple):

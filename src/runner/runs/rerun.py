@@ -198,15 +198,12 @@ def code_from_git(code: Table, root: Path, target: Path, diff: Path | None) -> t
     tree = f"{commit}:{below.rstrip('/')}" if below else commit
     read = process.run(command(root, "read-tree", tree), env=index, check=False) if commit else None
     if read is None or read.exit_code != 0:
-        raise RunnerError(
-            "cannot restore the code of that run",
-            f"its code snapshot no longer exists, and {root} has no commit {commit[:12]}"
-            if commit
-            else "its code snapshot no longer exists, and the code was not in a git repository",
-            "run git fetch, or run `runner rerun` in a clone that has the commit"
-            if commit
-            else "launch again with the command line that `runner history` prints",
-        )
+        why = f"its code snapshot no longer exists, and {root} has no commit {commit[:12]}"
+        fix = "run git fetch, or run `runner rerun` in a clone that has the commit"
+        if not commit:
+            why = "its code snapshot no longer exists, and the code was not in a git repository"
+            fix = "launch again with the command line that `runner history` prints"
+        raise RunnerError("cannot restore the code of that run", why, fix)
     process.run(command(root, "checkout-index", "--all", f"--prefix={target}/"), env=index)
     folders.discard(Path(index["GIT_INDEX_FILE"]))
     lost = [f"the file {name}: it was never committed" for name in code.get("untracked", ())]

@@ -130,9 +130,8 @@ def _compute(computed: dict[str, Setting], layers: Sequence[Layer], site: Site, 
     if memory := _memory(site, gpus):
         computed["memory"] = Setting(memory, _site_origin(site, "memory_per_gpu"))
     default("preflight", gpus > 0 and not site.is_local)
-    if chain := setting_of(
-        "chain", layers
-    ).value:  # each job of a chain continues after the time limit of the one before
+    chain = setting_of("chain", layers).value
+    if chain:  # each job of a chain continues after the time limit of the one before
         default("restart", Restart(time_limit=chain - 1))
 
 

@@ -204,11 +204,11 @@ def _word(word: str) -> str:
     return '"$RUNNER_RUN"'.join(quoting.literal(part) if part else "" for part in word.split(RUN))
 
 
-def joined(words: Sequence[str], width: int = 100) -> list[str]:
-    """The words, joined into lines of about `width` characters, so that a long command stays readable."""
+def joined(words: Sequence[str]) -> list[str]:
+    """The words, joined into lines of about 100 characters, so that a long command stays readable."""
     lines: list[str] = []
     for word in words:
-        if lines and len(lines[-1]) + len(word) < width:
+        if lines and len(lines[-1]) + len(word) < 100:
             lines[-1] += " " + word
         else:
             lines.append(word)
