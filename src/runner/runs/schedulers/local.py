@@ -49,7 +49,7 @@ def start(run: Run, waits: Dependencies, report: Report) -> Run:
     argv: tuple[str, ...] = ("bash", "job.sbatch")
     if waits.runs:
         files.write(run.folder / WAITS, " ".join(each.name for each in waits.runs) + "\n")
-        argv = ("bash", "payload/after.sh")
+        argv = ("bash", "payload/after.sh")  # and for each run: a kind, its process id and its folder
         for kind, others in (("ok", waits.succeeded), ("any", waits.ended)):
             for other in others:
                 argv += (kind, other.job_id.removeprefix("local-"), str(other.folder))

@@ -61,7 +61,7 @@ def _directives(job: Job, site: Site) -> tuple[str, ...]:
         "--output=job.log",
         "--open-mode=append",
         # without [restart], the cluster's default
-        *((f"--{'' if site.restart_by == 'requeue' else 'no-'}requeue",) if job.restart else ()),
+        *(("--requeue" if site.restart_by == "requeue" else "--no-requeue",) if job.restart else ()),
         # B: signal only the batch shell, because a signal to the step would end every process without a handler
         *((f"--signal=B:USR2@{job.save_seconds}",) if job.save_seconds else ()),
         *((f"--mail-user={job.mail_user}",) if job.mail_user else ()),
