@@ -1,8 +1,11 @@
 """Fixtures on real parts, golden files, and the account of the parts that tests ran on."""
 
+import json
 import os
+import re
 import signal
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.gate import OUTCOMES
 from tests.lab import images, parts
 from tests.lab.golden import compare
 from tests.lab.podman import Podman
@@ -24,11 +28,11 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine under load may take a second for an example: speed is measured in bench/.
-# .ci/run takes the same examples each time, so that no commit fails for an older fault; every other run takes new ones.
+# Each run takes the same examples, so that no commit fails for an older fault; `nox -s tests-all` draws new ones.
 settings.register_profile(
     "tests",
     deadline=None,
-    derandomize="RUNNER_REQUIRE_PARTS" in os.environ,
+    derandomize=not parts.every_tier(),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("tests")
@@ -37,6 +41,8 @@ GOLDEN = Path(__file__).parent / "golden"
 counts: Counter[str] = Counter()
 engines: dict[str, Counter[str]] = {}  # way into a container -> how its tests ended
 unexpected_skips: list[str] = []
+outcomes: Counter[str] = Counter()
+failed: dict[str, bool] = {}  # id of the test -> whether it uses a real part
 
 
 def need(*names: str) -> None:
@@ -170,7 +176,17 @@ def is_quick(item: pytest.Item) -> bool:
     return not parts.BY_FIXTURE.keys() & set(getattr(item, "fixturenames", ()))
 
 
+TIERS = {
+    name: re.compile("|".join(f"(?:{pattern})" for pattern in patterns))
+    for name, patterns in tomllib.loads((Path(__file__).parent / "tiers.toml").read_text()).items()
+}
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for tier, pattern in TIERS.items():
+            if pattern.search(item.nodeid.removeprefix("tests/")):
+                item.add_marker(tier)
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=[item for item in items if not is_quick(item)])
         items[:] = filter(is_quick, items)
@@ -181,6 +197,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     parts.started()
     item.user_properties += [("engine", mark.args[0]) for mark in item.iter_markers("engine")]
+    item.user_properties.append(("on parts", not is_quick(item)))
     for marker, name in parts.BY_MARKER.items():
         if item.get_closest_marker(marker):
             need(name)
@@ -205,8 +222,23 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         item.user_properties.append(("parts", sorted(used)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """After a failure, a lab that does not answer is started anew: each test behind it would wait for it in vain."""
+    report = yield
+    if report.failed:
+        for lab in tuple(SlurmLab.started):
+            if not lab.answers():
+                lab.restart()
+    return report
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Runs where the account is kept: with pytest-xdist in the controlling process."""
+    if report.failed:
+        failed[report.nodeid] = bool(dict(report.user_properties).get("on parts"))
+    elif report.when == "call" or report.skipped:
+        outcomes[report.outcome] += 1
     if report.skipped and not hasattr(report, "wasxfail") and not parts.MAY_BE_SKIPPED & report.keywords.keys():
         unexpected_skips.append(f"skipped: {report.nodeid}: {report.longreprtext.splitlines()[-1][:200]}")
     for name, value in report.user_properties:
@@ -228,6 +260,9 @@ def _complaints(config: pytest.Config) -> list[str]:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.exitstatus == pytest.ExitCode.OK and _complaints(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if OUTCOMES in os.environ and not hasattr(session.config, "workerinput"):
+        ended = {"passed": outcomes["passed"], "skipped": outcomes["skipped"], "failed": failed}
+        Path(os.environ[OUTCOMES]).write_text(json.dumps({**ended, "complaints": _complaints(session.config)}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

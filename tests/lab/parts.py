@@ -18,6 +18,12 @@ from typing import Any
 from tests.lab.plugins import real_pyxis
 
 REQUIRE = "RUNNER_REQUIRE_PARTS"  # set by .ci/run: a missing or unused part of Debian is a failure there
+ALL = "RUNNER_TEST_ALL"  # set by `nox -s tests-all`: every tier runs, with new random examples
+
+
+def every_tier() -> bool:
+    """Whether all tiers run, and may take their time."""
+    return ALL in os.environ
 
 
 def which(program: str) -> str | None:
@@ -33,6 +39,7 @@ class Part:
     debian: str = ""  # the Debian package; empty: not to be had there, or optional
     version: tuple[str, ...] = ("--version",)  # what makes the first program tell its version; empty: it cannot
     present: Callable[[], bool] | None = None  # where a program on PATH does not tell
+    everywhere: bool = True  # False: only `nox -s tests-all` has a test on it
 
     def is_present(self) -> bool:
         return self.present() if self.present else all(map(which, self.programs))
@@ -83,7 +90,7 @@ PARTS = (
     Part("busybox", ("busybox",), "busybox-static", ()),
     Part("mmdebstrap", ("mmdebstrap",), "mmdebstrap"),
     Part("shellcheck", ("shellcheck",), "shellcheck"),
-    Part("faketime", ("faketime",), "faketime", ("--version",)),
+    Part("faketime", ("faketime",), "faketime", ("--version",), everywhere=False),
     Part("dockerd", ("docker",), present=_dockerd),
     Part("enroot", ("enroot",), version=("version",)),
     Part("pyxis", (), version=(), present=lambda: real_pyxis() is not None),
@@ -179,7 +186,8 @@ def table(counts: Mapping[str, int]) -> list[str]:
 
 
 def complaints(counts: Mapping[str, int]) -> list[str]:
-    """What is wrong where every part of Debian must be there and in use."""
-    found = [f"missing part: {name}" for name in missing(part.name for part in PARTS if part.debian)]
-    unused = (part for part in PARTS if part.debian and part.is_present() and not counts.get(part.name))
+    """What is wrong where every part of Debian that this tier uses must be there and in use."""
+    asked = [part for part in PARTS if part.debian and (part.everywhere or every_tier())]
+    found = [f"missing part: {name}" for name in missing(part.name for part in asked)]
+    unused = (part for part in asked if part.is_present() and not counts.get(part.name))
     return [*found, *(f"no test ran on {part.name}" for part in unused)]

@@ -9,9 +9,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from tests.lab import configuration, debian, processes
 from tests.lab.ports import free_ports
@@ -23,6 +24,8 @@ NEWER = "RUNNER_LAB_NEWER"  # set: labs run the Slurm of tests/lab/debian.py
 
 class SlurmLab:
     """A Slurm cluster of `nodes` virtual nodes, running between `start` and `stop` (or inside `with`)."""
+
+    started: ClassVar[set["SlurmLab"]] = set()  # the labs of this process that have not been stopped
 
     def __init__(
         self,
@@ -80,6 +83,8 @@ class SlurmLab:
         """The job's fields as soon as its state is one of `states`; LabError with the last state otherwise."""
         wanted = (states,) if isinstance(states, str) else tuple(states)
         deadline = time.monotonic() + timeout
+        if not self.answers():  # each test behind a broken lab would wait in vain
+            raise LabError(f"the lab does not answer: {self.logs()}")
         while (fields := self.job(job_id)).get("JobState") not in wanted:
             if time.monotonic() > deadline:
                 raise LabError(f"job {job_id} is {fields.get('JobState')} ({fields.get('Reason')}), not {wanted}")
@@ -92,6 +97,7 @@ class SlurmLab:
         `guarded`: the lab ends with this process, however that ends.
         """
         self._guard = processes.guard(self.folder) if guarded else None
+        self.started.add(self)
         try:
             for attempt in range(3):
                 try:
@@ -108,12 +114,26 @@ class SlurmLab:
 
     def stop(self) -> None:
         """End everything that this lab started, wait until it is gone, remove its folder."""
+        self.started.discard(self)
         self._end_processes()
         processes.remove(self.folder)
         if self._guard is not None:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
+
+    def answers(self) -> bool:
+        """Whether slurmctld answers one of two questions: on a busy machine, the first may come too early."""
+        for _ in range(2):
+            with suppress(subprocess.TimeoutExpired):
+                if self.run(("sinfo", "--noheader"), check=False, timeout=30).returncode == 0:
+                    return True
+        return False
+
+    def restart(self) -> None:
+        """End what is left of the cluster and start a new one in the same folder; its jobs are forgotten."""
+        self._end_processes()
+        self._start()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -641,7 +641,7 @@ def test_the_flight_recorder_has_the_name_that_this_torch_knows(tmp_path: Path, 
         tmp_path / "bin", {"python": f'#!/bin/sh\ncase $2 in *torch*) touch "{tmp_path}/started" ;; esac\n'}
     )
     (tmp_path / "lib/python3.12/dist-packages" / f"torch-{version}.dist-info").mkdir(parents=True)
-    run = write_run(tmp_path / "run", shell_job("env | grep -E '^TORCH_(NCCL_TRACE|FR)'", hang_seconds=60))
+    run = write_run(tmp_path / "run", shell_job("env | grep -E '^TORCH_(NCCL_TRACE|FR)'", hang_seconds=600))
     assert run_locally(run, extra_environ=environ).stdout == f"{name}=2000\n"
     given = run_locally(run, extra_environ={**environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7"})
     assert given.stdout == "TORCH_NCCL_TRACE_BUFFER_SIZE=7\n"
@@ -651,13 +651,13 @@ def test_the_flight_recorder_has_the_name_that_this_torch_knows(tmp_path: Path, 
 def test_a_torch_in_another_place_is_asked_for_its_version(tmp_path: Path) -> None:
     stub = "#!/bin/sh\ncase $1 in -c) echo 2.8.0 ;; *) env | grep -E '^TORCH_(NCCL_TRACE|FR)' ;; esac\n"
     environ = programs(tmp_path / "bin", {"python": stub})
-    run = write_run(tmp_path / "run", command_job("x", launcher="torchrun", hang_seconds=60))
+    run = write_run(tmp_path / "run", command_job("x", launcher="torchrun", hang_seconds=600))
     assert run_locally(run, extra_environ=environ).stdout == "TORCH_NCCL_TRACE_BUFFER_SIZE=2000\n"
 
 
 def test_nccls_pipes_are_in_the_attempts_folder_and_go_with_it(tmp_path: Path) -> None:
     """A name in /tmp may be another user's; torch does not remove its pipes."""
     text = 'echo "$TORCH_NCCL_DEBUG_INFO_PIPE_FILE"; mkfifo "${TORCH_NCCL_DEBUG_INFO_PIPE_FILE}0.pipe"'
-    run = write_run(tmp_path / "run", shell_job(text, hang_seconds=60))
+    run = write_run(tmp_path / "run", shell_job(text, hang_seconds=600))
     assert run_locally(run).stdout == f"{run}/attempts/1/stacks/nccl-rank-\n"
     assert list((run / "attempts/1/stacks").iterdir()) == []

@@ -241,6 +241,7 @@ def test_a_restart_waits_for_room(tmp_path: Path) -> None:
     """Where attempts/N cannot be made, a restart that the job file allows is not given up at once."""
     run = write_run(tmp_path, shell_job("exit 0", restart=Restart(script_failure=1)))
     (run / "attempts").touch()  # a file where the folder should be stops root too; a folder's mode does not
+    # not timed: the room never comes, so the run ends after the 5 s, however slow the machine is
     done = run_locally(run, extra_environ={"RUNNER_ROOM_SECONDS": "5"})
     assert done.returncode == 1 and "waiting up to 5 s for free space on the disk" in done.stderr
 

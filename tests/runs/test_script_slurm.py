@@ -13,6 +13,7 @@ from runner.errors import RunnerError
 from runner.runs.job import Job, Resources
 from runner.runs.schedulers import slurm_commands as scheduler
 from runner.runs.schedulers.scheduler import JobStatus
+from tests.lab import parts
 from tests.lab.slurm import SlurmLab
 from tests.runs.scripts import BARE, CORPUS, NOTHING, SLURM, command_job, shell_job, write_run
 from tests.waiting import until
@@ -204,7 +205,7 @@ def test_corpus_survives_sbatch(plain_slurm: SlurmLab, tmp_path: Path, text: str
     check_directive(plain_slurm, tmp_path, text)
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 if parts.every_tier() else 20, suppress_health_check=list(HealthCheck))
 @given(text=st.text(alphabet="'\"#\\ ab%j=,:;()é😀|~`-", max_size=20))
 def test_any_text_survives_sbatch(plain_slurm: SlurmLab, tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     """Quotes, backslashes, blanks and `#` in any order."""

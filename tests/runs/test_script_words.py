@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from runner.errors import RunnerError
 from runner.runs.job import Job
 from runner.runs.resolve import resolve
+from tests.lab import parts
 from tests.runs.scripts import BARE, CORPUS, LOCAL, overrides, run_locally, shell_job, write_run
 
 NASTY = st.text(alphabet="'\"$`\\(){}[]#%j -!&|;<>*?~\n\r\t=,:^é😀\x01\x7f", max_size=40)
@@ -62,7 +63,7 @@ def test_corpus(folders: Path, number: int) -> None:
     check(folders / f"corpus-{number}", replace(job, arguments=(text, "last")))
 
 
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200 if parts.every_tier() else 25, suppress_health_check=list(HealthCheck))
 @given(
     arguments=st.lists(TEXT, max_size=5),
     env=st.dictionaries(NAMES | USED, TEXT, max_size=4),
