@@ -1,18 +1,17 @@
 """Failures from public threads: `why` gives the cause of all those that its patterns were written for.
 
-threads/seen.toml holds the lines that people pasted; threads/aside.toml too, of failures collected after the patterns
-had been written: how `why` does on what it has not seen; corrected.toml those of earlier measurements, because of which
-patterns were corrected. consequences.toml holds logs written by hand, in which other
-lines than the cause look like one. The table of what `why` gives for each thread:
+Each row of why/threads/*.jsonl is a failure: the link to the thread, the cause, other causes that are right too, and
+the lines that matter of what was pasted. why/README.md says how each file was collected. consequences.jsonl holds logs
+written by hand, in which other lines than the cause look like one. The table of what `why` gives for each thread:
 
     python -m tests.runs.test_why_threads [seen|aside|corrected]
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,20 @@ from runner.runs.why.explain import explain_logs
 FOLDER = Path(__file__).parent / "why" / "threads"
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    # not splitlines(): a log may hold a line separator of Unicode
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
 def failures(name: str) -> list[dict[str, Any]]:
-    return tomllib.loads((FOLDER / f"{name}.toml").read_text()).get("failure", [])
+    return rows(FOLDER / f"{name}.jsonl")
 
 
 def given(failure: dict[str, Any], folder: Path) -> tuple[str, str]:
     """The cause that `why` gives, and how good it is: right, wrong, generic (the class of an exception, a symptom) or
     none."""
     log = folder / "job.log"
-    log.write_text(failure["log"].lstrip("\n"))
+    log.write_text(failure["log"])
     cause = explain_logs([log]).cause
     code = cause.code if cause else "-"
     wanted = "-" if failure["cause"] == "none" else failure["cause"]
@@ -51,9 +55,9 @@ def test_a_failure_that_the_patterns_were_written_for_gives_its_cause(tmp_path: 
 
 def test_no_consequence_warning_or_handled_error_is_taken_for_the_cause(tmp_path: Path) -> None:
     wrong = []
-    for failure in tomllib.loads((FOLDER.parent / "consequences.toml").read_text())["failure"]:
+    for failure in rows(FOLDER.parent / "consequences.jsonl"):
         log = tmp_path / "job.log"
-        log.write_text(failure["log"].lstrip("\n"))
+        log.write_text(failure["log"])
         cause = explain_logs([log]).cause
         if (cause.code if cause else "-") != failure["cause"]:
             wrong.append((failure["what"], failure["cause"], cause and cause.code))
