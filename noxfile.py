@@ -7,6 +7,7 @@
 ./nox -s build-image   runner build [-- RECIPE …]
 ./nox -s lab           a private Slurm cluster to play with, until Ctrl-C
 ./nox -s lint          ruff, mypy --strict, bash -n and shellcheck on every shell script
+./nox -s docs          the documentation as a web site with search, in build/docs/site
 ./nox -s bench         figures, measured side by side
 ./nox -s faults        what runs survive, counted on private clusters: 20 times each fault, an hour
 """
@@ -35,14 +36,18 @@ CONTAINERS = (
 LAB = (
     *("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "munge"),
     *("libslurm-dev", "gcc", "g++", "libc6-dev", "python3-dev", "buildah", "docker-registry", "busybox-static"),
-    *("shellcheck", "git", "umoci", "faketime", "zsh", "fish"),
+    *("shellcheck", "git", "umoci", "faketime", "zsh", "fish", "libpam-oath", "oathtool", "iproute2"),
+    # with systemd, the package would start a server; there, the tests of --on need one that is installed already
+    *(() if Path("/run/systemd/system").exists() else ("openssh-server",)),
 )
+DOCS_TOOL = "zensical==0.0.73"  # exactly: before 1.0, each release may change its settings
 IMPORTERS = ("pigz", "umoci", "zstd")
 TEST_TOOLS = (
     "pytest>=8",
     "pytest-xdist",
     "pytest-cov",
     "hypothesis",
+    "jsonschema",
     "mypy",
     "ruff",
     "types-docker",
@@ -100,6 +105,13 @@ def demo(session: nox.Session) -> None:
     session.run("python", "bench/demo.py", *session.posargs)
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a web site, in build/docs/site; broken links and anchors are errors."""
+    session.install("-q", "-e", ".", DOCS_TOOL)
+    session.run("python", "-m", "bench.docs", *session.posargs)
+
+
 @nox.session(name="build-image")
 def build_image(session: nox.Session) -> None:
     """runner build [RECIPE …]: by default the NGC image, Containerfile.ngc-deepspeed."""
@@ -111,7 +123,7 @@ def build_image(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The test suite on real parts; words after -- go to pytest (`-- -m slow`: what takes more than a minute each)."""
     debian_packages(session, CONTAINERS + LAB)
-    session.install("-q", "-e", ".", *TEST_TOOLS)
+    session.install("-q", "-e", ".", *TEST_TOOLS, DOCS_TOOL)
     install_training_stack(session)
     # three at a time on two cores: a third of the tests wait, for Slurm above all; the longest files are begun first
     spread = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
